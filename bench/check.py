@@ -14,7 +14,7 @@ SINGLE, MANY = "1 node", f"{NODES} nodes"
 
 DESCRIPTION = f"""\
 `orch check` of {NODES} loopback addresses of one sshd, and of one of them: from the command to its end, with the login to each node and its
-facts. They are one machine, whose facts are read once. It takes about 0.06 s of its processors for each login; on a cluster the nodes do most
+facts. They are one machine, whose facts are read once. Each login takes about 0.06 s of processor time; on a cluster the nodes do most
 of that in parallel."""
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from orchestrator.endpoint.access import Terminal, transport_factory
 from orchestrator.endpoint.client import Endpoint
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from orchestrator.node.facts import NodeFacts
     from orchestrator.plan.plan import LaunchPlan, NodePlan
 
-MOST_NAMES = 64  # that every node resolves; of more nodes, each resolves the head's address and its own
+MOST_NAMES = 64  # that every node resolves
+T = TypeVar("T")
 
 
 def nothing_to_discover(plan: LaunchPlan) -> str:
@@ -28,6 +29,11 @@ def nothing_to_discover(plan: LaunchPlan) -> str:
     if plan.transport == "local" and len(plan.nodes) > 1:
         return "the ranks are on this machine, so there is no network to choose"
     return ""
+
+
+def nodes_to_resolve(nodes: Sequence[T], node: T) -> Sequence[T]:
+    """The nodes whose names a node resolves: all of them, or of very many only the head and itself."""
+    return nodes if len(nodes) <= MOST_NAMES else (nodes[0], node)
 
 
 def query(
@@ -42,8 +48,7 @@ def query(
     transport = transport_factory(inventory.transport, inventory.ssh, Terminal())
 
     def probe(node: NodePlan) -> NodeFacts:
-        resolved = plan.nodes if len(plan.nodes) <= MOST_NAMES else (plan.nodes[0], node)
-        names = [named.address for named in resolved]
+        names = [named.address for named in nodes_to_resolve(plan.nodes, node)]
         existing = connected.get(node.name)
         with existing or Endpoint.connect(transport(node), node.python) as endpoint:
             return endpoint.probe(names, {}, None)

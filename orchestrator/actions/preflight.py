@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from orchestrator.actions.network import nodes_to_resolve
 from orchestrator.checks.cluster import Cluster, Rendezvous, SharedFolder, host_names
 from orchestrator.checks.variables import discovery
 from orchestrator.endpoint.connection import ANSWER_S
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from orchestrator.plan.plan import LaunchPlan, NodePlan
 
 FACTS_S, PORT_S, TOKEN_S = 20.0, 4.0, 1.0  # at most 29 s in all with two folders, whatever a connected node does
-MOST_NAMES = 64  # that every node resolves; of more nodes, each resolves the head's name and its own
 LOOPBACK = "127.0.0.1"
 # File systems of a server, which several machines mount; one of another type, such as 9p or virtiofs, may belong to one machine.
 NETWORK_TYPES = frozenset(
@@ -155,7 +155,7 @@ def _facts(
     def query(node: CheckedNode) -> NodeAnswer:
         endpoint = reach(node.name)
         ahead_s = endpoint.clock_ahead(wait_s=FACTS_S)
-        resolved = nodes if len(nodes) <= MOST_NAMES else (nodes[0], node)
+        resolved = nodes_to_resolve(nodes, node)
         hosts = [host for named in resolved for host in host_names(named.name, named.expected)]
         wanted = hosts if all_names else [host for host in hosts if host in addresses]
         return NodeAnswer(endpoint.probe(wanted, node.folders, code, wait_s=FACTS_S), ahead_s)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from orchestrator.environment.request import NodeRequest
+from orchestrator.node.visible_devices import VISIBLE, visible_devices
 
 if TYPE_CHECKING:
     from orchestrator.node.facts import Card, NodeFacts
 
 T = TypeVar("T")
 GIB = 1 << 30
-VISIBLE_CARDS = ("CUDA_VISIBLE_DEVICES", "TOPS_VISIBLE_DEVICES")
 
 
 def host_names(node: str, expected: NodeRequest) -> list[str]:
@@ -86,10 +86,10 @@ class Cluster:
         return kind != "cpu" and (kind != "auto" or bool(self.facts[node]["cards"]))
 
     def used_cards(self, node: str) -> list[Card]:
-        """The cards that the ranks of the node use: those that the environment names by number, else the first ones."""
+        """The cards that the ranks of the node use: those that the environment names, else the first ones."""
         expected, cards = self.expected[node], self.facts[node]["cards"]
-        for name in VISIBLE_CARDS:
-            numbers = expected.env.get(name, "").split(",")
-            if all(number.strip().isdigit() for number in numbers):
-                return [card for card in cards if card["index"] in map(int, numbers)]
+        by_name = {name: card for card in cards for name in (str(card["index"]), card["uuid"]) if name}
+        for value in filter(None, map(expected.env.get, VISIBLE.values())):
+            if (visible := visible_devices(by_name, value)) is not None:
+                return visible
         return cards[: expected.ranks]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.node.agent.binding import VISIBLE, Card, Unbound, cards_of_ranks, refuse_useless, visible_cards
+from orchestrator.node.agent.binding import Card, Unbound, cards_of_ranks, refuse_useless, visible_cards
 from orchestrator.node.facts import NodeFacts
 from orchestrator.node.number_list import format_numbers, parse_numbers
+from orchestrator.node.visible_devices import VISIBLE
 
 
 def cpus_of_ranks(facts: NodeFacts, accelerator: str, ranks: int, env: Mapping[str, str], *, bind: str) -> str:

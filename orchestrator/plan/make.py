@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -39,28 +39,14 @@ def make_plan(
     Args:
         bundle: digest of the bundle that the nodes need.
         commit: the commit of the code in it.
-        home: the user's home folder on the machine that runs sbatch, to expand "~/": a container may have another home. None
-            if it is not known here.
-        user: the user's name there, to expand a folder "$USER"; None if it is not known here.
+        home: the user's home folder on the machine that runs sbatch, to expand "~/" (a container may have another home).
+        user: the user's name there, to expand a folder "$USER". None: not known here.
 
     Raises:
         UsageError: the request does not fit the inventory.
     """
-    chosen, ranks_each, warnings = _select_nodes(inventory, request)
-    by_count = request.launcher == "slurm" and request.nodes is None and request.allocation is None
-    node_count = request.shape.nodes if request.shape else len(chosen)
-    if request.launcher == "slurm" and inventory.slurm.spare_nodes:
-        chosen = _with_spares(inventory, chosen, by_count=by_count)
-        ranks_each += ranks_each[:1] * (len(chosen) - len(ranks_each))
-    _refuse_rank_launcher(request, sum(ranks_each[:node_count]))
-    nodes = assign_ranks(inventory, chosen, ranks_each)
-    if request.debug:
-        nodes, kept = _with_debugging(nodes, chosen)
-        warnings = (*warnings, *kept)
-    if request.launcher == "slurm":
-        _check_nodes_are_equal(chosen)
-        _check_ranks_are_equal(inventory, chosen, ranks_each, by_count=by_count)
-        nodes = tuple(replace(node, workdir=_expanded(node.workdir, home, user, inventory)) for node in nodes)
+    chosen = _choose(inventory, request)
+    nodes, warnings = _node_plans(inventory, request, chosen, home=home, user=user)
     return LaunchPlan(
         run_id=run_id,
         attempt=1,
@@ -68,25 +54,66 @@ def make_plan(
         transport=inventory.transport,
         name=inventory.name,
         nodes=nodes,
-        node_count=node_count,
+        node_count=chosen.node_count,
         spare_count=inventory.slurm.spare_nodes if request.launcher == "slurm" else 0,
-        world_size=sum(ranks_each[:node_count]),
-        by_count=by_count,
+        world_size=sum(chosen.ranks_each[: chosen.node_count]),
+        by_count=chosen.by_count,
         program=request.program,
         config=request.config,
-        device=_trainer_device(request, chosen),
-        accelerator=_accelerator(request, chosen),
-        network=_common(node.network for node in chosen),
+        device=_trainer_device(request, chosen.nodes),
+        accelerator=_accelerator(request, chosen.nodes),
+        network=_common(node.network for node in chosen.nodes),
         bind=inventory.bind,
         bundle=bundle,
         commit=commit,
         ssh=inventory.ssh.model_dump(mode="json"),
-        slurm=_slurm_settings(inventory, request, by_count=by_count),
+        slurm=_slurm_settings(inventory, request, by_count=chosen.by_count),
         orphan_timeout_s=request.orphan_timeout_s,
         isolation_timeout_s=None if request.launcher == "slurm" else request.isolation_timeout_s,
         setup=(*inventory.setup, *(inventory.slurm.setup if request.launcher == "slurm" else ())),
-        warnings=(*warnings, *_env_warnings(inventory, chosen)),
+        warnings=(*chosen.warnings, *warnings, *_env_warnings(inventory, chosen.nodes)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The nodes of a launch, with the spare ones at the end, and the number of ranks of each."""
+
+    nodes: tuple[Node, ...]
+    ranks_each: Sequence[int]
+    node_count: int
+    """Without the spare nodes."""
+    by_count: bool
+    """Slurm chooses that number of nodes among them."""
+    warnings: Sequence[str]
+
+
+def _choose(inventory: Inventory, request: Request) -> _Chosen:
+    """Choose the nodes, and refuse a request that they cannot run."""
+    nodes, ranks_each, warnings = _select_nodes(inventory, request)
+    by_count = request.launcher == "slurm" and request.nodes is None and request.allocation is None
+    node_count = request.shape.nodes if request.shape else len(nodes)
+    if request.launcher == "slurm" and inventory.slurm.spare_nodes:
+        nodes = _with_spares(inventory, nodes, by_count=by_count)
+        ranks_each += ranks_each[:1] * (len(nodes) - len(ranks_each))
+    _refuse_rank_launcher(request, sum(ranks_each[:node_count]))
+    if request.launcher == "slurm":
+        _check_nodes_are_equal(nodes)
+        _check_ranks_are_equal(inventory, nodes, ranks_each, by_count=by_count)
+    return _Chosen(nodes, ranks_each, node_count, by_count, warnings)
+
+
+def _node_plans(
+    inventory: Inventory, request: Request, chosen: _Chosen, *, home: str | None, user: str | None
+) -> tuple[tuple[NodePlan, ...], Sequence[str]]:
+    """The part of the plan on each node, and warnings."""
+    nodes = assign_ranks(inventory, chosen.nodes, chosen.ranks_each)
+    warnings: Sequence[str] = ()
+    if request.debug:
+        nodes, warnings = _with_debugging(nodes, chosen.nodes)
+    if request.launcher == "slurm":
+        nodes = tuple(replace(node, workdir=_expanded(node.workdir, home, user, inventory)) for node in nodes)
+    return nodes, warnings
 
 
 def _with_debugging(planned: Sequence[NodePlan], nodes: Sequence[Node]) -> tuple[tuple[NodePlan, ...], Sequence[str]]:

@@ -11,6 +11,7 @@ import os
 import re
 
 from orchestrator.node.number_list import format_numbers, parse_numbers
+from orchestrator.node.visible_devices import VISIBLE, visible_devices
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 PCI = "sys/bus/pci/devices"
 NVIDIA = "proc/driver/nvidia/gpus"
 ENFLAME = ("0x1e36", "0x1ea0")
-VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "gcu": "TOPS_VISIBLE_DEVICES"}
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
 LEAST_SHARE = 0.75  # of the CPUs that a rank would have if all CPUs were divided evenly among the cards
 CPUSETS = ("sys/fs/cgroup{}/cpuset.cpus.effective", "sys/fs/cgroup/cpuset{}/cpuset.effective_cpus")
@@ -165,10 +165,10 @@ def visible_cards(cards: Sequence[Card], visible: str | None, environ: Mapping[s
         **{str(index): card for index, card in enumerate(cards)},
         **{card.uuid: card for card in cards if card.uuid},
     }
-    names = [name.strip() for name in visible.split(",")]
-    if len(set(names)) < len(names) or not all(name in by_name for name in names):
+    found = visible_devices(by_name, visible)
+    if found is None:
         raise Unbound(f"visible devices {visible!r}")
-    return [by_name[name] for name in names]
+    return found
 
 
 def local_cpus(address: str, root: str) -> set[int]:

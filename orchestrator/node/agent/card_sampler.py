@@ -11,6 +11,7 @@ from orchestrator.node.files import write_json
 from orchestrator.node.machine import count_cards
 from orchestrator.node.number_list import format_numbers
 from orchestrator.node.run_folder import CARDS_REPORT, started_ranks
+from orchestrator.node.visible_devices import VISIBLE, visible_devices
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from orchestrator.node.vendor.tool import Tool
 
 TOOL_WAIT_S = 20.0  # without the persistence daemon the driver starts for some seconds
-VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "gcu": "TOPS_VISIBLE_DEVICES"}
 
 
 class CardSampler:
@@ -137,5 +137,4 @@ def visible_cards(cards: List[CardReading], visible: Optional[str]) -> List[Card
         return cards
     by_name: Dict[str, CardReading] = {str(card["index"]): card for card in cards}
     by_name.update({str(card.get("uuid")): card for card in cards})
-    names = [name.strip() for name in visible.split(",")]
-    return [by_name[name] for name in names] if all(name in by_name for name in names) else []
+    return visible_devices(by_name, visible) or []
