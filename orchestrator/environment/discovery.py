@@ -62,21 +62,22 @@ def discover(facts: Mapping[str, NodeFacts], requests: Mapping[str, NodeRequest]
         if _uses_nccl(of_node)
     }
     adapters = _of_common_layer(adapters, known, requests)
-    network = _rdma(adapters, requests)
+    settings = {node: replace(requests[node], env={**_site(facts[node]), **requests[node].env}) for node in known}
+    network = _rdma(adapters, settings)
     absent = next((node for node in requests if node not in known), None)
     if absent is not None:
         network = _Rdma((), f"the facts of {absent} are not known")
-    rails = {node: _rails(requests[node], adapters.get(node), network) for node in known}
+    rails = {node: _rails(settings[node], adapters.get(node), network) for node in known}
     addresses = {node: request.address for node, request in requests.items()}
     sockets = choose_interfaces(known, addresses, rails) if absent is None else Sockets({}, network.unset or "")
-    findings = [*_preset_findings(known, requests), *_doubts(adapters, requests), *network.findings]
+    findings = [*_preset_findings(known, requests), *_doubts(adapters, settings), *network.findings]
     variables: dict[str, Sequence[Variable]] = {}
     for node, of_node in known.items():
         request, chosen = requests[node], adapters.get(node)
-        given = {**_site(of_node), **request.env}
+        given = settings[node].env
         proposed = list(_sockets(node, sockets, given, uses_nccl=chosen is not None))
         if chosen is not None:
-            proposed += _nccl(request, of_node, chosen, network, given=given)
+            proposed += _nccl(settings[node], of_node, chosen, network)
         variables[node] = [
             *_of_node(of_node, request, shares_cpus=sockets.share_addresses),
             *(_overridden(variable, request.env, of_node) for variable in proposed),
@@ -141,11 +142,11 @@ def _of_common_layer(
 
 
 def _rdma(adapters: Mapping[str, Adapters], requests: Mapping[str, NodeRequest]) -> _Rdma:
-    """Decide whether the nodes use RDMA with each other."""
+    """Decide whether the nodes use RDMA with each other; the requests have the values of the nodes themselves, too."""
     if not adapters:
         return _Rdma((), "no node has CUDA cards")
     if all(_uses_tcp(requests[node]) for node in adapters):
-        return _Rdma((), "env: in the inventory turns RDMA off")
+        return _Rdma((), "RDMA is turned off by env: in the inventory, or by the nodes themselves")
     if pinned := [node for node in adapters if requests[node].network == "ethernet"]:
         findings = _mixed_presets(pinned, adapters, requests)
         return _Rdma(findings, "network: ethernet", disables=not findings)
@@ -156,7 +157,11 @@ def _rdma(adapters: Mapping[str, Adapters], requests: Mapping[str, NodeRequest])
         return _Rdma((), f"{node}: {adapters[node].reason}")
     if len(layers) > 1:
         are_named = all("NCCL_IB_HCA" in requests[node].env for node in adapters)
-        return _Rdma((), "env: in the inventory names the adapters") if are_named else _unconnected(layers)
+        return (
+            _Rdma((), "the adapters are named by env: in the inventory, or by the nodes themselves")
+            if are_named
+            else _unconnected(layers)
+        )
     return _fallback(without, adapters, requests) if without else _Rdma(list(_unused_ports(adapters)))
 
 
@@ -179,7 +184,7 @@ def _fallback(without: Sequence[str], adapters: Mapping[str, Adapters], requests
 
 
 def _uses_tcp(request: NodeRequest) -> bool:
-    """Return whether the user turns RDMA off on a node."""
+    """Return whether the user or the node itself turns RDMA off."""
     return is_disabled(request.env) or request.env.get("NCCL_NET", "").lower() == "socket"
 
 
@@ -246,10 +251,8 @@ def _rails(request: NodeRequest, adapters: Adapters | None, network: _Rdma) -> f
     return frozenset(name for port in adapters.ports for name in port.hca["interfaces"])
 
 
-def _nccl(
-    request: NodeRequest, facts: NodeFacts, adapters: Adapters, network: _Rdma, *, given: Mapping[str, str]
-) -> Iterator[Variable]:
-    """The variables of NCCL's choice of adapters; `given` are the values of the user and of the node."""
+def _nccl(request: NodeRequest, facts: NodeFacts, adapters: Adapters, network: _Rdma) -> Iterator[Variable]:
+    """The variables of NCCL's choice of adapters; the request has the values of the node itself, too."""
     if network.disables:
         origin = Origin.PRESET if request.network == "ethernet" else Origin.DISCOVERED
         yield Variable("NCCL_IB_DISABLE", "1", origin, f"TCP on all nodes: {network.unset}")
@@ -265,13 +268,13 @@ def _nccl(
         return
     yield Variable("NCCL_IB_HCA", adapters.value, Origin.DISCOVERED, adapters.reason)
     index, reason = gid_index(adapters, facts)
-    if given.get("NCCL_IB_HCA", adapters.value) != adapters.value:
+    if request.env.get("NCCL_IB_HCA", adapters.value) != adapters.value:
         index, reason = None, f"NCCL_IB_HCA is not the discovered {adapters.value}"
     yield Variable("NCCL_IB_GID_INDEX", None if index is None else str(index), Origin.DISCOVERED, reason)
 
 
 def _sockets(node: str, sockets: Sockets, given: Mapping[str, str], *, uses_nccl: bool) -> Iterator[Variable]:
-    """The interfaces for NCCL's start-up (and data without RDMA), gloo and torch's RPC; `given` as of `_nccl`."""
+    """The interfaces for NCCL's start-up (and data without RDMA), gloo and torch's RPC; `given` are the values of the user and of the node."""
     names = [*(["NCCL_SOCKET_IFNAME"] if uses_nccl else []), "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"]
     attachment = sockets.chosen.get(node)
     if attachment is None:

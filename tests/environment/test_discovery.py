@@ -162,6 +162,22 @@ def test_two_kinds_of_network_are_accepted_if_the_user_has_chosen(env: dict[str,
     assert found.environment("n1").keys().isdisjoint({"NCCL_IB_HCA", "NCCL_IB_DISABLE"})
 
 
+@pytest.mark.parametrize("conf", [True, False])
+@pytest.mark.parametrize("setting", ["NCCL_IB_DISABLE=1", "NCCL_NET=Socket"])
+def test_two_kinds_of_network_are_accepted_if_the_nodes_themselves_use_tcp(setting: str, *, conf: bool) -> None:
+    cluster = [infiniband(0), roce(1)]
+    for of_node in cluster:
+        if conf:
+            of_node["nccl_conf"] = {"/etc/nccl.conf": f"{setting}\n"}
+        else:
+            of_node["environment"] = dict([setting.split("=")])
+    assert not texts(discovered(*cluster), Severity.FAIL)
+    cluster[1]["nccl_conf"], cluster[1]["environment"] = {}, {}  # n1 would use RoCE
+    assert texts(discovered(*cluster), Severity.FAIL) == [
+        "n0,n1: n0 has InfiniBand and n1 RoCE: NCCL cannot connect them"
+    ]
+
+
 def _with_preset_on_first(second: NodeFacts) -> list[str]:
     """The failures of nodes of which only the first has `network: ethernet`."""
     first = infiniband(0)
