@@ -222,6 +222,14 @@ def test_mended_values_are_quoted_and_unknown_ones_are_kept() -> None:
     )
 
 
+def test_mended_value_that_begins_with_an_equals_sign_is_quoted_for_zsh() -> None:
+    text = "export NCCL_IB_HCA=mlx5_0\n"
+    findings = lint_assignments(read_shell(text, "file").assignments, NEW)
+    assert mended(text, findings, quoted=True) == "export NCCL_IB_HCA='=mlx5_0'\n"
+    assert mended(text, findings, quoted=False) == "export NCCL_IB_HCA==mlx5_0\n"
+    assert [found.finding.remedy for found in findings] == ["set NCCL_IB_HCA to =mlx5_0"]
+
+
 def test_mended_script_is_clean_where_the_remedy_is_certain() -> None:
     text = (
         CASES / "h800_guide.sh"

@@ -60,4 +60,4 @@ def test_prefix_of_adapters_is_mended_with_those_near_the_cards() -> None:
     )
     [found] = lint_nodes({"n": facts})
     assert found.replacement == "NCCL_IB_HCA==mlx5_0,mlx5_1"
-    assert found.finding.remedy == "set NCCL_IB_HCA==mlx5_0,mlx5_1"
+    assert found.finding.remedy == "set NCCL_IB_HCA to =mlx5_0,mlx5_1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -23,6 +24,15 @@ class Assignment:
     end: int | None = None
     fault: str = ""
     replacement: str | None = None
+
+
+_NAME = re.compile(r"([A-Za-z_]\w*)=")
+
+
+def split_assignment(text: str) -> tuple[str, str]:
+    """Name and value of a text `NAME=VALUE`; any other text, such as `export NAME=VALUE`, is the value, without a name."""
+    found = _NAME.match(text)
+    return (found[1], text[found.end() :]) if found else ("", text)
 
 
 @dataclass(frozen=True, slots=True)

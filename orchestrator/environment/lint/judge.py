@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.environment.lint.arguments import argument_faults
-from orchestrator.environment.lint.assignment import Assignment, Word
+from orchestrator.environment.lint.assignment import Assignment, Word, split_assignment
 from orchestrator.environment.lint.spelling import unknown_name
 from orchestrator.environment.table import VARIABLES, Row
 from orchestrator.environment.table.conditions import GENERATIONS, NETWORKS, Context, holds, phrase, undecided
@@ -133,7 +133,7 @@ def _finding(
         else f"{assignment.name}={_shortened(value)}"
     )
     text = f"{written}: {'; '.join(remark.text for remark in remarks)}"
-    remedy = f"set {_shortened(replacement)}" if replacement else "remove it"
+    remedy = remedy_text(_shortened(replacement)) if replacement else "remove it"
     if replacement is None:
         options = sorted(
             {
@@ -153,6 +153,12 @@ def _finding(
         source=row.source if row is not None else "",
     )
     return LintFinding(finding, assignment.file, assignment.line, replacement, assignment.start, assignment.end)
+
+
+def remedy_text(replacement: str) -> str:
+    """The next step for the user. Without a second `=`: whether a value that begins with one needs quotes depends on the file."""
+    name, value = split_assignment(replacement)
+    return f"set {name} to {value}" if value.startswith("=") else f"set {replacement}"
 
 
 def _shortened(text: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from orchestrator.environment.lint.assignment import Assignment
 from orchestrator.environment.lint.files import read_nccl_conf
-from orchestrator.environment.lint.judge import LintFinding, lint_assignments
+from orchestrator.environment.lint.judge import LintFinding, lint_assignments, remedy_text
 from orchestrator.environment.rdma import KINDS, choose_adapters
 from orchestrator.environment.table.conditions import ETHERNET, Context, version
 from orchestrator.node.facts import NodeFacts
@@ -66,7 +66,7 @@ def _with_adapters(found: LintFinding, facts: NodeFacts) -> LintFinding:
     if not adapters.ports:
         return found
     replacement = f"NCCL_IB_HCA={adapters.value}"
-    return replace(found, finding=replace(found.finding, remedy=f"set {replacement}"), replacement=replacement)
+    return replace(found, finding=replace(found.finding, remedy=remedy_text(replacement)), replacement=replacement)
 
 
 def common_context(nodes: Mapping[str, NodeFacts]) -> Context:

@@ -6,9 +6,9 @@ import re
 import shlex
 from collections.abc import Iterable
 
+from orchestrator.environment.lint.assignment import split_assignment
 from orchestrator.environment.lint.judge import LintFinding
 
-_NAME = re.compile(r"[A-Za-z_]\w*=")
 _EMPTY = re.compile(r"[ \t]*(?:export|declare|typeset|readonly|local|env)?(?:[ \t]+-\w+)*[ \t]*\\?")
 
 
@@ -26,9 +26,15 @@ def mended(text: str, findings: Iterable[LintFinding], *, quoted: bool) -> str:
 
 
 def _quoted(replacement: str) -> str:
-    """Quote the value for a shell; the mended text of a fault of the line, such as `export NAME=VALUE`, is one already."""
-    name = _NAME.match(replacement)
-    return replacement if name is None else name[0] + shlex.quote(replacement[name.end() :])
+    """
+    Quote the value for a shell; the mended text of a fault of the line, such as `export NAME=VALUE`, is one already.
+
+    zsh replaces a word after an unquoted `=` at the beginning of a value, as in NCCL_IB_HCA==mlx5_0, by the path of that program.
+    """
+    name, value = split_assignment(replacement)
+    if not name:
+        return replacement
+    return f"{name}='{value}'" if value.startswith("=") and "'" not in value else f"{name}={shlex.quote(value)}"
 
 
 def _without(text: str, start: int, end: int, reason: str) -> str:
