@@ -31,6 +31,7 @@ from orchestrator.transports.base import Transport
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
 
+    from orchestrator.endpoint.clock import ClockBounds
     from orchestrator.node import messages
     from orchestrator.node.facts import NodeFacts
 
@@ -65,7 +66,7 @@ class Endpoint:
     """
     An endpoint on a node. It takes over the transport: closing the endpoint closes it.
 
-    One request at a time, beside `read` and `heartbeat`: other threads wait. Every failure is a NodeError; Unreachable if the node did not answer.
+    One request at a time, beside `follow` and `heartbeat`: other threads wait. Every failure is a NodeError; Unreachable if the node did not answer.
     """
 
     def __init__(self, transport: Transport, python: str) -> None:
@@ -208,46 +209,50 @@ class Endpoint:
         answer = self._connection.call(protocol.LINES_SINCE, request, answer_s=SEARCH_S)
         return Positions.of(answer.reply, answer.clock)
 
-    def read(
+    def read(self, attempt_dir: str, ranges: Mapping[str, tuple[int, int]], *, max_bytes: int = 1 << 20) -> list[Chunk]:
+        """Parts of files, given as begin and end by file, such as `n0/rank-0.out`; max_bytes in total at most."""
+        request: messages.ReadRequest = {"attempt_dir": attempt_dir, "ranges": dict(ranges), "max_bytes": max_bytes}
+        answer = self._connection.call(protocol.READ, request)
+        return _chunks(answer.reply, answer.payload, answer.clock)
+
+    def follow(
         self,
         attempt_dir: str,
         nodes: Sequence[str] | None,
         offsets: Mapping[str, int],
         *,
+        position: str | None = None,
+        outputs: messages.Outputs = ALL_OUTPUTS,
         max_bytes: int = 1 << 20,
         wait_s: float = 1.0,
-        until: Mapping[str, int] | None = None,
-        outputs: messages.Outputs = ALL_OUTPUTS,
-    ) -> list[Chunk]:
+    ) -> tuple[list[Chunk], str | None]:
         """
         Wait until files of the node folders (of all, if `nodes` is None) grow beyond the offsets, at most wait_s.
 
         Args:
-            until: the files to read, such as `n0/rank-0.out`, and the offset at which each ends; None means all, completely.
+            offsets: files that are not in it begin at 0. Sent only if the node does not know the position.
+            position: what the previous call returned, if the chunks that it returned are contained in the offsets.
             outputs: the ranks' files to read; the agents' files are read in any case.
+            wait_s: with 0, the present content of all files is considered; else a quiet node's may be a second old.
 
         Returns:
-            The new content of the files, max_bytes in total at most; files that are not in offsets begin at 0.
+            The new content of the files, max_bytes in total at most, and the position for the next call.
         """
-        request: messages.ReadRequest = {
-            **_folders(attempt_dir, nodes),
-            "outputs": outputs,
-            "offsets": dict(offsets),
+        request: messages.FollowRequest = {
+            "position": position,
+            "begin": None,
             "max_bytes": max_bytes,
             "wait_s": wait_s,
-            "until": None if until is None else dict(until),
         }
-        answer = self._connection.call_waiting(protocol.READ, request, answer_s=wait_s + ANSWER_S)
-        chunks, position = [], 0
-        for entry in answer.reply["chunks"]:
-            size = entry.get("size", 0)
-            data = answer.payload[position : position + size]
-            correction_s = answer.clock.correction_s(
-                answer.reply["clocks_ahead_s"].get(entry["file"].partition("/")[0])
-            )
-            chunks.append(Chunk(entry["file"], entry["offset"], data, entry.get("gap", 0), correction_s))
-            position += size
-        return chunks
+        answer = (
+            None
+            if position is None
+            else self._connection.call_waiting(protocol.FOLLOW, request, answer_s=wait_s + ANSWER_S)
+        )
+        if answer is None or answer.reply["position"] is None:
+            request["begin"] = {**_folders(attempt_dir, nodes), "outputs": outputs, "offsets": dict(offsets)}
+            answer = self._connection.call_waiting(protocol.FOLLOW, request, answer_s=wait_s + ANSWER_S)
+        return _chunks(answer.reply, answer.payload, answer.clock), answer.reply["position"]
 
     def observe(self, attempt_dir: str, nodes: Sequence[str] | None) -> list[NodeObservation]:
         """The state of every node folder."""
@@ -442,6 +447,17 @@ class Endpoint:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _chunks(reply: messages.ReadReply, payload: bytes, clock: ClockBounds) -> list[Chunk]:
+    chunks, position = [], 0
+    for entry in reply["chunks"]:
+        size = entry.get("size", 0)
+        data = payload[position : position + size]
+        correction_s = clock.correction_s(reply["clocks_ahead_s"].get(entry["file"].partition("/")[0]))
+        chunks.append(Chunk(entry["file"], entry["offset"], data, entry.get("gap", 0), correction_s))
+        position += size
+    return chunks
 
 
 def _folders(attempt_dir: str, nodes: Sequence[str] | None) -> messages.NodeFolders:

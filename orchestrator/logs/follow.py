@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -14,7 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from orchestrator.backoff import backoff
-from orchestrator.endpoint.replies import NodeObservation, Positions
+from orchestrator.endpoint.replies import Chunk, NodeObservation, Positions
 from orchestrator.errors import NodeError
 from orchestrator.fanout import each, failed_nodes, successes
 from orchestrator.launchers.base import AttemptFolder
@@ -47,6 +48,8 @@ class Feed:
     nodes: dict[str, NodeLines] = field(default_factory=dict)
     failure: NodeError | None = None
     """Why its files could not be read to their ends."""
+    _followed_to: str | None = None
+    """The position that the endpoint keeps; None if the next request must send the offsets."""
     _observed_events: int = -1
     _next_observation_s: float = 0.0
     """By time.monotonic()."""
@@ -63,6 +66,7 @@ class Feed:
         self._begin_at(folder.endpoint.lines_since(folder.attempt_dir, folder.nodes, self.selection.outputs, since_s))
 
     def _begin_at(self, positions: Positions) -> None:
+        self._followed_to = None
         self.offsets = dict(positions.offsets)
         self.nodes.clear()
         for file, offset in positions.offsets.items():
@@ -77,27 +81,33 @@ class Feed:
 
     def read(self, *, wait_s: float, max_bytes: int = CHUNK_BYTES) -> list[LogLines]:
         """Read new lines, in order of time, waiting up to `wait_s` for some."""
-        return list(in_order(self._read(wait_s=wait_s, max_bytes=max_bytes).values()))
+        folder, position = self.folder, self._followed_to
+        self._followed_to = None  # until the lines are read: a request may fail
+        chunks, position = folder.endpoint.follow(
+            folder.attempt_dir,
+            folder.nodes,
+            self.offsets,
+            position=position,
+            outputs=self.selection.outputs,
+            max_bytes=max_bytes,
+            wait_s=wait_s,
+        )
+        lines = self._lines(chunks)
+        self._followed_to = position
+        return list(in_order(lines.values()))
 
     def read_until(self, ends: Mapping[str, int], *, max_bytes: int) -> dict[str, list[LogLines]]:
         """Read these files up to an offset each, and before that the agents' index of their write times up to these offsets."""
         self._read_index({file: end for file, end in ends.items() if not file.endswith(f"/{EVENTS}")}, max_bytes)
-        return self._read(wait_s=0, until=ends, max_bytes=max_bytes)
+        return self._read(ends, max_bytes)
 
-    def _read(
-        self, *, wait_s: float, max_bytes: int, until: Mapping[str, int] | None = None
-    ) -> dict[str, list[LogLines]]:
-        """The new lines of each file that had new bytes."""
-        folder = self.folder
-        chunks = folder.endpoint.read(
-            folder.attempt_dir,
-            folder.nodes,
-            self.offsets,
-            max_bytes=max_bytes,
-            wait_s=wait_s,
-            until=until,
-            outputs=self.selection.outputs,
-        )
+    def _read(self, ends: Mapping[str, int], max_bytes: int) -> dict[str, list[LogLines]]:
+        self._followed_to = None
+        ranges = {file: (self.offsets.get(file, 0), end) for file, end in ends.items()}
+        return self._lines(self.folder.endpoint.read(self.folder.attempt_dir, ranges, max_bytes=max_bytes))
+
+    def _lines(self, chunks: Sequence[Chunk]) -> dict[str, list[LogLines]]:
+        """The lines that end in the chunks, by file; the offsets are moved to their ends."""
         arrival = time.time()
         lines: dict[str, list[LogLines]] = {}
         for chunk in chunks:
@@ -121,21 +131,25 @@ class Feed:
             if not offsets or offsets == before:
                 return
             before = offsets
-            until = {index: offset + INDEX_BYTES for index, offset in offsets.items()}
-            self._read(wait_s=0, until=until, max_bytes=max_bytes)
+            self._read({index: offset + INDEX_BYTES for index, offset in offsets.items()}, max_bytes)
 
     def _is_indexed(self, file: str, end: int) -> bool:
         node, _, name = file.partition("/")
         return self._lines_of(node).indexed_bytes(name) >= end
 
     def observe(self) -> list[NodeObservation]:
-        """The state of the nodes; none if no event is new and the last observation is too recent for their number."""
+        """
+        The state of the nodes; none if no event is new and the last observation is too recent for their number.
+
+        Without a new event, only nodes are observed again whose agent runs on the endpoint's machine, or has not started.
+        """
         now, events = time.monotonic(), sum(len(node.events) for node in self.nodes.values())
         if events == self._observed_events and now < self._next_observation_s:
             return []
         observations = self.folder.endpoint.observe(self.folder.attempt_dir, self.folder.nodes)
         self._observed_events = events
-        self._next_observation_s = now + len(observations) / OBSERVATIONS_PER_S
+        can_change = any(node.same_boot or node.agent is None for node in observations)
+        self._next_observation_s = now + len(observations) / OBSERVATIONS_PER_S if can_change else math.inf
         return observations
 
     def unfinished_lines(self) -> list[LogLines]:

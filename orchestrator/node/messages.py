@@ -243,11 +243,12 @@ class PositionsReply(TypedDict):
     clocks_ahead_s: Dict[str, Optional[float]]
 
 
-class ReadRequest(FilesRequest):
-    offsets: Dict[str, int]
+class ReadRequest(TypedDict):
+    """`ranges` has the begin and the end of a part, by file."""
+
+    attempt_dir: str
+    ranges: Dict[str, Tuple[int, int]]
     max_bytes: int
-    wait_s: float
-    until: Optional[Dict[str, int]]
 
 
 class ChunkBody(TypedDict, total=False):
@@ -264,6 +265,27 @@ class ReadReply(TypedDict):
 
     chunks: List[ChunkBody]
     clocks_ahead_s: Dict[str, Optional[float]]
+
+
+class FollowBody(FilesRequest):
+    """The files to follow, and the offsets to begin at; 0 in other files."""
+
+    offsets: Dict[str, int]
+
+
+class FollowRequest(TypedDict):
+    """Continue at the `position` of the last reply, or `begin` at offsets."""
+
+    position: Optional[str]
+    begin: Optional[FollowBody]
+    max_bytes: int
+    wait_s: float
+
+
+class FollowReply(ReadReply):
+    """The `position` of the next request; None if the requested one is not known to this connection."""
+
+    position: Optional[str]
 
 
 class CardsBody(TypedDict):

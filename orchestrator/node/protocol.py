@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     LAST_LINES: Op[messages.LastLinesRequest, messages.PositionsReply]
     LINES_SINCE: Op[messages.LinesSinceRequest, messages.PositionsReply]
     READ: Op[messages.ReadRequest, messages.ReadReply]
+    FOLLOW: Op[messages.FollowRequest, messages.FollowReply]
     OBSERVE: Op[messages.NodeFolders, messages.ObserveReply]
     FIND: Op[messages.FindRequest, messages.FindReply]
     ACTIVE_RUNS: Op[messages.ActiveRunsRequest, messages.ActiveRunsReply]
@@ -76,6 +77,7 @@ if not TYPE_CHECKING:
     LAST_LINES = "last_lines"
     LINES_SINCE = "lines_since"
     READ = "read"
+    FOLLOW = "follow"
     OBSERVE = "observe"
     FIND = "find"
     ACTIVE_RUNS = "active_runs"

@@ -37,8 +37,7 @@ def _last_lines(folder: AttemptFolder, failure: RankExit) -> tuple[str, ...]:
     for stream in ("err", "out"):
         file = f"{failure.node}/{output_stem(failure.rank)}.{stream}"
         if size := sizes.get(file, 0):
-            start = {file: max(0, size - LAST_BYTES)}
-            chunks = endpoint.read(folder.attempt_dir, nodes, start, wait_s=0.0, until={file: size})
+            chunks = endpoint.read(folder.attempt_dir, {file: (max(0, size - LAST_BYTES), size)})
             text = b"".join(chunk.data for chunk in chunks).decode("utf-8", "replace")
             return tuple(text.splitlines()[-LAST_LINES:])
     return ()

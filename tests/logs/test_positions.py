@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +19,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.endpoint import connection
 from orchestrator.endpoint.client import Endpoint
+from orchestrator.endpoint.connection import frame
 from orchestrator.errors import NodeError
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.logs import follow
@@ -145,6 +149,33 @@ def test_many_files_are_read_in_few_requests(endpoint: Endpoint, tmp_path: Path)
     assert len(requests) <= 3  # the sizes, the indexes and the files
 
 
+@pytest.mark.processes
+def test_reader_continues_at_its_offsets_after_a_new_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[object] = []
+
+    def kept_frame(request: Mapping[str, object]) -> bytes:
+        sent.append(request.get("begin"))
+        return frame(request)
+
+    monkeypatch.setattr(connection, "frame", kept_frame)
+    (tmp_path / "n0").mkdir()
+    texts: list[str] = []
+    with ExitStack() as opened:
+        endpoints = [opened.enter_context(Endpoint.connect(LocalTransport("n0"), sys.executable)) for _ in range(2)]
+        feed = Feed(AttemptFolder(lambda: endpoints[0], str(tmp_path), None))
+        sent.clear()
+        for number in range(6):
+            if number == 4:
+                endpoints.pop(0).close()
+            with (tmp_path / "n0/rank-0.out").open("a") as file:
+                file.write(f"{number}\n")
+            texts += _texts(feed.read(wait_s=0))
+    assert texts == ["0", "1", "2", "3", "4", "5"]
+    assert [begin is not None for begin in sent] == [True, False, False, False, False, True, False]
+
+
 def test_last_lines_of_all_nodes_are_read_at_the_same_time(endpoint: Endpoint, tmp_path: Path) -> None:
     barrier = threading.Barrier(2, timeout=10)
     (tmp_path / "n0").mkdir()
@@ -218,11 +249,24 @@ def test_line_start_is_that_of_the_last_lines(data: bytes, lines: int, block_byt
     assert data[start:].split(b"\n")[:-1] == (whole[-lines:] if lines else [])
 
 
-def test_nodes_are_observed_once_more_after_an_event_or_after_a_while(endpoint: Endpoint, tmp_path: Path) -> None:
+AGENT_ELSEWHERE = {
+    **dict.fromkeys(("boot_id", "host_id", "hostname", "python", "node", "rendezvous"), "other"),
+    **dict.fromkeys(("pid", "start_time", "pgid", "node_rank", "world_size", "started"), 1),
+    "ranks": [0],
+}
+
+
+def test_nodes_are_observed_once_more_after_an_event_or_after_a_while(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     feed = Log(tmp_path, endpoint).feed()
     assert [node.node for node in feed.observe()] == ["n0"]
     assert feed.observe() == []
     (tmp_path / "n0/events.jsonl").write_text('{"time": 1.0, "event": "note", "text": "x"}\n')
     feed.read(wait_s=0)
     assert [node.node for node in feed.observe()] == ["n0"]
-    until(feed.observe, awaited="the next observation")
+    (tmp_path / "n0/agent.json").write_text(json.dumps(AGENT_ELSEWHERE))
+    [node] = until(feed.observe, awaited="the next observation")
+    assert node.agent
+    monkeypatch.setattr(follow, "OBSERVATIONS_PER_S", math.inf)
+    assert feed.observe() == []  # only events are news of an agent on another machine

@@ -98,7 +98,7 @@ def test_megabytes_arrive_as_they_are(farm: Farm, client: Client) -> None:
     with connect_by(client, farm) as endpoint:
         folder = f"{farm.home}/data-{os.getpid()}/n0"
         endpoint.put_files(folder, [("rank-0.out", content, 0o600)])
-        chunks = endpoint.read(os.path.dirname(folder), None, {}, max_bytes=10_000_000)  # noqa: PTH120  the node's path
+        chunks = endpoint.read(os.path.dirname(folder), {"n0/rank-0.out": (0, len(content))}, max_bytes=10_000_000)  # noqa: PTH120  the node's path
     assert [chunk.data for chunk in chunks] == [content]
 
 

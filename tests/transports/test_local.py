@@ -226,7 +226,7 @@ def test_a_node_that_stops_answering_is_unreachable(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr("orchestrator.transports.local.EXIT_WAIT_S", 0.1)
         os.kill(endpoint.facts.pid, signal.SIGSTOP)
         with pytest.raises(Unreachable, match=r"no answer for 0\.5 s"):
-            endpoint.read("/nope", None, {}, wait_s=0.25)
+            endpoint.follow("/nope", None, {}, wait_s=0.25)
 
 
 def test_invalid_request_gets_an_error_reply_and_the_next_one_is_served() -> None:

@@ -11,7 +11,7 @@ import json
 import os
 import time
 
-from orchestrator.node.endpoint.report import READ_FIRST, clock_ahead_s, is_requested, streams
+from orchestrator.node.endpoint.report import READ_FIRST, Requested, clock_ahead_s, streams
 from orchestrator.node.events import OFFSETS
 from orchestrator.node.files import read_at
 from orchestrator.node.run_folder import node_folders, read_agent
@@ -87,11 +87,8 @@ def _empty_reply() -> messages.PositionsReply:
 
 def _outputs(request: messages.FilesRequest, node: str, folder: str) -> Dict[str, int]:
     """Name and size of each requested output file."""
-    return {
-        name: size
-        for name, size in streams(folder)
-        if name not in READ_FIRST and is_requested(node, name, request["outputs"])
-    }
+    requested = Requested(request["outputs"])
+    return {name: size for name, size in streams(folder) if name not in READ_FIRST and requested(node, name)}
 
 
 def _writes_beyond(folder: str, starts: Dict[str, int], sizes: Dict[str, int], index_size: int) -> Dict[str, Writes]:

@@ -7,7 +7,7 @@ import os
 import time
 
 from orchestrator.node.events import EVENTS, OFFSETS, read_history
-from orchestrator.node.files import absolute_path, read_at, read_json, relative, tail
+from orchestrator.node.files import absolute_path, read_json, relative, tail
 from orchestrator.node.isolation import connect_error, leave_heartbeat, reachable_hosts
 from orchestrator.node.machine import boot_id, is_alive, is_stopped
 from orchestrator.node.run_folder import (
@@ -24,15 +24,13 @@ from orchestrator.node.run_folder import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Iterator, List, Optional, Tuple
+    from typing import Iterator, Optional, Tuple
 
     from orchestrator.node import messages
     from orchestrator.node.protocol import Steps
 
 LOG_TAIL_BYTES = 4096
-POLL_S = 0.05
 NEWS_POLL_S = 0.2  # polling more often would take processor time from the training
-MIN_SHARE_BYTES = 4096
 READ_FIRST = (EVENTS, OFFSETS)
 
 
@@ -43,99 +41,35 @@ def clock_ahead_s(agent: Optional[messages.AgentBody]) -> Optional[float]:
     return agent.get("clock_ahead_s")
 
 
-class Reader:
-    """Reads the files that have grown, in rotation."""
-
-    def __init__(self) -> None:
-        self.last_file = ""
-
-    def read(self, request: messages.ReadRequest) -> Steps[messages.ReadReply]:
-        """Wait up to wait_s for files to grow beyond the given offsets, and return the new content."""
-        deadline = time.monotonic() + request["wait_s"]
-        attempt = absolute_path(request["attempt_dir"])
-        while True:
-            begun = time.monotonic()
-            grown, gaps = changes(request)
-            chunks, payload = self._collect(attempt, grown, request["max_bytes"])
-            now = time.monotonic()
-            if chunks or gaps or now >= deadline:
-                nodes = {chunk["file"].partition("/")[0] for chunk in chunks}
-                ahead_s = {node: clock_ahead_s(read_agent(os.path.join(attempt, node))) for node in nodes}
-                return {"chunks": gaps + chunks, "clocks_ahead_s": ahead_s}, payload
-            yield min(deadline - now, max(POLL_S, now - begun))  # poll a slow file system half of the time at most
-
-    def _collect(
-        self, attempt: str, grown: Dict[str, Tuple[int, int]], budget: int
-    ) -> Tuple[List[messages.ChunkBody], bytes]:
-        """Read an equal share of every file, beginning after the last one of the previous call; then distribute the rest."""
-        records = [name for name in sorted(grown) if name.endswith(READ_FIRST)]
-        outputs = [name for name in sorted(grown) if not name.endswith(READ_FIRST)]
-        later = [name for name in outputs if name > self.last_file]
-        order = records + later + outputs[: len(outputs) - len(later)]
-        share = max(MIN_SHARE_BYTES, budget // max(1, len(order)))
-        sizes = dict.fromkeys(order, 0)
-        for limit in (share, budget):
-            for name in order:
-                more = min(limit - sizes[name], grown[name][1] - sizes[name], budget)
-                if more > 0:
-                    sizes[name] += more
-                    budget -= more
-        chunks: List[messages.ChunkBody] = []
-        parts = []
-        for name in order:
-            data = read_at(os.path.join(attempt, name), grown[name][0], sizes[name]) if sizes[name] else b""
-            if data:
-                chunks.append({"file": name, "offset": grown[name][0], "size": len(data)})
-                parts.append(data)
-                self.last_file = self.last_file if name in records else name
-        return chunks, b"".join(parts)
-
-
-def changes(request: messages.ReadRequest) -> Tuple[Dict[str, Tuple[int, int]], List[messages.ChunkBody]]:
-    """Files that have grown: name -> offset, new bytes; and gaps: files that are now shorter than their offsets."""
-    grown: Dict[str, Tuple[int, int]] = {}
-    gaps: List[messages.ChunkBody] = []
-    if not os.path.isdir(absolute_path(request["attempt_dir"])):
-        return grown, gaps
-    offsets: Dict[str, int] = request["offsets"]
-    until = request["until"]
-    for name, size in {**dict.fromkeys(offsets, 0), **_sizes(request)}.items():
-        offset = offsets.get(name, 0)
-        if until is not None and name not in until:
-            continue
-        end = size if until is None else min(size, until[name])
-        if end > offset:
-            grown[name] = (offset, end - offset)
-        elif size < offset:
-            gaps.append({"file": name, "gap": offset - size, "offset": size})
-    return grown, gaps
-
-
 def files(request: messages.FilesRequest, _payload: bytes) -> Tuple[messages.FilesReply, bytes]:
-    """The sizes of all files that `read` reads, by name."""
-    return {"files": _sizes(request)}, b""
-
-
-def _sizes(request: messages.FilesRequest) -> Dict[str, int]:
-    return {
+    """The sizes of the files that can be read or followed, by name."""
+    requested = Requested(request["outputs"])
+    sizes = {
         f"{node}/{name}": size
         for node, folder in node_folders(request)
         for name, size in streams(folder)
-        if is_requested(node, name, request["outputs"])
+        if requested(node, name)
     }
+    return {"files": sizes}, b""
 
 
-def is_requested(node: str, name: str, outputs: messages.Outputs) -> bool:
-    """True for the agent's own files, and for the requested output files of ranks."""
-    if name in READ_FIRST:
-        return True
-    stem, _, stream = name.partition(".")
-    nodes, ranks, wanted = outputs["nodes"], outputs["ranks"], outputs["streams"]
-    return (
-        (nodes is None or node in nodes)
-        and (ranks is None or stem in map(output_stem, ranks))
-        and (wanted is None or stream in wanted)
-    )
+class Requested:
+    """The requested files of node folders: the agents' own files, and some output files of ranks."""
+
+    def __init__(self, outputs: messages.Outputs) -> None:
+        self._nodes, self._streams = outputs["nodes"], outputs["streams"]
+        self._stems = None if outputs["ranks"] is None else frozenset(map(output_stem, outputs["ranks"]))
+
+    def __call__(self, node: str, name: str) -> bool:
+        """True if the file is requested."""
+        if name in READ_FIRST:
+            return True
+        stem, _, stream = name.partition(".")
+        return (
+            (self._nodes is None or node in self._nodes)
+            and (self._stems is None or stem in self._stems)
+            and (self._streams is None or stream in self._streams)
+        )
 
 
 def is_stream(name: str) -> bool:

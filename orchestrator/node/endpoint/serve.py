@@ -16,7 +16,7 @@ import sys
 import time
 
 from orchestrator.node.endpoint.push import claim, copy_code, prepare, put_bundle, put_files
-from orchestrator.node.endpoint.report import Reader, connect, files, find, heartbeat, observe, reach
+from orchestrator.node.endpoint.report import connect, files, find, heartbeat, observe, reach
 from orchestrator.node.endpoint.start import Starter
 from orchestrator.node.events import Clock
 from orchestrator.node.files import user_name
@@ -33,6 +33,7 @@ from orchestrator.node.protocol import (
     FILES,
     FIND,
     FIND_MARKER,
+    FOLLOW,
     HEARTBEAT,
     HELLO,
     LAST_LINES,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 
     from orchestrator.node import messages
     from orchestrator.node.endpoint.listener import Listener
+    from orchestrator.node.endpoint.reading import Follower, Reader
     from orchestrator.node.protocol import Op, Reply, Request, Steps
 
 HEADER_LIMIT_BYTES = 16 << 20
@@ -246,6 +248,30 @@ def read_file(request: messages.ReadFileRequest, payload: bytes) -> Tuple[messag
     return handle(request, payload)
 
 
+class LogFiles:
+    """Reads and follows the output files of runs, in rotation."""
+
+    def __init__(self) -> None:
+        self.reader: Optional[Reader] = None
+        self.follower: Optional[Follower] = None
+
+    def add_to(self, handlers: Handlers) -> None:
+        handlers.add(READ, self.read)
+        handlers.add_waiting(FOLLOW, self.follow)
+
+    def read(self, request: messages.ReadRequest, payload: bytes) -> Tuple[messages.ReadReply, bytes]:
+        from orchestrator.node.endpoint.reading import Reader  # noqa: PLC0415  as above
+
+        self.reader = self.reader or Reader()
+        return self.reader.read(request, payload)
+
+    def follow(self, request: messages.FollowRequest) -> Steps[messages.FollowReply]:
+        from orchestrator.node.endpoint.reading import Follower  # noqa: PLC0415  as above
+
+        self.follower = self.follower or Follower()
+        return self.follower.follow(request)
+
+
 class Commands:
     """Runs commands with the user's umask."""
 
@@ -326,7 +352,7 @@ def all_handlers(starter: Starter, umask: int) -> Handlers:
     handlers.add(FILES, files)
     handlers.add(LAST_LINES, last_lines)
     handlers.add(LINES_SINCE, lines_since)
-    handlers.add_waiting(READ, Reader().read)
+    LogFiles().add_to(handlers)
     handlers.add(OBSERVE, observe)
     handlers.add(FIND, find)
     handlers.add(ACTIVE_RUNS, active_runs)
