@@ -384,6 +384,21 @@ def lint(
 
 
 @app.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--signatures", type=_PATH, metavar="FILE", help="Your own signatures; default: $ORCH_HOME/signatures.")
+@_json
+def diagnose(files: tuple[str, ...], signatures: Path | None, as_json: bool) -> int:
+    """
+    Name the cause of a failure in logs of any launcher: where it began, the proof and the next steps.
+
+    FILE is a log, a folder of logs, or - for standard input.
+    """
+    from orchestrator.commands.diagnose import diagnose  # noqa: PLC0415
+
+    return diagnose(files, signatures, as_json=as_json)
+
+
+@app.command()
 @_inventory
 @_nodes
 @click.option(

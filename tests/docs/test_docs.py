@@ -38,6 +38,7 @@ COMMANDS = (
     "inventory",
     "bench",
     "nodes",
+    "diagnose",
 )
 PAGES = sorted(
     str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *DOCS.glob("**/*.md"), *ROOT.glob("inventories/*.md"))

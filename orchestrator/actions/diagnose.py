@@ -1,0 +1,125 @@
+"""Diagnose a failed run from log files of any launcher."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.diagnosis.catalogue import CATALOGUE
+from orchestrator.diagnosis.evidence import Evidence, Hit, search_log
+from orchestrator.diagnosis.signature import Signature
+from orchestrator.diagnosis.user_signatures import SignatureError, read_signatures
+from orchestrator.diagnosis.weigh import Diagnosis, weigh
+from orchestrator.errors import UsageError, os_error_text
+from orchestrator.names.hostlist import fold
+from orchestrator.node.number_list import format_numbers
+from orchestrator.node.search import BLOCK_BYTES
+from orchestrator.store import home
+
+__all__ = ["Diagnosed", "Hit", "diagnose_files", "origin_text", "user_signatures"]
+
+USER_SIGNATURES = "signatures"
+"""The file in $ORCH_HOME."""
+MAX_SIGNATURES_BYTES = 1 << 20
+STDIN = "-"
+# rank-3.err of orch, 3/stderr.log of torchrun --log-dir
+_RANK_IN_NAME = re.compile(r"(?:^|/)(?:rank[-_.]?(?P<name>\d+)\b[^/]*|(?P<folder>\d+)/std(?:err|out)(?:\.log)?)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosed:
+    """A diagnosis, and what was read for it."""
+
+    diagnosis: Diagnosis
+    sources: tuple[str, ...]
+    """The files."""
+    size_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return {**self.diagnosis.to_json(), "files": list(self.sources), "bytes": self.size_bytes}
+
+
+def diagnose_files(words: Sequence[str], signatures_file: Path | None) -> Diagnosed:
+    """
+    Diagnose logs; a folder stands for all files in it, `-` for standard input.
+
+    Args:
+        signatures_file: the user's signatures; by default $ORCH_HOME/signatures, if it exists.
+
+    Raises:
+        UsageError: a file cannot be read, or the signatures are wrong.
+    """
+    signatures = CATALOGUE | user_signatures(signatures_file)
+    files = [file for word in words for file in _files(word)]
+    evidence, size_bytes = Evidence(), 0
+    for file in files:
+        blocks = _Blocks(file)
+        evidence += search_log(blocks, file, signatures, rank=_rank_in(file))
+        size_bytes += blocks.size_bytes
+    return Diagnosed(weigh(evidence), tuple(files), size_bytes)
+
+
+def user_signatures(file: Path | None) -> dict[str, Signature]:
+    """
+    The user's signatures by id.
+
+    Raises:
+        UsageError: the file cannot be read, or is wrong.
+    """
+    path = home(os.environ) / USER_SIGNATURES if file is None else file
+    if file is None and not path.exists():
+        return {}
+    try:
+        with path.open("rb") as opened:
+            text = opened.read(MAX_SIGNATURES_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = os_error_text(exc) if isinstance(exc, OSError) else "is not UTF-8"
+        raise UsageError(f"{path}: {reason}", hint="give a file of signatures that you can read") from exc
+    try:
+        return read_signatures(text, str(path), CATALOGUE)
+    except SignatureError as exc:
+        raise UsageError(str(exc), hint="docs/diagnose.md shows the format") from exc
+
+
+class _Blocks:
+    """The content of a file in blocks."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self.size_bytes = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            with sys.stdin.buffer if self._file == STDIN else Path(self._file).open("rb") as opened:
+                while block := opened.read(BLOCK_BYTES):
+                    self.size_bytes += len(block)
+                    yield block
+        except OSError as exc:
+            raise UsageError(f"{self._file}: {exc.strerror or exc}", hint="give log files that you can read") from exc
+
+
+def _files(word: str) -> Iterator[str]:
+    if word == STDIN or not Path(word).is_dir():
+        yield word
+        return
+    for folder, folders, names in os.walk(word):
+        folders.sort()
+        yield from (str(Path(folder, name)) for name in sorted(names) if Path(folder, name).is_file())
+
+
+def _rank_in(file: str) -> int | None:
+    """The rank whose output a file is, by its name."""
+    found = _RANK_IN_NAME.search(file)
+    return None if found is None else int(found["name"] or found["folder"])
+
+
+def origin_text(ranks: Sequence[int], nodes: Sequence[str]) -> str:
+    """`rank 3 on n1`; empty without either."""
+    origin = f"{'rank' if len(ranks) == 1 else 'ranks'} {format_numbers(ranks)}" if ranks else ""
+    return " on ".join(filter(None, (origin, fold(nodes))))

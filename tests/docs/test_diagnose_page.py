@@ -1,0 +1,57 @@
+"""The catalogue in docs/diagnose.md is that of the code. After a change of it: `pytest tests/docs/test_diagnose_page.py --update`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from orchestrator.diagnosis.catalogue import CATALOGUE, PROGRAMS
+from orchestrator.diagnosis.signature import RETRY_BY_KIND, Role, Signature
+from tests.paths import ROOT
+
+PAGE = ROOT / "docs" / "diagnose.md"
+HEADING = "## The catalogue\n\n"
+
+
+def _cell(text: str) -> str:
+    text = re.sub(r"\{(\w+)\}", lambda found: found[1].upper(), text)
+    return re.sub(r"([|*<])", r"\\\1", re.sub(r"\s+", " ", text))
+
+
+def _row(row: Signature) -> str:
+    cells = (
+        f"`{row.id}`",
+        row.role.value,
+        row.cause,
+        row.remedy[0] if row.remedy else "",
+        f"{row.kind}: {row.retry}",
+        row.source,
+    )
+    return f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _lines() -> Iterator[str]:
+    yield f"Generated from `orchestrator/diagnosis/catalogue/`, {len(CATALOGUE)} signatures."
+    for program, rows in PROGRAMS.items():
+        yield f"\n### {program}\n"
+        yield "| signature | role | cause | first step | class: retry | source |"
+        yield "|---|---|---|---|---|---|"
+        yield from map(_row, rows)
+    yield ""
+
+
+def test_catalogue_of_the_page_is_current(request: pytest.FixtureRequest) -> None:
+    written, heading, generated = PAGE.read_text("utf-8").partition(HEADING)
+    text = "\n".join(_lines())
+    if request.config.getoption("--update"):
+        PAGE.write_text(f"{written}{heading}{text}", "utf-8")
+        generated = text
+    assert generated == text
+
+
+def test_page_explains_every_role_and_kind() -> None:
+    page = PAGE.read_text("utf-8")
+    assert all(f"| {role.value} |" in page for role in Role if role is not Role.UNKNOWN)
+    assert all(f"`{kind}`" in page for kind in RETRY_BY_KIND)
