@@ -19,7 +19,7 @@ import pytest
 
 from orchestrator.errors import RunNotFound, UsageError
 from orchestrator.node.events import NO_RETRY
-from orchestrator.node.run_folder import RUN_ID
+from orchestrator.node.run_id import RUN_ID
 from orchestrator.plan.plan import LaunchPlan, NodePlan, Sweep, to_json
 from orchestrator.run import Program, RankExit, RunRecord, RunState, new_run_id
 from orchestrator.store import RunFolder, Store, SupervisorProcess, home, write_file

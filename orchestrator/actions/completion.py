@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestrator.actions.runs import find_run, home_store
 from orchestrator.errors import OrchError
-from orchestrator.node.run_folder import RUN_ID
+from orchestrator.node.run_id import RUN_ID
 from orchestrator.resources import inventory_folder
 
 SUFFIXES = (".yaml", ".yml")

@@ -18,7 +18,7 @@ from orchestrator.actions.durations import seconds
 from orchestrator.code import Code, find_code
 from orchestrator.errors import UsageError
 from orchestrator.inventory.slurm_settings import SlurmSetting, parse_setting
-from orchestrator.node.run_folder import RUN_ID
+from orchestrator.node.run_id import RUN_ID
 from orchestrator.resources import trainer_folder
 from orchestrator.run import Allocation, LauncherName, Program, Request, Shape
 

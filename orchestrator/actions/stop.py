@@ -15,7 +15,7 @@ from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
 from orchestrator.names.hostlist import fold
 from orchestrator.node.ownership import signal_exactly
-from orchestrator.node.run_folder import RUN_ID
+from orchestrator.node.run_id import RUN_ID
 from orchestrator.plan.plan import GRACE_S
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import KeptRun, RunFolder, UnrecordedRun

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import marshal
 import re
 import zlib
@@ -22,6 +21,7 @@ OLDEST_PYTHON = (3, 8)
 NODE = "orchestrator.node"
 ENDPOINT = f"{NODE}.endpoint"
 PROBE, VENDOR = f"{NODE}.probe", f"{NODE}.vendor"
+TEXT_FORMAT = 4  # of marshal, which every Python since 3.4 reads; byte code is read by one version only
 LEVEL = 3  # of zlib: level 9 takes 27 ms of CPU per command instead of 3, for 9 of 78 KB
 
 # -S and -s: without site packages, whose scan takes long.
@@ -34,16 +34,18 @@ sys.path[:] = [entry for entry in sys.path if entry]
 sys.stdout.write("\\n@MARKER@ %d.%d.%d\\n" % tuple(sys.version_info[:3]))
 sys.stdout.flush()
 if sys.version_info >= @OLDEST_PYTHON@:
-    import json, marshal, zlib, _frozen_importlib, _frozen_importlib_external
+    import marshal, zlib, _frozen_importlib, _frozen_importlib_external
     magic, code_size, text_size = i.readline().split()
     code, text = i.read(int(code_size)), i.read(int(text_size))
-    modules = json.loads(zlib.decompress(text))
-    if magic.decode() == _frozen_importlib_external.MAGIC_NUMBER.hex():
-        modules.update(marshal.loads(zlib.decompress(code)))
+    is_same_python = magic.decode() == _frozen_importlib_external.MAGIC_NUMBER.hex()
+    modules = marshal.loads(zlib.decompress(code)) if is_same_python else {}
+    texts = [text]
 
     class Sent:
         @staticmethod
         def find_spec(name, path=None, target=None):
+            if name not in modules and name.startswith("orchestrator") and texts:
+                modules.update({**marshal.loads(zlib.decompress(texts.pop())), **modules})
             if name in modules:
                 return _frozen_importlib.ModuleSpec(name, Sent, is_package=name in @PACKAGES@)
 
@@ -63,34 +65,34 @@ if sys.version_info >= @OLDEST_PYTHON@:
 @once
 def program() -> bytes:
     """The endpoint. Modules that most connections do not need are sent as text only."""
-    return _packed([ENDPOINT], _IMPORT_AT_START)
+    return _packed([ENDPOINT], [f"{ENDPOINT}.serve", f"{ENDPOINT}.fork"])
 
 
 @once
 def probe_program() -> bytes:
     """The probe. A request, as JSON, follows it."""
-    return _packed([PROBE, VENDOR], _IMPORT)
+    return _packed([PROBE, VENDOR])
 
 
-def _packed(packages: Sequence[str], compiled: re.Pattern[str]) -> bytes:
+def _packed(packages: Sequence[str], compiled: Sequence[str] | None = None) -> bytes:
     """
     The loader's input: the length of the bootstrap, the bootstrap, and the modules, as byte code and as text.
 
     Args:
         packages: their modules are the program; the first one has the module `serve`.
-        compiled: the imports to follow from `serve` for the byte code.
+        compiled: the modules of which there is byte code, with those that they import at module level; all by default.
     """
     modules = [f"{name}.{file.stem}" for name in packages for file in sorted(_folder(name).glob("[!_]*.py"))]
-    texts = {name: _source(name) for name in _with_imports(modules, _IMPORT)}
-    empty = sorted({parent for name in texts for parent in _packages(name)})
-    texts |= dict.fromkeys(empty, "")
+    names = _with_imports(modules, _IMPORT)
+    packages_of_all = sorted({parent for name in names for parent in _packages(name)})
+    empty = dict.fromkeys(packages_of_all, "")
+    texts = {name: _source(name) for name in names} | empty
+    with_code = names if compiled is None else _with_imports(compiled, _IMPORT_AT_START)
+    # compiled once, kept by Python
+    codes = {name: SourceFileLoader(name, str(_file(name))).get_code(name) for name in with_code} | empty
+    code, text = (zlib.compress(data, LEVEL) for data in (marshal.dumps(codes), marshal.dumps(texts, TEXT_FORMAT)))
     entry = f"{packages[0]}.serve"
-    at_start = _with_imports([entry] if compiled is _IMPORT_AT_START else modules, compiled)
-    codes = {
-        name: SourceFileLoader(name, str(_file(name))).get_code(name) for name in at_start
-    }  # compiled once, kept by Python
-    code, text = (zlib.compress(data, LEVEL) for data in (marshal.dumps(codes), json.dumps(texts).encode()))
-    values = {"MARKER": MARKER, "OLDEST_PYTHON": OLDEST_PYTHON, "PACKAGES": empty, "ENTRY": entry}
+    values = {"MARKER": MARKER, "OLDEST_PYTHON": OLDEST_PYTHON, "PACKAGES": packages_of_all, "ENTRY": entry}
     bootstrap = re.sub("@(\\w+)@", lambda found: str(values[found.group(1)]), BOOTSTRAP).encode()
     magic = MAGIC_NUMBER.hex().encode()
     return b"%d\n%b%b %d %d\n%b%b" % (len(bootstrap), bootstrap, magic, len(code), len(text), code, text)

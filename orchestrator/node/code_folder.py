@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 CODE = "code"
+BLOCK_BYTES = 1 << 20
 SHARED = "shared"  # exists only if all nodes of the run see it
 
 
@@ -17,28 +18,38 @@ def make_code_folder(run_dir: str, bundle_dir: str) -> str:
     folder, source = os.path.join(run_dir, CODE), os.path.join(bundle_dir, CODE)
     if os.path.isdir(folder):
         return folder
-    import shutil  # noqa: PLC0415  slow to import, and the folder usually exists
-
     fresh = f"{folder}.new-{os.urandom(8).hex()}"
     try:
         if os.path.isdir(source):
-            shutil.copytree(source, fresh, symlinks=True)
+            copy_folder(source, fresh)
         else:
             os.mkdir(fresh)
         os.rename(fresh, folder)
     except OSError as error:
+        import shutil  # noqa: PLC0415  slow to import, as are its functions that copy
+
         shutil.rmtree(fresh, ignore_errors=True)
         if not os.path.isdir(folder):  # another machine was not faster
-            raise OSError(error.errno, f"the code cannot be copied: {reason_of(error)}", folder) from error
+            raise OSError(error.errno, f"the code cannot be copied: {error.strerror}", folder) from error
     return folder
 
 
-def reason_of(error: OSError) -> str:
-    """The reason of an OSError; of an error of copytree, the first of those that it collects."""
-    if error.strerror:
-        return error.strerror
-    errors = error.args[0] if error.args else ""
-    return str(errors[0][2]) if isinstance(errors, list) and errors else str(errors)
+def copy_folder(source: str, target: str) -> None:
+    """Copy a folder of files, folders and links, with modes and times."""
+    os.mkdir(target)
+    with os.scandir(source) as entries:
+        for entry in entries:
+            path, state = os.path.join(target, entry.name), entry.stat(follow_symlinks=False)
+            if entry.is_symlink():
+                os.symlink(os.readlink(entry.path), path)
+            elif entry.is_dir():
+                copy_folder(entry.path, path)
+            else:
+                with open(entry.path, "rb") as reader, open(path, "xb") as writer:
+                    while block := reader.read(BLOCK_BYTES):
+                        writer.write(block)
+                os.chmod(path, state.st_mode & 0o777)
+            os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns), follow_symlinks=False)
 
 
 def make_shared_folder(run_dir: str) -> None:

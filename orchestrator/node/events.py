@@ -7,11 +7,11 @@ It is written by the agent, by its guard, and after an attempt by the batch scri
 from __future__ import annotations
 
 import errno
-import json
 import os
 import time
 
 from orchestrator.node.files import open_for_write, tail
+from orchestrator.node.lean import dumps, loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Journal:
         self._descriptor = open_for_write(path, os.O_APPEND)
 
     def add(self, **fields: object) -> None:
-        self.pending.append(json.dumps({"time": self.clock.now(), **fields}).encode() + b"\n")
+        self.pending.append(dumps({"time": self.clock.now(), **fields}).encode() + b"\n")
         self.flush()
 
     def flush(self) -> OSError | None:
@@ -156,7 +156,7 @@ def read_events(folder: str) -> List[Event]:
     events: List[Event] = []
     for line in tail(os.path.join(folder, EVENTS), EVENTS_LIMIT_BYTES).splitlines():
         try:
-            event = json.loads(line)
+            event = loads(line)
         except ValueError:
             continue  # the last line may be incomplete, the first one cut
         if isinstance(event, dict):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import json
 import os
 import stat
+
+from orchestrator.node.lean import dumps, loads, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def read_json(path: str) -> Optional[Json]:
     """The JSON object in a file that other programs may write; None if it is missing, incomplete or holds something else."""
     try:
         with open(open_plain(path), "rb") as file:
-            value = json.loads(file.read(JSON_LIMIT_BYTES))
+            value = loads(file.read(JSON_LIMIT_BYTES))
     except (FileNotFoundError, NotPlainFile, ValueError):
         return None
     return value if isinstance(value, dict) else None
@@ -126,7 +126,7 @@ def check_private_folder(path: str) -> None:
 
 def make_private_folder(path: str) -> None:
     """Make a folder of this user, mode 0700, unless path is one."""
-    with contextlib.suppress(FileExistsError):  # check_private_folder raises if it is not a folder of this user
+    with suppress(FileExistsError):  # check_private_folder raises if it is not a folder of this user
         os.mkdir(path, 0o700)
     check_private_folder(path)
 
@@ -173,7 +173,7 @@ def open_for_write(path: str, flag: int) -> int:
 def write_json(path: str, value: Mapping[str, Any]) -> None:
     """Write a file atomically: readers never get a part of it, not even after a crash of the machine."""
     with open(open_for_write(path + ".tmp", os.O_TRUNC), "w", encoding="utf-8") as file:
-        json.dump(value, file)
+        file.write(dumps(value))
         file.flush()
         os.fsync(file.fileno())
     os.replace(path + ".tmp", path)

@@ -11,6 +11,8 @@ import errno
 import os
 import time
 
+from orchestrator.node.lean import Socket, socket
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import List, Optional
@@ -28,10 +30,8 @@ class Probe:
     """One non-blocking attempt to connect to a host."""
 
     def __init__(self, address: str, port: int) -> None:
-        import socket  # noqa: PLC0415  slow to import, and most connections need no probe
-
         self._deadline = time.monotonic() + PROBE_WAIT_S
-        self._socket = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        self._socket = Socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         self._socket.settimeout(0)
         self._target = (address, port)
 

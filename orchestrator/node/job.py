@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 from orchestrator.node.files import absolute_path
+from orchestrator.node.lean import loads
 from orchestrator.node.run_folder import attempt_folder
 
 TYPE_CHECKING = False
@@ -81,7 +81,7 @@ def load_job(path: str, node: str, node_rank: int) -> Job:
     """Read job.json for one node; Refused if it is invalid or has no such node."""
     try:
         with open(path, encoding="utf-8") as file:
-            raw = json.load(file)
+            raw = loads(file.read())
         version = raw.pop("version")
         for name in ("run_dir", "bundle_dir"):
             raw[name] = absolute_path(raw[name])

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import re
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterable, Optional, Set
 
-PART = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?\Z", re.ASCII)
+MOST_DIGITS = 6
 
 
 def parse_numbers(text: str) -> Optional[Set[int]]:
     """The numbers of a list; None if it is not one. An empty list is the empty set."""
     numbers: Set[int] = set()
     for part in filter(None, text.strip().split(",")):
-        found = PART.match(part)
-        if found is None:
+        ends = part.split("-", 1)
+        if not all(end.isdecimal() and end.isascii() and len(end) <= MOST_DIGITS for end in ends):
             return None
-        first, last = int(found.group(1)), int(found.group(2) or found.group(1))
+        first, last = int(ends[0]), int(ends[-1])
         if last < first:
             return None
         numbers.update(range(first, last + 1))

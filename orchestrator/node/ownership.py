@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 
+from orchestrator.node.lean import signal
 from orchestrator.node.machine import PARENT, SESSION, START_TIME, has_proc, live_fields, stat_fields
 from orchestrator.node.run_folder import AGENT_LOG, attempt_number
 

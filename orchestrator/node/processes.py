@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
 import os
 import resource
-import signal
 import sys
 import time
 
+from orchestrator.node.lean import signal, suppress
 from orchestrator.node.machine import PARENT, START_TIME, STATE, stat_fields
 
 TYPE_CHECKING = False
@@ -23,7 +22,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LIBC = ctypes.CDLL(None, use_errno=True)
 # Faults must end the process at once; PIPE and XFSZ are OSErrors in Python; KILL and STOP cannot be blocked.
 UNCAUGHT = ("SEGV", "BUS", "FPE", "ILL", "TRAP", "SYS", "ABRT", "PIPE", "XFSZ", "KILL", "STOP")
-CAUGHT = {int(number) for number in signal.valid_signals()} - {int(signal.Signals[f"SIG{name}"]) for name in UNCAUGHT}
+CAUGHT = {int(number) for number in signal.valid_signals()} - {int(getattr(signal, f"SIG{name}")) for name in UNCAUGHT}
 
 
 class Inherited:
@@ -42,7 +41,7 @@ def prctl(option: int, value: int) -> None:
 
 def name_process(name: str) -> None:
     """Set the name of this process for `ps` and `top`: a fork has the command line of the endpoint."""
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
+    with suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
         file.write(name)
 
 
@@ -134,4 +133,6 @@ def end_descendants(limit_s: float = math.inf) -> None:
 
 def signal_name(number: int) -> str:
     """SIGTERM for 15; real-time signals have numbers only."""
-    return signal.Signals(number).name if number in set(signal.Signals) else f"SIG{number}"
+    from signal import Signals  # noqa: PLC0415  slow to import
+
+    return Signals(number).name if number in set(Signals) else f"SIG{number}"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
-import socket
 import struct
 import sys
 
+from orchestrator.node.lean import Socket, signal, socket
 from orchestrator.node.machine import host_id
 
 TYPE_CHECKING = False
@@ -20,20 +19,21 @@ IPV6_TABLE = "/proc/net/if_inet6"
 GLOBAL_SCOPE = "00"
 
 
-def hold_port(port: int = 0) -> socket.socket:
+def hold_port(port: int = 0) -> Socket:
     """
     Bind a port (0: a free one) without listening on it.
 
     Both sides set SO_REUSEADDR, so rank 0's store can listen there; a plain bind() fails, and the kernel does not choose it
     as an ephemeral port.
     """
-    dual = socket.has_dualstack_ipv6()
-    holder = socket.socket(socket.AF_INET6 if dual else socket.AF_INET, socket.SOCK_STREAM)
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if dual:
-        holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     try:
-        holder.bind(("::" if dual else "0.0.0.0", port))  # noqa: S104  (never listens; the store binds all too)
+        holder, host = Socket(socket.AF_INET6, socket.SOCK_STREAM), "::"
+        holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    except OSError:  # the kernel has no IPv6
+        holder, host = Socket(socket.AF_INET, socket.SOCK_STREAM), "0.0.0.0"  # noqa: S104  as below
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        holder.bind((host, port))  # (never listens; the store binds all too)
     except OSError as error:
         holder.close()
         raise OSError(error.errno, f"rendezvous port {port}: {error.strerror}") from error
@@ -56,7 +56,7 @@ def interface_addresses(environ: Mapping[str, str]) -> Iterator[str]:
     names = [name for _, name in socket.if_nameindex()]
     chosen = matching_interfaces(environ.get("NCCL_SOCKET_IFNAME") or "=", names)
     chosen += matching_interfaces("=" + environ.get("GLOO_SOCKET_IFNAME", ""), names)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with Socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for name in chosen:
             try:
                 answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", os.fsencode(name)))
@@ -75,19 +75,19 @@ def interface_addresses(environ: Mapping[str, str]) -> Iterator[str]:
 def usable_addresses(candidates: Sequence[str], environ: Mapping[str, str]) -> Iterator[str]:
     """Addresses of this host, best first; looked up one by one, to query a slow name server only if necessary."""
     yield from interface_addresses(environ)
-    for host in (*candidates, socket.gethostname()):
+    for host in (*candidates, os.uname().nodename):
         try:
-            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            found = socket.getaddrinfo(host.encode() if host.isascii() else host, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):  # only the controller can resolve it
             continue
         for family, _, _, _, address in sorted(found, key=lambda entry: entry[0] != socket.AF_INET):
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            with Socket(family, socket.SOCK_DGRAM) as probe:
                 try:
                     probe.bind((address[0], 0))
                 except OSError:  # another host's address, or a translated one
                     continue
                 yield str(address[0])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with Socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         if probe.connect_ex(("192.0.2.1", 9)) == 0:  # sends nothing; the default route determines the source address
             yield str(probe.getsockname()[0])
 
@@ -109,12 +109,12 @@ def choose_address(candidates: Sequence[str], environ: Mapping[str, str]) -> str
 
 def address_towards(host: str) -> str:
     """This host's address on the route to another host, empty if there is no route; nothing is sent."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with Socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         code = probe.connect_ex((host, 9))
         return str(probe.getsockname()[0]) if code == 0 else ""
 
 
-def reserve(candidates: Sequence[str], environ: Mapping[str, str]) -> tuple[str, socket.socket]:
+def reserve(candidates: Sequence[str], environ: Mapping[str, str]) -> tuple[str, Socket]:
     """The rendezvous record of this host, and the socket that reserves its port until it is closed."""
     holder = hold_port()
     return f"{choose_address(candidates, environ)} {holder.getsockname()[1]} {host_id()}", holder

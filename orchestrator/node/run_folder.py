@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 
 from orchestrator.node.files import absolute_path, read_json
 
@@ -18,7 +17,6 @@ AGENT_RECORD = "agent.json"
 AGENT_LOG = "agent.log"  # stdout and stderr of the agent and its guard
 NETWORK_REPORT = "network.json"  # the network that NCCL took, once the agent knows it
 CARDS_REPORT = "cards.json"  # the agent's last sample of the cards
-RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-\d{8}-\d{6}-[0-9a-f]{4}\Z")
 
 
 def attempt_folder(run: str, number: int) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
+
+from orchestrator.node.lean import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

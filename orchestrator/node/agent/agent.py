@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import subprocess
 import time
 
 from orchestrator.node.agent.card_sampler import CardSampler
 from orchestrator.node.agent.failure import core_file, failure_of
 from orchestrator.node.agent.log_index import LogIndex
-from orchestrator.node.agent.missing_file import missing_file_of
 from orchestrator.node.agent.nested_launcher import LauncherSearch, lone_world_message, nested_launcher_message
 from orchestrator.node.agent.network_watch import NetworkWatch
 from orchestrator.node.events import NO_RETRY, REQUEUE, EventLog, Kind, State
 from orchestrator.node.files import read_json, write_json
 from orchestrator.node.job import Job, Refused
+from orchestrator.node.lean import signal, suppress
 from orchestrator.node.processes import (
     CAUGHT,
     PR_SET_PDEATHSIG,
@@ -32,6 +29,7 @@ from orchestrator.node.processes import (
     stat_of,
 )
 from orchestrator.node.run_folder import output_stem, process_name, started_ranks
+from orchestrator.node.spawn import spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,23 +91,16 @@ class Agent:
         for local_rank, (rank, environment) in enumerate(zip(self.job.processes, environments)):
             name, stem = process_name(rank), output_stem(rank)
             try:
-                process = subprocess.Popen(
-                    command,
-                    cwd=cwd,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=self.logs.open(f"{stem}.out"),
-                    stderr=self.logs.open(f"{stem}.err"),
-                    preexec_fn=self.rank_setup(inherited, local_rank),  # noqa: PLW1509  (there are no threads here)
-                )
-            except (OSError, subprocess.SubprocessError) as error:
+                output = self.logs.open(f"{stem}.out"), self.logs.open(f"{stem}.err")
+                pid = spawn(command, environment, output, self.rank_setup(inherited, local_rank))
+            except OSError as error:
                 raise Refused(f"{name} cannot be started: {error}") from error
-            process.returncode = 0  # reap() collects its status, so Popen must not
-            self.running[process.pid] = rank
-            stat = stat_of(process.pid)  # of a zombie, too
-            text = f"{name} started as pid {process.pid}"
+            self.running[pid] = rank
+            stat = stat_of(pid)  # of a zombie, too
             start_time = stat[2] if stat else None
-            self.events.write(Kind.RANK_STARTED, text, rank=rank, pid=process.pid, start_time=start_time)
+            self.events.write(
+                Kind.RANK_STARTED, f"{name} started as pid {pid}", rank=rank, pid=pid, start_time=start_time
+            )
         self.is_signalled_early = signal.SIGTERM in signal.sigpending()
 
     def rank_setup(self, inherited: Inherited, local_rank: int) -> Callable[[], None]:
@@ -119,6 +110,7 @@ class Agent:
 
         def become_rank() -> None:
             os.setpgid(0, 0)
+            os.chdir(self.cwd)
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != agent_pid:  # the agent ended before PR_SET_PDEATHSIG took effect
                 os._exit(1)
@@ -127,7 +119,7 @@ class Agent:
                 signal.signal(signal.SIGUSR2, signal.SIG_IGN)
             os.umask(inherited.umask)
             if cpus is not None:
-                with contextlib.suppress(OSError):  # the cgroup has just changed: an unbound rank is better than none
+                with suppress(OSError):  # the cgroup has just changed: an unbound rank is better than none
                     os.sched_setaffinity(0, cpus)
 
         return become_rank
@@ -171,6 +163,8 @@ class Agent:
         error, kind = (None, None) if code == 0 else failure_of(self.folder, rank, name, self.ranks_of(rank))
         missing = None
         if code:
+            from orchestrator.node.agent.missing_file import missing_file_of  # noqa: PLC0415  slow to import
+
             missing_error, missing = missing_file_of(self.stderr_of(rank), error, self.cwd)
             error = error or missing_error
         core = core_file(self.cwd, pid) if os.WCOREDUMP(status) else None

@@ -8,7 +8,6 @@ nobody else has chosen CPUs. All facts are read below a root, without a vendor's
 from __future__ import annotations
 
 import os
-import re
 
 from orchestrator.node.number_list import format_numbers, parse_numbers
 from orchestrator.node.visible_devices import VISIBLE, visible_devices
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 PCI = "sys/bus/pci/devices"
 NVIDIA = "proc/driver/nvidia/gpus"
 ENFLAME = ("0x1e36", "0x1ea0")
-ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
+ADDRESS = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z"
 LEAST_SHARE = 0.75  # of the CPUs that a rank would have if all CPUs were divided evenly among the cards
 CPUSETS = ("sys/fs/cgroup{}/cpuset.cpus.effective", "sys/fs/cgroup/cpuset{}/cpuset.effective_cpus")
 
@@ -146,12 +145,16 @@ def enflame_cards(root: str) -> list[Card]:
 
 def checked(cards: list[Card], device_count: int) -> list[Card]:
     """The cards, if each has a device file; otherwise other devices of the vendor are among them, or some are hidden."""
-    if len(cards) != device_count or not all(ADDRESS.match(card.address) for card in cards):
+    import re  # noqa: PLC0415  slow to import, and only a node with cards needs it
+
+    if len(cards) != device_count or not all(re.match(ADDRESS, card.address) for card in cards):
         raise Unbound(f"{len(cards)} cards on the PCI bus, and {device_count} device files")
     return cards
 
 
 def pci_key(address: str) -> list[int]:
+    import re  # noqa: PLC0415  as above
+
     return [int(part, 16) for part in re.findall(r"[0-9a-fA-F]+", address)]
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 
 from orchestrator.node.agent.idle_cards import IdleCards, reported_steps
 from orchestrator.node.files import write_json
+from orchestrator.node.lean import suppress
 from orchestrator.node.machine import count_cards
 from orchestrator.node.number_list import format_numbers
 from orchestrator.node.run_folder import CARDS_REPORT, started_ranks
@@ -87,7 +87,7 @@ class CardSampler:
             "expected": self._idle_cards.expected(loads),
             "used": len(loads) - len(idle),
         }
-        with contextlib.suppress(OSError):  # a full disk must not end the run
+        with suppress(OSError):  # a full disk must not end the run
             write_json(os.path.join(self._folder, CARDS_REPORT), body)
         busy_count = sum(1 for load in loads.values() if load)
         if idle and not self._was_idle:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 
 from orchestrator.node.agent.failure import error_file
 from orchestrator.node.code_folder import shared_folder
@@ -22,10 +21,10 @@ STALE_NAMES = frozenset(
 STALE_PREFIXES = (b"TORCHELASTIC_", b"PET_", b"PMI_", b"PMIX_", b"OMPI_")
 # Slurm's variables about the tasks of a step and how srun started them. mmengine, Lightning, timm, DETR, JAX and others take
 # the process that has them for one task of srun; spares are in the lists and counts of nodes. All others describe the job.
-SLURM_LAUNCH = re.compile(
-    rb"SLURM_(PROCID|LOCALID|NODEID|GTIDS|TASK_PID|NPROCS|NNODES|JOB_NUM_NODES|MPI_TYPE"
-    rb"|(NTASKS|STEP|SRUN_|LAUNCH_|CPU_BIND).*|.*NODELIST.*|.*TASKS_PER_NODE.*)"
-)
+SLURM = b"SLURM_"
+SLURM_NAMES = frozenset(b"PROCID LOCALID NODEID GTIDS TASK_PID NPROCS NNODES JOB_NUM_NODES MPI_TYPE".split())
+SLURM_PREFIXES = (b"NTASKS", b"STEP", b"SRUN_", b"LAUNCH_", b"CPU_BIND")
+SLURM_PARTS = (b"NODELIST", b"TASKS_PER_NODE")
 # Variables of the login. By the first two, bash decides that sshd started it: `bash -c` would read ~/.bashrc, whose lines
 # override the inventory's values.
 LOGIN_NAMES = frozenset(b"SSH_CLIENT SSH2_CLIENT SSH_CONNECTION SSH_TTY SSH_ORIGINAL_COMMAND".split())
@@ -35,7 +34,10 @@ RECORD_NAMES = (b"TORCH_FR_DUMP_TEMP_FILE", b"TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 def is_stale(name: bytes) -> bool:
     """Return whether ranks must not inherit the variable, which numbers the processes of a launch."""
-    return name in STALE_NAMES or name.startswith(STALE_PREFIXES) or SLURM_LAUNCH.fullmatch(name) is not None
+    if not name.startswith(SLURM):
+        return name in STALE_NAMES or name.startswith(STALE_PREFIXES)
+    rest = name[len(SLURM) :]
+    return rest in SLURM_NAMES or rest.startswith(SLURM_PREFIXES) or any(part in rest for part in SLURM_PARTS)
 
 
 def inherited_environment() -> tuple[dict[bytes, bytes], list[str]]:

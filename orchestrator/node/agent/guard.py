@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
-import socket
 import sys
 import time
 
@@ -23,6 +21,7 @@ from orchestrator.node.events import PORT_TAKEN, Clock, EventLog, Kind, State
 from orchestrator.node.files import write_json
 from orchestrator.node.isolation import Isolation
 from orchestrator.node.job import AlreadyRunning, Job, PortTaken, Refused, load_job
+from orchestrator.node.lean import signal
 from orchestrator.node.machine import host_id, is_alive, process_record
 from orchestrator.node.number_list import format_numbers, parse_numbers
 from orchestrator.node.processes import (
@@ -41,6 +40,7 @@ from orchestrator.node.run_folder import AGENT_RECORD, read_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from orchestrator.node.lean import Socket
     from orchestrator.node.messages import AgentBody, BindingBody
 
 REFUSED = 4
@@ -57,7 +57,7 @@ class AgentOptions:
         self.rendezvous = rendezvous
 
 
-def join_rendezvous(job: Job, record: str | None) -> tuple[str, socket.socket | None]:
+def join_rendezvous(job: Job, record: str | None) -> tuple[str, Socket | None]:
     """The rendezvous record that all nodes share and, on the head, the socket that holds the port."""
     if record is None:
         if job.node_rank != 0:
@@ -100,7 +100,7 @@ def write_agent_record(job: Job, folder: str, rendezvous: str, clock: Clock) -> 
         **process_record(),
         "pgid": os.getpgrp(),
         "host_id": host_id(),
-        "hostname": socket.gethostname(),
+        "hostname": os.uname().nodename,
         "python": "{}.{}.{}".format(*sys.version_info[:3]),
         "node": job.node,
         "node_rank": job.node_rank,

@@ -8,13 +8,12 @@ opens them at the first collective, so before a step their absence means nothing
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import time
 
 from orchestrator.node.agent.idle_cards import reported_steps
 from orchestrator.node.files import NotPlainFile, read_at, write_json
+from orchestrator.node.lean import suppress
 from orchestrator.node.processes import descendants
 from orchestrator.node.run_folder import NETWORK_REPORT, output_stem, process_name, started_ranks
 
@@ -26,12 +25,11 @@ if TYPE_CHECKING:
     from orchestrator.node.job import Job
     from orchestrator.node.messages import NetworkBody
 
-LINE = re.compile(rb"NCCL INFO Using network (\w[\w .-]{0,40})")
+LINE = rb"NCCL INFO Using network (\w[\w .-]{0,40})"
 HEAD_BYTES = 1 << 20  # of a rank's output: NCCL starts before the first step
 MOST_POLLS = 10  # ranks that do not show it by then never will
 SOCKET = "Socket"
-CARD = re.compile(r"/dev/nvidia\d+\Z")
-VERBS = re.compile(r"/dev/infiniband/uverbs\d+\Z")
+CARD, VERBS = "/dev/nvidia", "/dev/infiniband/uverbs"  # before a number
 PINNED = {"infiniband": "IB", "roce": "RoCE", "ethernet": ""}
 
 
@@ -70,7 +68,7 @@ class NetworkWatch:
             "taken": taken,
             "evidence": evidence,
         }
-        with contextlib.suppress(OSError):  # a full disk must not end the run
+        with suppress(OSError):  # a full disk must not end the run
             write_json(os.path.join(self._folder, NETWORK_REPORT), body)
         if taken == SOCKET:
             self._events.write_message(f"warning: expected {expected}, got {SOCKET}: {evidence}")
@@ -96,7 +94,7 @@ def active_ports(root: str) -> Mapping[str, str]:
     """The active ports of the RDMA devices, such as mlx5_0:1, and their link layers."""
     folder = os.path.join(root, "sys/class/infiniband")
     found = {}
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for device in os.listdir(folder):
             for port in os.listdir(os.path.join(folder, device, "ports")):
                 path = os.path.join(folder, device, "ports", port)
@@ -106,18 +104,20 @@ def active_ports(root: str) -> Mapping[str, str]:
 
 
 def first_line(path: str) -> str:
-    with contextlib.suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
+    with suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
         return file.readline().strip()
     return ""
 
 
 def printed_network(folder: str, processes: Iterable[Optional[int]]) -> Tuple[str, str]:
     """The network by the first line about it that a rank printed, preferably about sockets; and that line. Empty without one."""
+    import re  # noqa: PLC0415  slow to import
+
     lines: Dict[str, str] = {}
     for rank in processes:
         for stream in ("out", "err"):
-            with contextlib.suppress(NotPlainFile):
-                found = LINE.search(read_at(os.path.join(folder, f"{output_stem(rank)}.{stream}"), 0, HEAD_BYTES))
+            with suppress(NotPlainFile):
+                found = re.search(LINE, read_at(os.path.join(folder, f"{output_stem(rank)}.{stream}"), 0, HEAD_BYTES))
                 if found:
                     line = f"{process_name(rank)} printed `{found.group(0).decode()}`"
                     lines.setdefault(found.group(1).decode().strip(), line)
@@ -127,8 +127,8 @@ def printed_network(folder: str, processes: Iterable[Optional[int]]) -> Tuple[st
 
 def network_of_open_devices(processes: Iterable[Set[str]], *, after_step: bool) -> Tuple[str, str]:
     """RDMA or, after a step, Socket, by the open devices of the processes that have a card open; empty if these do not show it."""
-    with_card = [devices for devices in processes if any(map(CARD.match, devices))]
-    verbs = sorted({device for devices in with_card for device in devices if VERBS.match(device)})
+    with_card = [devices for devices in processes if any(is_numbered(device, CARD) for device in devices)]
+    verbs = sorted({device for devices in with_card for device in devices if is_numbered(device, VERBS)})
     if verbs:
         return "RDMA", f"the ranks have {', '.join(verbs)} open"
     if with_card and after_step:
@@ -136,11 +136,15 @@ def network_of_open_devices(processes: Iterable[Set[str]], *, after_step: bool) 
     return "", ""
 
 
+def is_numbered(device: str, prefix: str) -> bool:
+    return device.startswith(prefix) and device[len(prefix) :].isdecimal()
+
+
 def open_devices(pid: int) -> Set[str]:
     """The devices that a process has open; empty if this user may not see that."""
     devices = set()
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 devices.add(os.readlink(f"/proc/{pid}/fd/{name}"))
     return {device for device in devices if device.startswith("/dev/")}

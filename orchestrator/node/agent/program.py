@@ -8,6 +8,7 @@ import sys
 from orchestrator.node.code_folder import make_code_folder
 from orchestrator.node.job import Job, Refused
 from orchestrator.node.run_folder import CARDS_REPORT, NETWORK_REPORT
+from orchestrator.node.spawn import find_program
 from orchestrator.node.stacks import STACKS
 
 TYPE_CHECKING = False
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 
 def clear_folder(folder: str) -> None:
     """Remove the files of an earlier agent from a node folder, and make the folders that the ranks write to."""
-    import shutil  # noqa: PLC0415  slow to import, and a rendezvous does not need it
-
     for name in ("progress", "error", STACKS, "DONE", "port-taken", CARDS_REPORT, NETWORK_REPORT):
         path = os.path.join(folder, name)
         if os.path.isdir(path) and not os.path.islink(path):
+            import shutil  # noqa: PLC0415  slow to import, and the first agent in a folder does not need it
+
             shutil.rmtree(path)
         elif os.path.lexists(path):
             os.unlink(path)
@@ -61,14 +62,13 @@ def script_of(args: Sequence[str]) -> str | None:
 
 def command_of(job: Job, cwd: str) -> list[str]:
     """The argv of a rank; Refused if there is no such program."""
-    import shutil  # noqa: PLC0415  as above
-
     args = job.program["args"]
     if job.program["python"]:
         script = script_of(args)
         if script is not None and not os.path.exists(os.path.join(cwd, script)):
             raise Refused(f"{script}: no such script on {job.node}, looked for from {cwd}")
         return [sys.executable, *args]
-    if shutil.which(os.path.join(cwd, args[0]) if "/" in args[0] else args[0]) is None:
+    path = os.environ.get("PATH", os.defpath)
+    if find_program(os.path.join(cwd, args[0]) if "/" in args[0] else args[0], path) is None:
         raise Refused(f"{args[0]}: no such executable on {job.node}" + ("" if "/" in args[0] else ", not on its PATH"))
     return list(args)

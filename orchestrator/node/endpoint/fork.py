@@ -1,8 +1,8 @@
 """
 Start an agent as its node.sh would, in a fork of this program, whose interpreter runs and has imported half of the modules.
 
-What node.sh exports comes with the request. The modules of the agent that this program lacks are in the bundle, with byte code for
-this Python.
+What node.sh exports comes with the request. The modules of the agent that are not imported yet come from the bundle, which has byte
+code for this Python.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class AgentFork:
 
     def _lead(self, umask: int) -> int:
         values = self._values
-        node_modules = sys.modules["orchestrator.node"].__path__
-        node_modules.append(os.path.join(absolute_path(values["bundle"]), "orchestrator", "node"))
+        sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "__name__", "") != "Sent"]
+        sys.modules["orchestrator.node"].__path__ = [os.path.join(absolute_path(values["bundle"]), "orchestrator/node")]
         from orchestrator.node.agent.guard import AgentOptions, lead  # noqa: PLC0415  it is in the bundle
 
         job = absolute_path(values["job"])

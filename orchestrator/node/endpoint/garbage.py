@@ -16,7 +16,8 @@ from orchestrator.node.events import read_history
 from orchestrator.node.files import absolute_path, raise_unless_missing, read_json
 from orchestrator.node.machine import boot_id, is_alive
 from orchestrator.node.ownership import agent_owner, rank_owner, user_processes
-from orchestrator.node.run_folder import ATTEMPT, RUN_ID, read_agent
+from orchestrator.node.run_folder import ATTEMPT, read_agent
+from orchestrator.node.run_id import RUN_ID
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import time
 
@@ -139,6 +138,8 @@ def find(request: messages.FindRequest, _payload: bytes) -> Tuple[messages.FindR
 
 def batch_log(folder: str, size: int) -> Optional[messages.BatchLogBody]:
     """The end of the newest log of a batch script in the folder; None if there is none."""
+    import glob  # noqa: PLC0415  slow to import
+
     times = {path: os.lstat(path).st_mtime for path in glob.glob(os.path.join(glob.escape(folder), "slurm-*.log"))}
     if not times:
         return None

@@ -9,7 +9,6 @@ by the request that needs them, which saves milliseconds on every node.
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import sys
@@ -20,6 +19,7 @@ from orchestrator.node.endpoint.report import connect, files, find, heartbeat, o
 from orchestrator.node.endpoint.start import Starter
 from orchestrator.node.events import Clock
 from orchestrator.node.files import user_name
+from orchestrator.node.lean import dumps, loads
 from orchestrator.node.machine import count_cards, host_id
 from orchestrator.node.protocol import (
     ACTIVE_RUNS,
@@ -105,7 +105,7 @@ class Requests:
             if length > HEADER_LIMIT_BYTES:
                 raise ValueError(f"a frame header of {length} bytes")
             if len(self._received) >= SIZE_BYTES + length:
-                self._header = json.loads(self._take(SIZE_BYTES + length)[SIZE_BYTES:])
+                self._header = loads(self._take(SIZE_BYTES + length)[SIZE_BYTES:])
         if self._header is None or len(self._received) < self._header["bytes"]:
             return None
         header, self._header = self._header, None
@@ -120,7 +120,7 @@ class Requests:
 
 def write_frame(out: int, header: Mapping[str, object], payload: bytes) -> None:
     """Write one frame to a file descriptor."""
-    text = json.dumps(header).encode()
+    text = dumps(header).encode()
     unwritten = memoryview(len(text).to_bytes(SIZE_BYTES, "big") + text + payload)
     while unwritten:
         unwritten = unwritten[os.write(out, unwritten) :]

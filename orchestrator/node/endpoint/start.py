@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 
 from orchestrator.node.endpoint.report import LOG_TAIL_BYTES
 from orchestrator.node.events import PORT_TAKEN
 from orchestrator.node.files import absolute_path, check_private_folder, expanded_argument, tail
+from orchestrator.node.lean import signal
 from orchestrator.node.machine import is_alive
 from orchestrator.node.protocol import HeadPortTaken
 from orchestrator.node.run_folder import AGENT_LOG, read_agent
@@ -112,4 +112,8 @@ class Starter:
 
 def outcome(code: int) -> str:
     """The end of a process, for a message; a negative code is a signal, as in Popen.returncode."""
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    if code >= 0:
+        return f"exited with code {code}"
+    from signal import Signals  # noqa: PLC0415  slow to import
+
+    return f"was killed by {Signals(-code).name}"

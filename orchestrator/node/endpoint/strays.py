@@ -17,7 +17,8 @@ from orchestrator.node.ownership import (
     user_ids,
     user_processes,
 )
-from orchestrator.node.run_folder import RUN_ID, read_agent
+from orchestrator.node.run_folder import read_agent
+from orchestrator.node.run_id import RUN_ID
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ import pytest
 
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import NodeError
+from orchestrator.node.code_folder import copy_folder
 from orchestrator.node.endpoint import push as receive
 from orchestrator.transports.local import LocalTransport
 
@@ -208,6 +209,23 @@ def test_code_folder_of_a_run_is_made_once_from_the_bundle(endpoint: Endpoint, t
     endpoint.copy_code(str(tmp_path), "abc", "x")
     assert sorted(path.name for path in code.iterdir()) == ["made", "run.sh"]
     assert [path.name for path in (tmp_path / "runs/x").iterdir()] == ["code"]
+
+
+def test_copied_code_has_the_modes_times_and_links_of_the_bundle(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "sub").mkdir(parents=True)
+    (source / "sub" / "tool").write_bytes(os.urandom(3000))
+    (source / "sub" / "tool").chmod(0o700)
+    (source / "link").symlink_to("sub/none")
+    os.utime(source / "link", ns=(1, 2), follow_symlinks=False)
+    os.utime(source / "sub" / "tool", ns=(1, 3))
+    os.utime(source / "sub", ns=(1, 4))
+    copy_folder(str(source), str(target))
+    for name in ("link", "sub", "sub/tool"):
+        states = [(path / name).lstat() for path in (source, target)]
+        assert len({(state.st_mode, state.st_size, state.st_mtime_ns) for state in states}) == 1
+    assert (target / "sub" / "tool").read_bytes() == (source / "sub" / "tool").read_bytes()
+    assert (target / "link").readlink() == Path("sub/none")
 
 
 def test_code_that_does_not_fit_is_refused_before_it_is_sent(endpoint: Endpoint, tmp_path: Path) -> None:
