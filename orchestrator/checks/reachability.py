@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from orchestrator.checks.cluster import Cluster
 from orchestrator.findings import Finding, Severity
 
+REFUSED = "connection refused"
+
 
 def port(cluster: Cluster) -> Iterator[Finding]:
     """The head has a free port for the rendezvous, and every other node can connect to it."""
@@ -18,6 +20,8 @@ def port(cluster: Cluster) -> Iterator[Finding]:
         yield Finding(Severity.FAIL, "port", f"no port for the rendezvous: {test.error}", (test.head,), remedy=remedy)
     for node, reason in test.unreachable.items():
         text = f"{test.head} at {test.address} cannot be reached at a rendezvous port: {reason}"
+        if reason == REFUSED:
+            text += f", although {test.head} listens: a firewall rejects it, or the address is another machine's there"
         remedy = "open all TCP ports between the nodes in the firewall; NCCL and gloo choose more of them"
         yield Finding(Severity.FAIL, "port", text, (node,), evidence=f"{test.address} port {test.port}", remedy=remedy)
 

@@ -53,6 +53,6 @@ def _summary(checked: Checked) -> str:
     counts = Counter(finding.severity for finding in checked.findings)
     found = [f"{counts[severity]} {severity.value}" for severity in Severity if counts[severity]]
     skipped = f"; skipped: {', '.join(checked.skipped)}" if checked.skipped else ""
-    return (
-        f"{len(checked.cluster.expected)} nodes in {checked.seconds:.1f} s: {', '.join(found) or 'no finding'}{skipped}"
-    )
+    count = len(checked.cluster.expected)
+    nodes = f"{count} node{'s' if count > 1 else ''}"
+    return f"{nodes} in {checked.seconds:.1f} s: {', '.join(found) or 'no finding'}{skipped}"

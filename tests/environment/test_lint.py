@@ -230,6 +230,11 @@ def test_mended_value_that_begins_with_an_equals_sign_is_quoted_for_zsh() -> Non
     assert [found.finding.remedy for found in findings] == ["set NCCL_IB_HCA to =mlx5_0"]
 
 
+def test_value_that_only_the_site_knows_has_a_next_step() -> None:
+    (found,) = lint_assignments(read_shell("export NCCL_IB_HCA=mlx5\n", "file").assignments, NEW)
+    assert (found.replacement, found.finding.remedy[:9]) == (None, "remove it")
+
+
 def test_mended_script_is_clean_where_the_remedy_is_certain() -> None:
     text = (
         CASES / "h800_guide.sh"

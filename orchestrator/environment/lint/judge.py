@@ -142,7 +142,11 @@ def _finding(
                 for condition in remark.unknown
             }
         )
-        remedy = f"find out which applies: orch lint {' '.join(options)}" if options else ""
+        remedy = (
+            f"find out which applies: orch lint {' '.join(options)}"
+            if options
+            else _OF_THE_SITE.get(assignment.name, "")
+        )
     finding = Finding(
         severity,
         check=assignment.name,
@@ -153,6 +157,13 @@ def _finding(
         source=row.source if row is not None else "",
     )
     return LintFinding(finding, assignment.file, assignment.line, replacement, assignment.start, assignment.end)
+
+
+_OF_THE_SITE = {
+    "NCCL_IB_HCA": "remove it: `orch ssh-launch` finds the adapters, and `orch env --explain` prints them",
+    "NCCL_SOCKET_IFNAME": "remove it: `orch ssh-launch` finds the interface, and `orch env --explain` prints it",
+}
+"""The next step for values that only the site knows."""
 
 
 def remedy_text(replacement: str) -> str:
