@@ -59,7 +59,7 @@ check-style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/vermin --quiet --no-tips --violations --target=3.8- orchestrator/node orchestrator/checks orchestrator/environment/*.py orchestrator/findings.py orchestrator/names trainer examples
+	$(BIN)/vermin --quiet --no-tips --violations --target=3.8- orchestrator/node orchestrator/checks orchestrator/environment/*.py orchestrator/findings.py orchestrator/names orchestrator/job_check trainer examples
 	$(BIN)/vermin --quiet --no-tips --violations --target=3.10- orchestrator
 	$(BIN)/codespell
 	$(BIN)/python scripts/audit.py

@@ -115,7 +115,7 @@ def _discovery(file: Path) -> Contestant:
     def run() -> Mapping[str, float]:
         begun = time.monotonic()
         plan = make_plan(loaded, request, run_id="thousand-20261120-101500-ab12", bundle="0" * 32)
-        found = discover(facts, {node.name: node.expected for node in checked_nodes(plan, loaded)})
+        found = discover(facts, {node.name: node.expected for node in checked_nodes(plan)})
         files = node_files(with_defaults(plan, {name: found.environment(name) for name in facts}))
         seconds = time.monotonic() - begun
         assert all("GLOO_SOCKET_IFNAME" in scripts[-1].text for scripts in files.values())

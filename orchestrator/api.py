@@ -129,7 +129,7 @@ class Options(TypedDict, total=False):
     here: bool
     """As --here."""
     no_check: bool
-    """As --no-check; with `ssh_launch` only, like the next one."""
+    """As --no-check."""
     skip: Sequence[str]
     """As --skip, each."""
 
@@ -153,11 +153,6 @@ def _launched(launcher: LauncherName, program: ProgramLike, inventory: str | Pat
     given = next((name for name in ("slurm", "after", "here") if name in options), None)
     if launcher == "ssh" and given is not None:
         raise UsageError(f"{given}= is for runs through Slurm", hint=f"orchestrator.submit, or omit {given}=")
-    refused = next((name for name in ("no_check", "skip") if name in options), None)
-    if launcher == "slurm" and refused is not None:
-        raise UsageError(
-            f"{refused}= is for runs over SSH", hint="omit it: Slurm's nodes are not checked before a launch"
-        )
     arguments = LaunchArguments(
         launcher,
         inventory=None if inventory is None else str(inventory),

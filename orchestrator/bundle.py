@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from orchestrator.code import Code, walk
 from orchestrator.errors import OrchError, UsageError
-from orchestrator.resources import node_folder, trainer_folder
+from orchestrator.resources import check_sources, node_folder, trainer_folder
 
 LIMIT_BYTES = 256 * 1024 * 1024
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the beginning of a file that Git LFS has not fetched
@@ -112,15 +112,17 @@ def _member(name: str, path: Path) -> tuple[tarfile.TarInfo, bytes]:
     return info, content
 
 
-def build(*, trainer: bool, code: Code | None) -> Bundle:
+def build(*, trainer: bool, code: Code | None, checks: bool = False) -> Bundle:
     """
-    Read the files of a bundle: the agent, trainer/ if `trainer`, and the user's code if there is any.
+    Read the files of a bundle: the agent, trainer/ if `trainer`, the checks of nodes if `checks`, and the user's code if there is any.
 
     Raises:
         UsageError: the code is larger than LIMIT_BYTES.
     """
     folders = {"orchestrator/node": node_folder(), **({"trainer": trainer_folder()} if trainer else {})}
     files = [(f"{prefix}/{name}", folder / name) for prefix, folder in folders.items() for name in walk(folder)]
+    if checks:
+        files += check_sources()
     # empty, because the package of the launching machine imports modules that the nodes do not have
     files.append(("orchestrator/__init__.py", node_folder() / "__init__.py"))
     warnings: list[str] = []

@@ -90,6 +90,8 @@ _LAUNCH_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
     click.option(
         "--tag", "tags", multiple=True, metavar="WORD", help="Tag of the run, for list --tag; may be repeated."
     ),
+    click.option("--skip", "skipped", multiple=True, metavar="NAME", help="Leave out this check; may be repeated."),
+    click.option("--no-check", is_flag=True, help="Do not check the nodes before the start."),
     click.option("--debug", is_flag=True, help="Set the debugging variables of NCCL, ECCL and torch for this run."),
     click.option(
         "--per-node", is_flag=True, help="Start the program once per node: it starts its ranks itself, like torchrun."
@@ -220,8 +222,6 @@ def submit(
 @click.option(
     "--isolation-timeout", metavar="SPAN", help="End the ranks of a node that is cut off for this time (60s)."
 )
-@click.option("--skip", "skipped", multiple=True, metavar="NAME", help="Leave out this check; may be repeated.")
-@click.option("--no-check", is_flag=True, help="Do not check the nodes before the start.")
 def ssh_launch(
     program: tuple[str, ...] | None,
     dry_run: bool,

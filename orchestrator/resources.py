@@ -27,6 +27,13 @@ def node_folder() -> Path:
     return _PACKAGE / "node"
 
 
+def check_sources() -> list[tuple[str, Path]]:
+    """The sources of the checks of nodes, each with its name in a bundle; they import nothing but each other and those on nodes."""
+    folders = (_PACKAGE / name for name in ("checks", "environment", "job_check", "names"))
+    paths = [path for folder in folders for path in folder.glob("*.py")]
+    return [(f"orchestrator/{path.relative_to(_PACKAGE)}", path) for path in (*paths, _PACKAGE / "findings.py")]
+
+
 def trainer_folder() -> Path:
     """
     The sources of the shared trainer, a package that its own modules import as `trainer`.

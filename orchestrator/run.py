@@ -14,6 +14,7 @@ from orchestrator.node.events import NO_RETRY
 from orchestrator.stored import known_fields
 
 LauncherName = Literal["ssh", "slurm"]
+REFUSED = 3  # exit code: a check of the nodes failed
 ISOLATION_TIMEOUT_S = 60.0
 
 
@@ -129,6 +130,10 @@ class Request:
     """The ranks get the debugging variables of their accelerator."""
     orphan_timeout_s: float | None = None
     """A node ends its ranks after this time without a supervisor; None: never."""
+    no_check: bool = False
+    """The nodes are not checked before the start."""
+    skipped: tuple[str, ...] = ()
+    """The names of checks that are left out."""
     isolation_timeout_s: float = ISOLATION_TIMEOUT_S
     """A node ends its ranks after this time without a supervisor and without a connection to any other node."""
 
@@ -184,6 +189,8 @@ class RunRecord:
     ended: str | None = None
     exit: RankExit | None = None
     message: str | None = None
+    refused: bool = False
+    """The check of the nodes refused the start, so nothing was started."""
     summary: dict[str, Any] = field(default_factory=dict)
     sweep: str | None = None
     """The sweep's id, if the run belongs to a sweep."""
@@ -200,6 +207,8 @@ class RunRecord:
         """The exit code of a command that watched this run to its end."""
         if self.state is RunState.FAILED and self.exit is not None and self.exit.code == NO_RETRY:
             return NO_RETRY
+        if self.state is RunState.FAILED and self.refused:
+            return REFUSED
         return self.state.exit_code
 
     def to_json(self) -> dict[str, Any]:

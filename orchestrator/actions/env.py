@@ -195,11 +195,11 @@ def _explanation(
     else:
         facts, failures = saved_facts(facts_file) if facts_file else query(loaded, plan, connected)
         warnings += failures
-        discovery = discover(facts, {node.name: node.expected for node in checked_nodes(plan, loaded)})
+        discovery = discover(facts, {node.name: node.expected for node in checked_nodes(plan)})
         warnings += map(str, discovery.findings)
         if loaded.slurm != SlurmOptions():
             warnings.append(
-                "a launch through Slurm leaves discovered and preset variables unset: Slurm chooses the nodes"
+                "a job of `orch submit` discovers these variables in its allocation, from the facts of the nodes that Slurm chooses"
             )
         plan = replace(plan, nodes=tuple(_with_discovered(node, discovery) for node in plan.nodes))
     plan = redacted(plan)

@@ -24,7 +24,7 @@ from orchestrator.actions.runs import home_store
 from orchestrator.code import revision
 from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.errors import LaunchError, OrchError, machine_error
+from orchestrator.errors import LaunchError, OrchError, PreflightRefused, machine_error
 from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.slurm_settings import with_slurm_settings
 from orchestrator.launchers import launcher_for
@@ -113,7 +113,7 @@ def _planned(
     )
     record = replace(_record(plan, request, inventory, now), note=arguments.note, tags=arguments.tags)
     warnings = (*warnings, *bundle.warnings, *_environment_warning(inventory), *plan.warnings)
-    checked = checked_nodes(plan, inventory) if arguments.launcher == "ssh" and not arguments.no_check else ()
+    checked = checked_nodes(plan) if arguments.launcher == "ssh" and not arguments.no_check else ()
     if arguments.no_check:
         warnings += ("--no-check: the nodes are not checked before the start, and no network variables are discovered",)
     files = inventory.private_files
@@ -274,7 +274,8 @@ def undo_on_failure(folders: Sequence[RunFolder], launcher: Launcher, outcome: s
         machine = machine_error(exc)
         cause = machine or f"{type(exc).__name__}: {exc}"
         why = str(exc) if isinstance(exc, OrchError) else f"the launch failed: {cause}"
-        if failure := abandon_launch(folders, launcher, RunState.FAILED, why):
+        refused = isinstance(exc, PreflightRefused)
+        if failure := abandon_launch(folders, launcher, RunState.FAILED, why, refused=refused):
             raise failure from exc
         if machine is not None:
             raise LaunchError(f"{why}; {left}", hint=machine.hint) from exc
@@ -298,7 +299,9 @@ def record_changed_plan(folder: RunFolder, planned: LaunchPlan, plan: LaunchPlan
     return plan.warnings[len(planned.warnings) :]
 
 
-def abandon_launch(folders: Sequence[RunFolder], launcher: Launcher, state: RunState, why: str) -> LaunchError | None:
+def abandon_launch(
+    folders: Sequence[RunFolder], launcher: Launcher, state: RunState, why: str, *, refused: bool = False
+) -> LaunchError | None:
     """Stop what had started of these runs and record the cause; return an error if something may still be running."""
     try:
         if state is RunState.STOPPED:
@@ -315,7 +318,7 @@ def abandon_launch(folders: Sequence[RunFolder], launcher: Launcher, state: RunS
     if left:
         changes: dict[str, Any] = {"state": RunState.LOST, "message": f"{why}; not everything could be stopped"}
     else:
-        changes = {"state": state, "message": why, "ended": datetime.now(timezone.utc).isoformat()}
+        changes = {"state": state, "message": why, "refused": refused, "ended": datetime.now(timezone.utc).isoformat()}
     for folder in folders:
         with suppress(OSError, OrchError):  # the disk may be why the launch failed
             folder.update(**changes, launching=None)

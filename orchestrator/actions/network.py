@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
+from orchestrator.checks.cluster import nodes_to_resolve
 from orchestrator.endpoint.access import Terminal, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import OrchError, UsageError
@@ -18,22 +19,14 @@ if TYPE_CHECKING:
     from orchestrator.node.facts import NodeFacts
     from orchestrator.plan.plan import LaunchPlan, NodePlan
 
-MOST_NAMES = 64  # that every node resolves
-T = TypeVar("T")
-
 
 def nothing_to_discover(plan: LaunchPlan) -> str:
     """The reason why discovery has nothing to do for a plan; empty if it has."""
     if plan.launcher == "slurm":
-        return "Slurm chooses the nodes, so NCCL and gloo choose the network"
+        return "Slurm chooses the nodes, and the job discovers the variables in its allocation"
     if plan.transport == "local" and len(plan.nodes) > 1:
         return "the ranks are on this machine, so there is no network to choose"
     return ""
-
-
-def nodes_to_resolve(nodes: Sequence[T], node: T) -> Sequence[T]:
-    """The nodes whose names a node resolves: all of them, or of very many only the head and itself."""
-    return nodes if len(nodes) <= MOST_NAMES else (nodes[0], node)
 
 
 def query(

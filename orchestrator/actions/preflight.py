@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from orchestrator.actions.network import nodes_to_resolve
-from orchestrator.checks.cluster import Cluster, Rendezvous, SharedFolder, host_names
+from orchestrator.checks.cluster import Cluster, Rendezvous, SharedFolder, host_names, nodes_to_resolve
 from orchestrator.checks.variables import discovery
 from orchestrator.endpoint.connection import ANSWER_S
 from orchestrator.environment.request import NodeRequest
@@ -18,11 +17,9 @@ from orchestrator.errors import NodeError, OrchError
 from orchestrator.fanout import each_within
 from orchestrator.launchers.direct import INTERFACES, parse_rendezvous
 from orchestrator.node.rendezvous import is_loopback
-from orchestrator.run import trainer_setting
 
 if TYPE_CHECKING:
     from orchestrator.endpoint.client import Endpoint
-    from orchestrator.inventory.model import Inventory
     from orchestrator.node.facts import NodeFacts
     from orchestrator.plan.plan import LaunchPlan, NodePlan
 
@@ -55,27 +52,20 @@ Reach = Callable[[str], "Endpoint"]
 """Returns the connection to a node, by name, and makes it if necessary; NodeError if that fails."""
 
 
-def checked_nodes(plan: LaunchPlan, inventory: Inventory) -> tuple[CheckedNode, ...]:
-    """The nodes of a plan, with the kinds of cards and network that the inventory has for them."""
-    given = {node.name: node for node in inventory.nodes}
+def checked_nodes(plan: LaunchPlan) -> tuple[CheckedNode, ...]:
+    """The nodes of a plan."""
 
     def checked(node: NodePlan) -> CheckedNode:
         address = LOOPBACK if plan.transport == "local" else node.address
-        kinds = given[node.name].accelerator, given[node.name].network
+        kinds = node.accelerator, node.network
         expected = NodeRequest(address, len(node.ranks), *kinds, node.env, node.secrets, has_setup=bool(plan.setup))
         folders = {"workdir": node.workdir}
         if out is not None and 0 in node.ranks:
             folders["out"] = out
         return CheckedNode(node.name, expected, folders)
 
-    out = _checkpoint_folder(plan)
+    out = plan.checkpoint_folder
     return tuple(map(checked, plan.nodes))
-
-
-def _checkpoint_folder(plan: LaunchPlan) -> str | None:
-    """The folder where rank 0 of the shared trainer will write checkpoints, if the user has chosen one; None if in the workdir."""
-    out = trainer_setting(plan.program, plan.config, "out")
-    return out if isinstance(out, str) and out.startswith(("/", "~/")) else None
 
 
 def survey(

@@ -54,9 +54,9 @@ class LaunchArguments:
     module: str = "trainer"
     """The module of the shared trainer that runs without `program`."""
     no_check: bool = False
-    """Start over SSH without the check of the nodes."""
+    """Start without the check of the nodes."""
     skipped: tuple[str, ...] = ()
-    """The names of checks that are left out before a start over SSH."""
+    """The names of checks that are left out before a start."""
 
     @property
     def slurm_settings(self) -> list[SlurmSetting]:
@@ -99,6 +99,7 @@ def make_request(
     program = _program(arguments, code)
     shape = _shape(arguments.shape) if arguments.shape else None
     config = settings.text if settings else None
+    checks = arguments.launcher == "slurm" and not arguments.no_check
     request = Request(
         arguments.launcher,
         program,
@@ -109,9 +110,11 @@ def make_request(
         after=arguments.after,
         allocation=allocation,
         debug=arguments.debug,
+        no_check=arguments.no_check,
+        skipped=arguments.skipped,
         **_timeouts(arguments),
     )
-    return request, bundles.build(trainer=program.needs_trainer, code=code)
+    return request, bundles.build(trainer=program.needs_trainer, code=code, checks=checks)
 
 
 def _shape(text: str) -> Shape:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 GIB = 1 << 30
+MOST_NAMES = 64  # that every node resolves
 
 
 def host_names(node: str, expected: NodeRequest) -> list[str]:
@@ -28,6 +29,15 @@ def host_names(node: str, expected: NodeRequest) -> list[str]:
     except ValueError:
         return [] if expected.address == "localhost" else list(dict.fromkeys((node, expected.address)))
     return [] if address.is_loopback else [node]
+
+
+def _of(by_node: Mapping[str, T], nodes: Sequence[str]) -> dict[str, T]:
+    return {node: by_node[node] for node in nodes if node in by_node}
+
+
+def nodes_to_resolve(nodes: Sequence[T], node: T) -> Sequence[T]:
+    """The nodes whose names a node resolves: all of them, or of very many only the head and itself."""
+    return nodes if len(nodes) <= MOST_NAMES else (nodes[0], node)
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,11 @@ class Cluster:
     clocks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     rendezvous: Rendezvous | None = None
     shared: Sequence[SharedFolder] = ()
+
+    def part(self, nodes: Sequence[str]) -> Cluster:
+        """Some of the nodes, without the tests that take several nodes."""
+        expected, facts, clocks = _of(self.expected, nodes), _of(self.facts, nodes), _of(self.clocks, nodes)
+        return Cluster(expected, facts, _of(self.failures, nodes), clocks)
 
     def values(self, read: Callable[[NodeFacts], T | None]) -> dict[str, T]:
         """A value of each node that answered, without the nodes where it is None."""

@@ -215,6 +215,8 @@ class Finished:
     time: float
     exit: ReportedExit | None
     text: str = ""
+    is_refused: bool = False
+    """The check of the nodes refused the start of a Slurm job."""
 
     @classmethod
     def of(cls, event: Event, correction_s: float) -> Finished:
@@ -225,6 +227,7 @@ class Finished:
             cause_s(event) + correction_s,
             ReportedExit.of(exit_) if exit_ else None,
             event.get("text", ""),
+            event.get("refused", False),
         )
 
 

@@ -22,6 +22,7 @@ TRAINER_BESIDE_CODE = (
 )
 
 
+CHECK_REQUEST = "check.json"
 SITE_DIR = "trainer/scripts/site"  # in the bundle; its sitecustomize prepares a user's script (decision 012)
 
 
@@ -95,6 +96,8 @@ def node_files(plan: LaunchPlan) -> dict[str, list[PlannedFile]]:
     if plan.launcher == "slurm":
         scripts = sbatch.slurm_scripts(plan)
         files = [PlannedFile(f"{plan.attempt_dir(plan.head)}/{name}", text) for name, text in scripts.items()]
+        if plan.is_checked_in_job:
+            files.append(PlannedFile(f"{plan.attempt_dir(plan.head)}/{CHECK_REQUEST}", check_request(plan)))
         return {plan.head.name: [*shared[plan.head.workdir], *files]}
     return {node.name: [*shared[node.workdir], node_script_file(plan, node)] for node in plan.nodes}
 
@@ -116,6 +119,38 @@ def _shared_files(plan: LaunchPlan, node: NodePlan) -> list[PlannedFile]:
         script = render("setup.sh.j2", run_id=plan.run_id, setup=plan.setup, by_slurm=by_slurm)
         files.append(PlannedFile(setup, script))
     return files
+
+
+def check_request(plan: LaunchPlan) -> str:
+    """
+    The content of the file by which the batch script checks the nodes; it has the names of variables without values.
+
+    `usual` is the part of the launch on a node that is not in `nodes`, where Slurm has chosen one that the inventory does not
+    have; `nodes` has what differs from that. An address is the name by default.
+    """
+    usual = _check_fields(plan.head)
+    value = {
+        "workdir": plan.head.workdir,
+        "out": plan.checkpoint_folder,
+        "code": plan.program.folder_on_nodes,
+        "skipped": list(plan.skipped),
+        "python_may_differ": not plan.program.runs_python,
+        "usual": usual,
+        "nodes": {
+            node.name: {
+                **({"address": node.address} if node.address != node.name else {}),
+                **{name: value for name, value in _check_fields(node).items() if value != usual[name]},
+            }
+            for node in plan.nodes
+        },
+    }
+    return job_text(value)
+
+
+def _check_fields(node: NodePlan) -> dict[str, Any]:
+    kinds = {"accelerator": node.accelerator, "network": node.network}
+    names = {"env": sorted(node.env), "private": sorted(node.secrets)}
+    return {"ranks": len(node.ranks), **kinds, **names}
 
 
 def sbatch_path(plan: LaunchPlan) -> str:

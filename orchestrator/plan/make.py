@@ -72,6 +72,8 @@ def make_plan(
         isolation_timeout_s=None if request.launcher == "slurm" else request.isolation_timeout_s,
         setup=(*inventory.setup, *(inventory.slurm.setup if request.launcher == "slurm" else ())),
         warnings=(*chosen.warnings, *warnings, *_env_warnings(inventory, chosen.nodes)),
+        is_checked_in_job=_is_checked_in_job(inventory, request),
+        skipped=request.skipped,
     )
 
 
@@ -114,6 +116,18 @@ def _node_plans(
     if request.launcher == "slurm":
         nodes = tuple(replace(node, workdir=_expanded(node.workdir, home, user, inventory)) for node in nodes)
     return nodes, warnings
+
+
+def _is_checked_in_job(inventory: Inventory, request: Request) -> bool:
+    """
+    True for a Slurm job, unless its nodes cannot be checked.
+
+    A custom template has its own commands. Pyxis would create the container twice. A step of another job has no batch script.
+    """
+    if request.launcher != "slurm" or request.no_check or request.allocation is not None:
+        return False
+    container = inventory.slurm.container
+    return inventory.slurm.template is None and (container is None or container.runtime != "pyxis")
 
 
 def _with_debugging(planned: Sequence[NodePlan], nodes: Sequence[Node]) -> tuple[tuple[NodePlan, ...], Sequence[str]]:
@@ -359,6 +373,8 @@ def assign_ranks(inventory: Inventory, nodes: Sequence[Node], ranks_each: Sequen
             workdir=node.workdir,
             is_spare=SPARE in node.tags,
             secrets=inventory.secret_names(node),
+            accelerator=node.accelerator,
+            network=node.network,
         )
         for node_rank, (node, count, first) in enumerate(zip(nodes, ranks_each, firsts, strict=False))
     )

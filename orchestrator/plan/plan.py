@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.inventory.redaction import REDACTED
 from orchestrator.node.run_folder import attempt_folder
-from orchestrator.run import LauncherName, Program
+from orchestrator.run import LauncherName, Program, trainer_setting
 from orchestrator.stored import known_fields
 
 GRACE_S = 10.0
@@ -31,6 +31,8 @@ class NodePlan:
     is_spare: bool = False
     secrets: frozenset[str] = frozenset()
     """The names in `env` whose values are neither shown nor recorded."""
+    accelerator: str = "auto"
+    network: str = "auto"
     defaults: Mapping[str, str] = field(default_factory=dict)
     """Variables for ranks that get them neither from `env` nor from the node."""
 
@@ -92,6 +94,11 @@ class LaunchPlan:
     bind: str = "auto"
     """`none`: ranks are not bound to the CPUs near their cards."""
 
+    is_checked_in_job: bool = False
+    """The batch script checks the nodes before the first attempt."""
+    skipped: tuple[str, ...] = ()
+    """The names of checks that are left out."""
+
     @property
     def job_name(self) -> str:
         """The name of the Slurm job."""
@@ -107,6 +114,12 @@ class LaunchPlan:
     def job_run(self) -> str:
         """The run in whose folder the Slurm job is submitted, by which later commands find it; of a sweep, the first."""
         return self.sweep.runs[0] if self.sweep else self.run_id
+
+    @property
+    def checkpoint_folder(self) -> str | None:
+        """The folder where rank 0 of the shared trainer writes checkpoints, if the user has chosen one; None if in the workdir."""
+        out = trainer_setting(self.program, self.config, "out")
+        return out if isinstance(out, str) and out.startswith(("/", "~/")) else None
 
     @property
     def head(self) -> NodePlan:
@@ -158,7 +171,7 @@ def from_json(data: Mapping[str, Any]) -> LaunchPlan:
     program = Program(**{**known_fields(Program, data["program"]), "args": tuple(data["program"]["args"])})
     sweep = _sweep(data["sweep"]) if data.get("sweep") else None
     values: dict[str, Any] = {"nodes": tuple(map(_node, data["nodes"])), "program": program, "sweep": sweep}
-    values |= {name: tuple(data.get(name, ())) for name in ("warnings", "setup")}
+    values |= {name: tuple(data.get(name, ())) for name in ("warnings", "setup", "skipped")}
     return LaunchPlan(**{**known, **values})
 
 

@@ -62,6 +62,7 @@ def slurm_node_script(plan: LaunchPlan) -> str:
         python=head.python,
         python_folder=head.python_folder,
         agent=f"{plan.bundle_dir(head)}/orchestrator/node/__main__.py",
+        check=f"{plan.bundle_dir(head)}/orchestrator/job_check/__main__.py" if plan.is_checked_in_job else None,
     )
 
 
@@ -81,6 +82,7 @@ def sbatch_script(plan: LaunchPlan) -> str:
         "sweep_runs": plan.sweep.runs if plan.sweep else (),
         "node_count": plan.node_count,
         "spare_count": plan.spare_count,
+        "is_checked": plan.is_checked_in_job,
     }
     if plan.slurm["template"] is None:
         return render("slurm.sbatch.j2", **values)

@@ -40,6 +40,8 @@ class Verdict:
     state: RunState
     exit: RankExit | None = None
     message: str | None = None
+    is_refused: bool = False
+    """The check of the nodes refused the start."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def a_node_failed(evidence: Evidence) -> Verdict | None:
         return None
     node, finished = failed[0]
     if finished.exit is None:
-        return Verdict(RunState.FAILED, message=finished.text)
+        return Verdict(RunState.FAILED, message=finished.text, is_refused=finished.is_refused)
     first_failure = diagnose_hang(_exit_of(node, finished.exit), evidence.nodes)
     return Verdict(RunState.FAILED, first_failure, str(first_failure))
 

@@ -42,5 +42,11 @@ def _settled(record: RunRecord, verdict: Verdict, nodes: Sequence[NodeObservatio
     summary = next((value for value in reported if isinstance(value, dict)), record.summary)
     ended = datetime.now(timezone.utc).isoformat() if verdict.state.final else None
     return replace(
-        record, state=verdict.state, exit=verdict.exit, message=verdict.message, ended=ended, summary=summary
+        record,
+        state=verdict.state,
+        exit=verdict.exit,
+        message=verdict.message,
+        ended=ended,
+        summary=summary,
+        refused=verdict.is_refused,
     )

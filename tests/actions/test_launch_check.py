@@ -54,7 +54,7 @@ def test_chosen_folder_of_checkpoints_is_looked_at_on_the_first_node(
 ) -> None:
     inventory = Inventory(name="here", nodes=tuple(Node(name=f"n{index}") for index in range(2)))
     request = Request("ssh", Program("trainer", args), config=config)
-    checked = checked_nodes(make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b"), inventory)
+    checked = checked_nodes(make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b"))
     assert [node.folders.get("out") for node in checked] == ["/data/run", None]
     stubs = StubNodes(cluster(cpu_node, 2))
     stubs.checked = [
@@ -113,6 +113,6 @@ def test_unknown_check_is_refused_before_a_launch(monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="--skip nofiles: there is no such check"):
         ssh_launch(["true"], "local", skip=["nofiles"])
-    with pytest.raises(UsageError, match="skip= is for runs over SSH"):
-        submit(["true"], "local", skip=["nofile"])
+    with pytest.raises(UsageError, match="--skip nofiles: there is no such check"):
+        submit(["true"], "local", skip=["nofiles"])
     assert run(["ssh-launch", "-i", "local", "--skip", "nofiles", "--dry-run", "--", "true"]) == UsageError.exit_code

@@ -79,7 +79,7 @@ case $SLURMD_NODENAME in
     ;;
 esac
 # This script runs a second time inside the image, so that values of the inventory override those of the image.
-if [ "$1" = run ] && [ -z "${ORCH_IN_IMAGE:-}" ]; then
+if { [ "$1" = run ] || [ "$1" = probe ]; } && [ -z "${ORCH_IN_IMAGE:-}" ]; then
     if [ -e /dev/nvidiactl ]; then
         export APPTAINER_NV=1 # --nv
     fi
@@ -91,6 +91,18 @@ if [ "$1" = run ] && [ -z "${ORCH_IN_IMAGE:-}" ]; then
         '/data/images/torch.sif' /bin/sh "$0" "$@"
 fi
 unset ORCH_IN_IMAGE
+case $1 in
+probe | check | variables)
+    verb=$1
+    shift
+    exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/job_check/__main__.py "$verb" "${0%/*}/job.json" "$@"
+    ;;
+esac
+# Not before the check has written it: the node may share its folder over NFS, which remembers that a file was missing.
+if [ -e "${0%/*}/variables.sh" ]; then
+    # shellcheck source=/dev/null
+    . "${0%/*}/variables.sh"
+fi
 case $1 in
 rendezvous)
     set -- rendezvous --address "$ORCH_ADDRESS" --job "${0%/*}/job.json"
@@ -152,6 +164,20 @@ fi
 ended=0
 trap 'ended=1' TERM
 
+# Each node of the allocation writes its facts, and `check` judges them: it exits with 3 if the job must not start.
+begun=$(date +%s)
+srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --wait=30 --time=3 \
+    /bin/sh "$folder/node.sh" probe </dev/null &
+wait "$!" || true # a node that did not answer is a finding of `check`
+if [ "$ended" = 1 ]; then
+    exit 143
+fi
+code=0
+/bin/sh "$folder/node.sh" check "$begun" || code=$?
+if [ "$code" = 3 ]; then
+    exit 3
+fi
+
 while :; do
     head=$SLURMD_NODENAME
     reserve=(/bin/sh "$folder/node.sh" rendezvous)
@@ -187,6 +213,19 @@ while :; do
         exit "$code"
     fi
     folder=$next
+    /bin/sh "$folder/node.sh" variables || true
 done
+END_OF_FILE
+mkdir -p /data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1
+cat >/data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1/check.json <<'END_OF_FILE'
+{
+ "workdir": "/data/orch",
+ "out": null,
+ "code": null,
+ "skipped": [],
+ "python_may_differ": false,
+ "usual": {"ranks": 8, "accelerator": "cuda", "network": "auto", "env": ["LD_LIBRARY_PATH"], "private": []},
+ "nodes": {"n0": {}, "slurm-apptainer-01": {"address": "10.0.0.2"}}
+}
 END_OF_FILE
 sbatch --parsable --job-name=slurm-apptainer-20260102-030405-0abc --chdir /data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1 /data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1/submit.sbatch

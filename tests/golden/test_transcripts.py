@@ -117,7 +117,9 @@ def test_rendered_scripts_pass_shellcheck(tmp_path: Path) -> None:
         plan = _plan(name, launcher)
         scripts = {"transcript.sh": transcript.dry_run_text(plan)}
         for node, files in node_files(plan).items():
-            scripts |= {f"{node}-{Path(file.path).name}": file.text for file in files if "job.json" not in file.path}
+            scripts |= {
+                f"{node}-{Path(file.path).name}": file.text for file in files if not file.path.endswith(".json")
+            }
         for file_name, text in scripts.items():
             (tmp_path / f"{name}-{launcher}-{file_name}").write_text(text, "utf-8")
     command = [components.program("shellcheck"), "--norc", *sorted(map(str, tmp_path.iterdir()))]

@@ -38,6 +38,9 @@ class Orch:
     prefix: tuple[str, ...] = ()
     """Words before the command, such as those that enter a namespace."""
 
+    checks_jobs: bool = False
+    """Let Slurm jobs check their nodes: that costs each job a step on every node, and few tests are about it."""
+
     @property
     def home(self) -> Path:
         """The folder of the records."""
@@ -77,7 +80,8 @@ class Orch:
 
     def argv(self, words: Sequence[str]) -> list[str]:
         """The command line."""
-        return [*self.prefix, sys.executable, "-m", "orchestrator", *words]
+        unchecked = ["--no-check"] if words[:1] == ("submit",) and not self.checks_jobs else []
+        return [*self.prefix, sys.executable, "-m", "orchestrator", *words[:1], *unchecked, *words[1:]]
 
     def status(self, run: str = "latest") -> dict[str, Any]:
         """The object that `orch status --json` prints."""

@@ -35,9 +35,11 @@ def laptop(slurm_hosts: SlurmHosts, tmp_path: Path) -> Orch:
 
 
 def test_run_on_hosts_that_only_the_login_node_reaches(laptop: Orch) -> None:
-    done = laptop("submit", "-j", "2x1", "--", "sh", "-c", 'echo "up on $(hostname), head $MASTER_ADDR"')
-    printed = sorted(re.findall(r"up on (h\d), head (\S+)$", done.stdout, re.MULTILINE))
-    assert printed == [("h1", "10.77.0.2"), ("h2", "10.77.0.2")]
+    """The nodes are checked in the job, and the variables that follow from their facts reach the ranks."""
+    program = 'echo "up on $(hostname), head $MASTER_ADDR over $GLOO_SOCKET_IFNAME"'
+    done = replace(laptop, checks_jobs=True)("submit", "-j", "2x1", "--", "sh", "-c", program)
+    printed = sorted(re.findall(r"up on (h\d), head (\S+) over (\S+)$", done.stdout, re.MULTILINE))
+    assert printed == [("h1", "10.77.0.2", "eth0"), ("h2", "10.77.0.2", "eth0")]
     assert laptop.status()["state"] == "DONE"
 
 

@@ -32,10 +32,10 @@ def for_unshared(plan: LaunchPlan) -> LaunchPlan:
     """Return the plan without retries: a checkpoint is on one node only, so another attempt could not resume from it."""
     warning = (
         f"workdir {plan.head.workdir} is not shared with the nodes: files and logs travel over SSH, checkpoints stay on the "
-        "node of rank 0, and a job that fails or is preempted does not restart by itself"
+        "node of rank 0, the nodes are not checked, and a job that fails or is preempted does not restart by itself"
     )
     slurm = {**plan.slurm, "shared": False, "requeue": "never", "max_retries": 0}
-    return replace(plan, slurm=slurm, warnings=(*plan.warnings, warning))
+    return replace(plan, slurm=slurm, is_checked_in_job=False, warnings=(*plan.warnings, warning))
 
 
 def nodes_lack_files(plan: LaunchPlan, host: SlurmHost) -> bool:

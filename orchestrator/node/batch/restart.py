@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 
-from orchestrator.node.batch.allocation import choose, node_names
+from orchestrator.node.batch.allocation import choose, usable_nodes
 from orchestrator.node.batch.history import Attempt, attempts_without_progress, wait_for_ends
 from orchestrator.node.batch.requeue import requeue
 from orchestrator.node.events import Clock, EventLog, Kind
@@ -71,7 +71,7 @@ def nodes_for(path: str) -> list[str]:
     """The nodes on which the attempt of that job.json is to run."""
     job = load_job(path, os.environ["SLURMD_NODENAME"], 0)
     assert job.slurm is not None, "a job of Slurm"
-    return choose(node_names(os.environ["SLURM_JOB_NODELIST"]), len(job.ranks), attempts_of(job), job.slurm["spares"])
+    return choose(usable_nodes(job.run_dir, os.environ), len(job.ranks), attempts_of(job), job.slurm["spares"])
 
 
 def retry_may_help(attempts: Sequence[Attempt]) -> bool:
@@ -84,7 +84,7 @@ def retry_may_help(attempts: Sequence[Attempt]) -> bool:
 def restart(job: Job, folder: str, attempts: Sequence[Attempt], status: int) -> int:
     """Prepare the next attempt in this allocation; requeue if it has too few usable nodes or too little time left."""
     assert job.slurm is not None, "a job of Slurm"
-    names = choose(node_names(os.environ["SLURM_JOB_NODELIST"]), len(job.ranks), attempts, job.slurm["spares"])
+    names = choose(usable_nodes(job.run_dir, os.environ), len(job.ranks), attempts, job.slurm["spares"])
     last = attempts[-1]
     if len(names) < len(job.ranks) or last.was_warned or not last.started:
         return restart_from_queue(job, folder, attempts, status, at_limit=False)

@@ -1,0 +1,137 @@
+"""Judge the facts of the nodes, refuse the job if a check failed, and write the discovered variables of an attempt."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from orchestrator.checks.cluster import Cluster
+from orchestrator.checks.quick import check
+from orchestrator.environment.discovery import discover
+from orchestrator.findings import Severity
+from orchestrator.job_check.job import JobCheck
+from orchestrator.names.hostlist import fold
+from orchestrator.node.batch.allocation import LEFT_OUT
+from orchestrator.node.batch.restart import node_events, nodes_for
+from orchestrator.node.events import Kind, State
+from orchestrator.node.files import write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orchestrator.findings import Finding
+
+REFUSED = 3
+VARIABLES = "variables.sh"  # in the attempt's folder; node.sh reads it
+HINT = "correct that and submit again; --skip NAME leaves out one check, --no-check all of them"
+
+
+def check_job(path: str, begun_s: float) -> int:
+    """
+    Judge all nodes of the allocation before its first attempt; return REFUSED if the job must not start.
+
+    Args:
+        begun_s: when the probe began, by this node's clock.
+    """
+    job = JobCheck(path, os.environ)
+    cluster = _cluster(job, begun_s)
+    findings = _check(job, cluster)
+    left_out, remaining = without_failed(job, cluster, findings)
+    events = node_events(job.folder)
+    for finding in remaining:
+        if finding.severity is not Severity.FAIL:
+            events.write_message(f"{finding.severity.value}  {finding.check}: {finding}")
+    failed = [finding for finding in findings if finding.severity is Severity.FAIL]
+    if failed and not left_out:
+        lines = ["the check of the nodes failed, so nothing was started", *(finding.report() for finding in failed)]
+        text = "\n  ".join([*lines, f"next: {HINT}"])
+        print(f"orch: {text}", file=sys.stderr)
+        events.write(Kind.AGENT_FINISHED, text, state=State.FAILED, exit=None, refused=True)
+        return REFUSED
+    if left_out:
+        write_json(os.path.join(job.facts_folder, LEFT_OUT), {"nodes": left_out})
+        reasons = "; ".join(finding.fault for finding in failed)
+        events.write_message(f"the job starts without {fold(left_out)}: {reasons}")
+    return write_variables(path, is_restart=False)
+
+
+def _cluster(job: JobCheck, begun_s: float) -> Cluster:
+    """All nodes of the allocation, with their answers."""
+    facts, failures = job.read_facts(job.nodes)
+    now_s = time.time()
+    return Cluster(
+        expected={
+            name: job.node_request(name, facts[name]["environment"] if name in facts else {}) for name in job.nodes
+        },
+        facts=facts,
+        failures=failures,
+        clocks={
+            name: (of_node["clock"]["time"] - now_s, of_node["clock"]["time"] - begun_s)
+            for name, of_node in facts.items()
+        },
+    )
+
+
+def _check(job: JobCheck, cluster: Cluster) -> list[Finding]:
+    return check(cluster, job.request["skipped"], python_may_differ=job.request["python_may_differ"])
+
+
+def without_failed(job: JobCheck, cluster: Cluster, findings: Sequence[Finding]) -> tuple[list[str], Sequence[Finding]]:
+    """
+    The nodes that failed, if the job has enough others and these pass, with the findings of the others.
+
+    Otherwise no node and the findings as they are.
+    """
+    failed = {node for finding in findings if finding.severity is Severity.FAIL for node in finding.nodes}
+    remaining_nodes = [node for node in cluster.expected if node not in failed]
+    if not failed or len(remaining_nodes) < job.node_count:
+        return [], findings
+    remaining = _check(job, cluster.part(remaining_nodes))
+    if any(finding.severity is Severity.FAIL for finding in remaining):
+        return [], findings
+    return [node for node in cluster.expected if node in failed], remaining
+
+
+def write_variables(path: str, *, is_restart: bool = True) -> int:
+    """Discover the variables of an attempt's nodes from the facts of the allocation, and write them for node.sh."""
+    job = JobCheck(path, os.environ)
+    names = job.nodes if len(job.nodes) == job.node_count else nodes_for(path)
+    facts, _ = job.read_facts(names)
+    requests = {name: job.node_request(name, facts[name]["environment"] if name in facts else {}) for name in names}
+    discovery = discover(facts, requests)
+    environments = {name: discovery.environment(name) for name in names}
+    groups = equal_nodes(environments)
+    if not groups:
+        return 0
+    with open(os.path.join(job.folder, VARIABLES), "w", encoding="utf-8") as file:
+        file.write(shell_text(groups))
+    events = node_events(job.folder)
+    age_s = time.time() - min(of_node["clock"]["time"] for of_node in facts.values())
+    source = f"their facts of {age_s:.0f} s ago" if is_restart else "their facts"
+    for nodes, variables in groups:
+        settings = " ".join(f"{name}={value}" for name, value in variables.items())
+        events.write_message(f"variables of {fold(nodes)} from {source}: {settings}")
+    return 0
+
+
+def equal_nodes(environments: Mapping[str, Mapping[str, str]]) -> list[tuple[Sequence[str], Mapping[str, str]]]:
+    """The nodes with equal variables together; without nodes that have none."""
+    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for name, variables in environments.items():
+        groups.setdefault(tuple(variables.items()), []).append(name)
+    return [(names, dict(variables)) for variables, names in groups.items() if variables]
+
+
+def shell_text(groups: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> str:
+    """The lines that node.sh reads: each node exports its variables, unless it has them."""
+    lines = ["case $SLURMD_NODENAME in"]
+    for names, variables in groups:
+        lines.append(" | ".join(map(shlex.quote, names)) + ")")
+        lines += [
+            f'    [ -n "${{{name}+set}}" ] || export {name}={shlex.quote(value)}' for name, value in variables.items()
+        ]
+        lines.append("    ;;")
+    return "\n".join([*lines, "esac", ""])
