@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from orchestrator.backoff import backoff
 from orchestrator.endpoint.client import HEARTBEAT_ANSWER_S, Endpoint, Heartbeat
@@ -67,7 +68,7 @@ class Poller:
         self._launcher = launcher
         self.states = {node.name: NodeState(node, time.monotonic()) for node in plan.nodes}
         self.changed = threading.Event()
-        """Set after every poll."""
+        """Set after every poll that has news: another state of an agent, a failure, or the end of one."""
         self._poll_s = min(LONGEST_POLL_S, max(SHORTEST_POLL_S, len(self.states) / POLLS_PER_S))
         self._login_slots = threading.Semaphore(int(plan.ssh["fanout"]))
         self._stopping = threading.Event()
@@ -116,7 +117,8 @@ class Poller:
                     endpoint = self._log_in(state)
                     continue
                 heartbeat = Heartbeat(known, self._peers_of(state), self._poll_s)
-                observation, known = endpoint.heartbeat(self._plan.attempt_dir(state.node), state.node.name, heartbeat)
+                attempt_dir = self._plan.attempt_dir(state.node)
+                observation, new_known = endpoint.heartbeat(attempt_dir, state.node.name, heartbeat)
             except NodeError as failure:
                 known = None
                 self._failed(state, failure)
@@ -124,8 +126,11 @@ class Poller:
                 self._stopping.wait(next(login_pauses if state.login_refused else pauses))
             else:
                 pauses = backoff(LAST_RETRY_S)
+                has_news = new_known != known or state.failure is not None
+                known = new_known
                 self._answered(state, observation)
-                self.changed.set()
+                if has_news:
+                    self.changed.set()
 
     def _log_in(self, state: NodeState) -> Endpoint | None:
         """Connect, at most `fanout` nodes at the same time; None if polling has stopped meanwhile."""
@@ -182,5 +187,5 @@ class Poller:
 
     def _peers_of(self, state: NodeState) -> list[str]:
         """The known addresses of at most PEERS other nodes."""
-        agents = [peer.observation.agent for peer in self.states.values() if peer is not state and peer.observation]
-        return [agent.address for agent in agents if agent and agent.address][:PEERS]
+        agents = (peer.observation.agent for peer in self.states.values() if peer is not state and peer.observation)
+        return list(islice((agent.address for agent in agents if agent and agent.address), PEERS))

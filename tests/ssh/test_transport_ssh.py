@@ -19,7 +19,7 @@ from orchestrator.errors import LoginRefused, NodeError, Unreachable
 from orchestrator.fanout import each, successes
 from orchestrator.inventory.model import Node, SshOptions
 from orchestrator.transports.base import ChannelClosed, ChannelReader
-from orchestrator.transports.ssh.transport import SshTransport, _fabric_config
+from orchestrator.transports.ssh.transport import KEEPALIVE_S, SshTransport, _fabric_config
 from tests.grounds.components import program, unavailable
 from tests.grounds.ports import refusing_port, silent_port
 from tests.grounds.ssh_agent import open_agent
@@ -372,6 +372,13 @@ def test_a_lost_connection_is_unreachable(farm: Farm, client: Client) -> None:
         farm.drop_connections()
         with pytest.raises(Unreachable):
             endpoint.observe("/nope", None)
+
+
+def test_thread_of_an_idle_connection_sleeps_for_seconds(farm: Farm) -> None:
+    """By default paramiko's thread wakes ten times per second: with a thousand connections a fifth of a core."""
+    transport = SshTransport(*_node_and_options(farm))
+    with Endpoint.connect(transport, str(farm.python)):
+        assert transport._connections[0].transport.sock.gettimeout() == KEEPALIVE_S / 3  # noqa: SLF001
 
 
 @BOTH_CLIENTS

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 from orchestrator.actions.refresh import Refreshed
+from orchestrator.endpoint.access import Destination
+from orchestrator.endpoint.client import Endpoint, Heartbeat
+from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import LoginRefused, NodeError, Unreachable
 from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import DirectLauncher
@@ -107,3 +110,45 @@ def test_unreachable_node_is_polled_after_growing_pauses_that_no_two_nodes_share
     assert first[3] > first[0]
     assert second[3] > second[0]
     assert any(abs(pause - peers_pause) > 0.05 for pause, peers_pause in zip(first, second, strict=True))
+
+
+class AnsweringNode(Endpoint):
+    """A connected endpoint that answers heartbeats with the states of a queue, and repeats the last one."""
+
+    def __init__(self, states: list[object]) -> None:
+        self.states = states
+        self.heartbeats = 0
+
+    @property
+    def connected(self) -> bool:
+        return True
+
+    def heartbeat(self, attempt_dir: str, node: str, heartbeat: Heartbeat) -> tuple[NodeObservation, object]:  # noqa: ARG002
+        self.heartbeats += 1
+        state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        return NodeObservation(node, None, alive=True, same_boot=True, finished=None, first_failure=None), state
+
+    def close(self) -> None:
+        pass
+
+
+def test_heartbeats_without_news_do_not_wake_the_supervisor(tmp_path: Path) -> None:
+    """A thousand nodes answer hundreds of times per second, and the supervisor judges all nodes each time that it wakes."""
+    plan, node = _plan(1, 1), AnsweringNode(["started"])
+    poller = Poller(RunFolder(tmp_path), plan, DirectLauncher(plan, _unused, {"n0": node}))
+
+    def heartbeats(count: int) -> None:
+        before = node.heartbeats
+        until(lambda: node.heartbeats > before + count, awaited="heartbeats")
+
+    with poller.running():
+        until(poller.changed.is_set, awaited="the first state")
+        poller.changed.clear()
+        heartbeats(3)
+        assert not poller.changed.is_set()
+        node.states += ["rank exited"]
+        until(poller.changed.is_set, awaited="the second state")
+
+
+def _unused(node: Destination) -> LocalTransport:
+    raise AssertionError(node)

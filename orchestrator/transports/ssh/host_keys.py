@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import socket
 import time
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
@@ -122,6 +123,12 @@ class HostKeyTransport(paramiko.Transport):
         """Run paramiko's thread; at its end it closes its socket, which raises for a channel through a lost jump host."""
         with contextlib.suppress(EOFError):
             super().run()
+
+    def stop_thread(self) -> None:
+        """End paramiko's thread at once: it may wait for bytes, and notices the closed socket after its timeout only."""
+        with contextlib.suppress(OSError, EOFError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        super().stop_thread()
 
     @property
     def preferred_keys(self) -> tuple[str, ...]:
