@@ -250,6 +250,7 @@ def _arguments(launcher: LauncherName, program: tuple[str, ...] | None, typed: d
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
 @click.option("--since", metavar="SPAN", help="Only the last 30s, 5m, 2h, 1d.")
 @click.option("--stream", metavar="out|err|event|batch", help="Only this stream.")
+@click.option("--fold", is_flag=True, help="Print equal lines of many ranks once.")
 @click.option(
     "-i",
     "--inventory",
@@ -263,6 +264,7 @@ def logs(
     inventory: str | None,
     follow: bool,
     tail: int | None,
+    fold: bool,
     as_json: bool,
     **wanted: str | None,
 ) -> int:
@@ -270,7 +272,7 @@ def logs(
     from orchestrator.actions.logs import Filter  # noqa: PLC0415
     from orchestrator.commands.logs import logs  # noqa: PLC0415
 
-    return logs(run, inventory, Filter(**wanted), follow=follow, tail=tail, as_json=as_json)
+    return logs(run, inventory, Filter(**wanted), follow=follow, tail=tail, fold=fold, as_json=as_json)
 
 
 @app.command()

@@ -9,11 +9,13 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TextIO
 
 from orchestrator.errors import OrchError
+from orchestrator.logs.folding import Fold, Folder
 from orchestrator.logs.lines import LogLines, prefix_of, prefixed
 from orchestrator.logs.printable import printable
 from orchestrator.names.hostlist import fold
@@ -160,9 +162,23 @@ class ProgressLine:
 class LogView:
     """Prints the log lines and the messages of a watched run; the prefixes of ranks have colours, neighbours different ones."""
 
-    def __init__(self, *, as_json: bool, quiet: bool = False, stream: TextIO | None = None) -> None:
-        """Print the lines to `stream`, by default stdout."""
+    def __init__(
+        self,
+        *,
+        as_json: bool,
+        quiet: bool = False,
+        stream: TextIO | None = None,
+        ranks_of: Callable[[str], int] | None = None,
+    ) -> None:
+        """
+        Print the lines to `stream`, by default stdout.
+
+        Args:
+            ranks_of: the number of ranks of a node, to fold equal lines of many ranks; the last ones are printed by `close`.
+        """
         self._as_json = as_json
+        self._ranks_of = ranks_of
+        self._folder = Folder()
         self._quiet = quiet
         self._stream = stream or sys.stdout
         self._colour = self._stream.isatty() and not os.environ.get("NO_COLOR")
@@ -178,9 +194,19 @@ class LogView:
 
     def write(self, lines: Iterable[LogLines]) -> None:
         """Print and flush in pieces, so that memory stays bounded."""
+        if self._ranks_of is None:
+            self._print(map(self._text, lines))
+        else:
+            self._print(map(self._fold_text, chain(self._folder.add(lines), self._folder.overdue())))
+
+    def close(self) -> None:
+        """Print the lines that were kept to fold others with them."""
+        self._print(map(self._fold_text, self._folder.rest()))
+
+    def _print(self, parts: Iterable[str]) -> None:
         texts, size = [], 0
-        for group in lines:
-            texts.append(self._text(group) + "\n")
+        for part in parts:
+            texts.append(part + "\n")
             size += len(texts[-1])
             if size >= PRINTED_CHARACTERS:
                 print_text("".join(texts), self._stream)
@@ -196,6 +222,12 @@ class LogView:
             colour = _AGENT_COLOUR if lines.rank is None else _COLOURS[lines.rank % len(_COLOURS)]
             prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
         return prefixed(lines, prefix)
+
+    def _fold_text(self, fold: Fold) -> str:
+        if fold.rank_count == 1:
+            return self._text(fold.line)
+        assert self._ranks_of is not None
+        return prefixed(fold.line, fold.prefix(self._ranks_of))
 
 
 class NodeOutput:

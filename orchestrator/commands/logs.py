@@ -6,14 +6,26 @@ import time
 from contextlib import closing
 
 from orchestrator.actions.log_reader import LogReader
-from orchestrator.actions.logs import Filter, batch_log, find_on_nodes, missing_logs, recorded_run, selection
+from orchestrator.actions.logs import (
+    Filter,
+    batch_log,
+    find_on_nodes,
+    missing_logs,
+    rank_counts,
+    recorded_run,
+    selection,
+)
 from orchestrator.actions.watch import Watch
 from orchestrator.console import LogView, ProgressLine, inform, print_error, warn
-from orchestrator.errors import CTRL_C, NodesError
+from orchestrator.errors import CTRL_C, NodesError, UsageError
 
 
-def logs(name: str, inventory: str | None, wanted: Filter, *, follow: bool, tail: int | None, as_json: bool) -> int:
+def logs(
+    name: str, inventory: str | None, wanted: Filter, *, follow: bool, tail: int | None, fold: bool, as_json: bool
+) -> int:
     """Print the lines so far; with `follow`, also new lines until the run ends."""
+    if fold and as_json:
+        raise UsageError("--fold and --json exclude each other", hint="--json prints each line with its node and rank")
     progress = ProgressLine()
     if inventory is None:
         run, launcher = recorded_run(name, progress.update)
@@ -21,8 +33,7 @@ def logs(name: str, inventory: str | None, wanted: Filter, *, follow: bool, tail
         run, launcher = find_on_nodes(name, inventory, inform, warn)
     plan = run.read_plan()
     try:
-        with closing(launcher):
-            view = LogView(as_json=as_json)
+        with closing(launcher), closing(LogView(as_json=as_json, ranks_of=rank_counts(plan) if fold else None)) as view:
             chosen = selection(wanted, plan, time.time(), has_routine=as_json)
             if wanted.stream == "batch":
                 view.write(batch_log(launcher, chosen, tail))
@@ -34,6 +45,7 @@ def logs(name: str, inventory: str | None, wanted: Filter, *, follow: bool, tail
                 view.write(batch_log(launcher, chosen, tail))  # the job failed before it started an agent
             if follow:
                 record = Watch(run, launcher, reader, view, ends_failed=False).to_end()
+                view.close()
                 inform(f"run {record.id} is {record.state.value}")
     except KeyboardInterrupt:
         command = f": orch status {plan.run_id}" if run.is_recorded else ""

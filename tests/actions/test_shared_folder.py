@@ -66,5 +66,5 @@ def test_logs_count_folders(
         plan.run_id, "slurm", RunState.RUNNING, "", request={}, inventory={}, code={}, versions={}, started=True
     )
     monkeypatch.setattr(command, "recorded_run", lambda *_: (UnrecordedRun(record, plan), launcher))
-    assert command.logs(plan.run_id, None, Filter(), follow=False, tail=None, as_json=False) == 4
+    assert command.logs(plan.run_id, None, Filter(), follow=False, tail=None, fold=False, as_json=False) == 4
     assert capsys.readouterr().err == "orch: error: login0: no route to host\n"

@@ -127,6 +127,9 @@ def test_output_of_a_rank_is_printed_before_its_exit(orch: Orch) -> None:
     texts = [line["text"] for line in orch.lines("--node", "n0")]
     assert texts.index("last line") < next(k for k, text in enumerate(texts) if "exited with code 0" in text)
     assert orch("logs", "--node", "n0").stdout == "[n0:0] last line\n"
+    folded, unfolded = {"[n[0-1]:*] last line"}, {"[n0:0] last line", "[n1:1] last line"}  # if one node was much slower
+    assert set(orch("logs", "--fold").stdout.splitlines()) in (folded, unfolded)
+    assert "exclude each other" in orch("logs", "--fold", "--json", code=2).stderr
     assert "exited with code 0" in orch("logs", "--node", "n0", "--stream", "event").stdout
 
 
