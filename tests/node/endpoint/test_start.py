@@ -193,6 +193,17 @@ def test_rendezvous_port_is_held_while_the_endpoint_lives(endpoint: Endpoint) ->
         store.listen()
 
 
+def test_port_of_a_check_listens_until_it_is_stopped(endpoint: Endpoint) -> None:
+    first = endpoint.listen(["127.0.0.7"], {}).split()
+    address, port, host_id = endpoint.listen(["127.0.0.7"], {}).split()
+    assert (address, host_id) == ("127.0.0.7", endpoint.facts.host_id)
+    assert endpoint.connect_error(address, int(port)) == ""
+    endpoint.stop_listening()
+    endpoint.stop_listening()
+    refused = [endpoint.connect_error(address, int(number)) for number in (first[1], port)]
+    assert refused == ["connection refused"] * 2
+
+
 def test_rendezvous_has_the_address_of_the_named_interface(endpoint: Endpoint) -> None:
     """Both a candidate and the interface are loopback, so a loopback address is accepted."""
     assert endpoint.reserve(["127.0.0.1"], {"GLOO_SOCKET_IFNAME": "lo"}).startswith("127.0.0.1 ")
