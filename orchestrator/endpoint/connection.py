@@ -62,6 +62,22 @@ class Arrived:
     time_s: float
 
 
+def _require_header(reply: messages.ReplyHeader) -> None:
+    """Raise KeyError, TypeError or ValueError if a key that every reply has is missing or has a value of another type."""
+    texts = () if reply["ok"] else tuple(cast("messages.ErrorBody", reply)[key] for key in ("kind", "message"))
+    if not (all(isinstance(text, str) for text in texts) and reply["bytes"] >= 0 and reply["held_s"] >= 0.0):
+        raise ValueError
+    float(reply["monotonic_s"])
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version of Python; NoMarker if it is none, as of a program that prints what it reads."""
+    try:
+        return tuple(int(part) for part in version.split(".")[:2])
+    except ValueError as error:
+        raise NoMarker(version) from error
+
+
 class Connection:
     """
     The program on a node and the channel to it; closing the connection closes the transport, too.
@@ -207,7 +223,7 @@ class Connection:
             self._reader = ChannelReader(channel)
             sent_s = time.time()
             version = self._send_program(channel)
-            if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_PYTHON:
+            if _numbers(version) < OLDEST_PYTHON:
                 raise NodeError(self.node, f"Python {version} is too old: {self._python}", hint=PYTHON_HINT)
             arrived = self._reply_to(HELLO_NUMBER, ANSWER_S)
             reply = arrived.header
@@ -223,7 +239,10 @@ class Connection:
             reason = f"{self._python} did not start: the login shell printed {str(error)!r}"
             hint = "its start-up files should print nothing without a terminal"
             raise NodeError(self.node, reason, hint=hint) from error
-        self.facts = Facts(**cast("messages.HelloReply", reply)["facts"])
+        try:
+            self.facts = Facts(**cast("messages.HelloReply", reply)["facts"])
+        except (KeyError, TypeError) as error:
+            raise NodeError(self.node, f"the node's first answer cannot be read: {error}") from error
 
     def _send_program(self, channel: Channel) -> str:
         """Send the program and the first request together; return the version that Python reports."""
@@ -265,6 +284,7 @@ class Connection:
         try:
             reply: messages.ReplyHeader = json.loads(self._reader.read_exactly(length, timeout_s=ANSWER_S))
             number, size = reply["number"], reply["bytes"]
+            _require_header(reply)
             self._unanswered.remove(number)
         except (ValueError, TypeError, KeyError) as error:
             raise ChannelClosed(None, "a frame header that is not that of a reply") from error

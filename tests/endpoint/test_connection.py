@@ -1,0 +1,113 @@
+"""Nodes that answer late, half, twice or anything else: every failure names the node, and no request is left waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from orchestrator.endpoint.client import Endpoint
+from orchestrator.endpoint.connection import HEADER_LIMIT_BYTES, frame
+from orchestrator.endpoint.program import MARKER
+from orchestrator.errors import NodeError, Unreachable
+from orchestrator.transports.base import ChannelClosed
+
+NAMES = dict.fromkeys(("python", "hostname", "host_id", "home", "user"), "")
+FACTS = {**NAMES, "cards": {}, "pid": 1, "clock_ahead_s": 0.0}
+HEADER = {"ok": True, "held_s": 0.0, "monotonic_s": 0.0, "bytes": 0}
+PYTHON = f"{MARKER} 3.11.2\n".encode()
+HELLO = frame({**HEADER, "number": 0, "facts": FACTS})
+OBSERVED = frame({**HEADER, "number": 1, "nodes": []})
+
+
+class ScriptedNode:
+    """A transport and its channel: a program that writes these parts, whatever it reads, and then ends, or is silent."""
+
+    node = "n0"
+    remark = ""
+
+    def __init__(self, parts: Sequence[bytes], *, ends: bool = True) -> None:
+        self.parts = list(parts)
+        self.ends = ends
+        self.closed = 0
+
+    def open(self, argv: Sequence[str]) -> ScriptedNode:  # noqa: ARG002
+        return self
+
+    def write(self, data: bytes, *, timeout_s: float) -> None:
+        pass
+
+    def read_some(self, *, timeout_s: float) -> bytes:  # noqa: ARG002
+        if self.parts:
+            return self.parts.pop(0)
+        if self.ends:
+            raise ChannelClosed(1, "killed")
+        raise TimeoutError
+
+    def command_to_try(self, argv: Sequence[str]) -> str:
+        return f"`ssh n0 {argv[0]}`"
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_answer_in_single_bytes_is_read() -> None:
+    node = ScriptedNode([bytes([byte]) for byte in PYTHON + HELLO + OBSERVED])
+    assert Endpoint.connect(node, "python3").observe("/a", None) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"", "the endpoint ended, exit status 1: killed"),
+        (OBSERVED[:2], "the endpoint ended, exit status 1: killed"),
+        (OBSERVED[:-5], "the endpoint ended, exit status 1: killed"),
+        (frame({**HEADER, "number": 1, "bytes": 10}) + b"half", "the endpoint ended, exit status 1: killed"),
+        (HELLO, "not that of a reply"),
+        (frame({"number": 1, "bytes": 0}), "not that of a reply"),
+        (frame({**HEADER, "number": 1, "bytes": -1}), "not that of a reply"),
+        (frame({**HEADER, "number": 1, "ok": False}), "not that of a reply"),
+        (frame({**HEADER, "number": 1, "held_s": "soon"}), "not that of a reply"),
+        (b"\0\0\0\2{}", "not that of a reply"),
+        (b"\0\0\0\4junk", "not that of a reply"),
+        (b"Welcome to n0!\n", "a frame header of 1466264675 bytes"),
+        ((HEADER_LIMIT_BYTES + 1).to_bytes(4, "big"), "a frame header of"),
+    ],
+)
+def test_answer_that_is_half_or_garbage_makes_the_node_unreachable(answer: bytes, message: str) -> None:
+    node = ScriptedNode([PYTHON + HELLO, answer] if answer else [PYTHON + HELLO])
+    endpoint = Endpoint.connect(node, "python3")
+    with pytest.raises(Unreachable, match=message) as caught:
+        endpoint.observe("/a", None)
+    assert caught.value.node == "n0"
+    assert node.closed == 1
+    with pytest.raises(Unreachable, match="the connection is closed"):
+        endpoint.observe("/a", None)
+
+
+def test_late_answer_is_not_taken_for_that_to_a_later_request() -> None:
+    node = ScriptedNode([PYTHON + HELLO], ends=False)
+    endpoint = Endpoint.connect(node, "python3")
+    with pytest.raises(Unreachable, match="no answer for 30 s"):
+        endpoint.observe("/a", None)
+    node.parts.append(OBSERVED)
+    with pytest.raises(Unreachable, match="the connection is closed"):
+        endpoint.observe("/a", None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (f"{MARKER} %d.%d\n".encode(), "did not start: the login shell printed"),
+        (PYTHON + frame({**HEADER, "number": 0}), "first answer cannot be read: 'facts'"),
+        (PYTHON + frame({**HEADER, "number": 0, "facts": NAMES}), "first answer cannot be read: .*pid"),
+        (PYTHON + frame({**HEADER, "number": 0, "facts": []}), "first answer cannot be read"),
+        (PYTHON + frame({**HEADER, "number": 7}), "not that of a reply"),
+        (f"{MARKER} 3.7.1\n".encode(), "Python 3.7.1 is too old"),
+    ],
+)
+def test_first_answer_that_is_garbage_is_an_error_of_the_node(answer: bytes, message: str) -> None:
+    node = ScriptedNode([answer])
+    with pytest.raises(NodeError, match=message):
+        Endpoint.connect(node, "python3")
+    assert node.closed >= 1
