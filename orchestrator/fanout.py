@@ -66,15 +66,18 @@ def each_but_stragglers(
     """
     As `each`, but without items that take much longer than the others: their results are None, and their work continues.
 
-    That is after wait_s, or twice the time in which half of the items that do not fail have succeeded, if that is longer.
+    That is when nothing has ended for wait_s, or for the time in which half of the items that do not fail have succeeded, if that
+    is longer. As long as items end, the others may only be waiting for their turn.
     """
     begun = time.monotonic()
+    half_s: float | None = None
 
     def deadline(done: Collection[R | OrchError]) -> float | None:
+        nonlocal half_s
         failed = sum(isinstance(result, OrchError) for result in done)
-        if 2 * (len(done) - failed) >= len(items) - failed > 0:
-            return max(begun + wait_s, time.monotonic() + (time.monotonic() - begun))
-        return None
+        if half_s is None and 2 * (len(done) - failed) >= len(items) - failed > 0:
+            half_s = time.monotonic() - begun
+        return None if half_s is None else time.monotonic() + max(wait_s, half_s)
 
     return _each_until(items, work, limit=limit, deadline_of=deadline)
 
@@ -92,7 +95,7 @@ def _each_until(
     limit: int,
     deadline_of: Callable[[Collection[R | OrchError]], float | None],
 ) -> list[R | OrchError | None]:
-    """As `each` until a deadline, which `deadline_of` computes once from the results so far; None if it is not known yet."""
+    """As `each` until a deadline, which `deadline_of` computes from the results so far; None if it is not known yet."""
     changed = threading.Condition()
     done: dict[int, R | OrchError] = {}
     outcome: list[object] = []
@@ -118,11 +121,12 @@ def _each_until(
             changed.notify()
 
     threading.Thread(target=work_on_all, name="nodes", daemon=True).start()
-    deadline: float | None = None
+    deadline, ended = deadline_of([]), 0
     try:
         with changed:
             while not outcome and (deadline is None or time.monotonic() < deadline):
-                deadline = deadline_of(done.values()) if deadline is None else deadline
+                if len(done) > ended:
+                    deadline, ended = deadline_of(done.values()), len(done)
                 changed.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
     finally:
         is_left.set()

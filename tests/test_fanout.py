@@ -53,6 +53,14 @@ def test_straggler_is_left_once_half_of_the_others_have_succeeded() -> None:
     assert each_but_stragglers(names, work, limit=2, wait_s=60) == ["A", failure, "STUCK", "C"]
 
 
+def test_items_that_wait_for_their_turn_are_no_stragglers() -> None:
+    """As logins: half of the nodes answer at once, and the others log in one after the other."""
+    waits_s = [0.0] * 11 + [0.25] * 9
+    assert (
+        each_but_stragglers(waits_s, lambda wait_s: threading.Event().wait(wait_s), limit=1, wait_s=1.5) == [False] * 20
+    )
+
+
 def test_item_that_takes_longer_than_the_deadline_is_left() -> None:
     gate = threading.Event()
     items: list[Callable[[], object]] = [lambda: "done", gate.wait]
