@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -14,11 +13,6 @@ from tests.grounds.cli import Orch
 from tests.grounds.slurm import Cluster
 from tests.until import until
 
-# Steps of a few tenths of a second at most, but long enough for a signal to arrive between two.
-TRAINING = (
-    "model.layers=1", "model.width=32", "model.heads=2", "model.context=64", "micro_batch=32", "optim.warmup_steps=2",
-    "device=cpu", "ddp_timeout=60", "save_steps=100000", "steps=80", "report=",
-)  # fmt: skip
 PROGRAM = """
 import json, os, pathlib, signal, sys
 rank, attempt = os.environ["RANK"], int(os.environ["ORCH_ATTEMPT"])
@@ -40,7 +34,7 @@ Start = Callable[..., tuple[str, str]]
 
 @pytest.fixture
 def orch(cluster: Cluster, tmp_path: Path) -> Orch:
-    cluster.inventory(tmp_path, env={"OMP_NUM_THREADS": "1"})
+    cluster.inventory(tmp_path)
     return Orch(tmp_path, env=cluster.env)
 
 
@@ -61,45 +55,6 @@ def start(orch: Orch, cluster: Cluster) -> Start:
 
 def _log(orch: Orch, run: str) -> str:
     return orch("logs", run).stdout
-
-
-def _run_dir(orch: Orch, run: str) -> Path:
-    return orch.node_folders(run)[0].parent.parent
-
-
-def _steps(folder: Path) -> list[tuple[int, float, float, float]]:
-    """Step, loss, learning rate and gradient norm, which must repeat bit for bit."""
-    path = folder / "checkpoints" / "metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
-    return [(entry["step"], entry["loss"], entry["lr"], entry["grad_norm"]) for entry in lines]
-
-
-@pytest.mark.slow
-@pytest.mark.train
-@pytest.mark.timeout(300)
-def test_warned_or_preempted_training_saves_and_continues_bit_for_bit_in_its_next_attempt(
-    orch: Orch, cluster: Cluster
-) -> None:
-    """Once warned, once preempted; both must equal one uninterrupted run."""
-    straight = orch("submit", "--detach", "--nodes", "n2,n3", *TRAINING).stdout.strip()
-    for interruption in ("warned", "preempted"):
-        run = orch("submit", "--detach", "--nodes", "n0,n1", *TRAINING).stdout.strip()
-        folder, job = _run_dir(orch, run), orch.slurm_job(run)
-        until(lambda folder=folder: len(_steps(folder)) > 1, awaited="the first steps", deadline_s=90)  # type: ignore[misc]
-        if interruption == "warned":
-            cluster.signal(job, "USR2")
-        else:
-            cluster.preempt("n0", "n1")
-        cluster.start_soon(job)
-        assert cluster.wait_for(orch, run, "DONE")["attempt"] == 2
-        cluster.wait_for(orch, straight, "DONE")
-        assert len(_steps(folder)) == 80
-        assert _steps(folder) == _steps(_run_dir(orch, straight))
-        log = _log(orch, run)
-        assert log.count("Slurm will end the job") == (2 if interruption == "warned" else 0)  # once per node
-        assert log.count("preempted: saved at step") == 1
-        assert log.count("the job is requeued, for attempt 2") == 1
-        assert log.count("resuming from") == 1
 
 
 def test_run_that_waits_for_its_next_attempt_is_pending(start: Start, orch: Orch, cluster: Cluster) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.grounds import held_task
 from tests.grounds.cli import Orch
 from tests.grounds.slurm import Cluster
 from tests.until import until
@@ -23,8 +25,8 @@ save() {
 echo "rank $RANK on $ORCH_NODE in attempt $ORCH_ATTEMPT, head $MASTER_ADDR"
 """
 TRAINING = (
-    "model.layers=1", "model.width=32", "model.heads=2", "model.context=64", "micro_batch=32", "optim.warmup_steps=2",
-    "device=cpu", "ddp_timeout=60", "save_steps=5", "steps=60", "report=",
+    "task=tests.grounds.held_task:Held", "micro_batch=4", "optim.warmup_steps=2", "device=cpu", "ddp_timeout=60",
+    "save_steps=5", "steps=100", "report=",
 )  # fmt: skip
 
 
@@ -146,24 +148,67 @@ def test_job_that_is_cancelled_between_restarts_is_stopped(orch: Orch, cluster: 
 
 @pytest.mark.slow
 @pytest.mark.train
-def test_training_whose_rank_is_killed_restarts_on_a_spare_bit_for_bit(orch: Orch, cluster: Cluster) -> None:
+@pytest.mark.timeout(400)
+def test_training_that_is_killed_warned_and_preempted_continues_bit_for_bit_each_time(
+    orch: Orch, cluster: Cluster
+) -> None:
+    """Killed: on a spare in the same allocation. Warned, preempted: saved first, and requeued."""
+    grounds = orch.cwd / "tests" / "grounds"
+    grounds.mkdir(parents=True)
+    shutil.copy(held_task.__file__, grounds)
     straight = orch("submit", "--detach", "--nodes", "n0,n1", *TRAINING).stdout.strip()
     cluster.wait_for(orch, straight, "DONE")
-    run = orch("submit", "--detach", "--nodes", "n0,n1", *TRAINING).stdout.strip()
-    until(lambda: len(_steps(orch, run)) > 12, deadline_s=90, awaited="the first steps")
+    out = cluster.folder / f"out-{straight}"
+    held = held_task.hold(out, steps=12)
+    run = orch("submit", "--detach", "--nodes", "n0,n1", *TRAINING, f"out={out}").stdout.strip()
+    job = orch.slurm_job(run)
+
+    until(lambda: len(_steps(out)) == 12, deadline_s=90, awaited="the first steps")
     events = (orch.node_folder(run, "n1") / "events.jsonl").read_text("utf-8").splitlines()
     [pid] = [event["pid"] for event in map(json.loads, events) if event["event"] == "rank-started"]
     killed = time.time()
     os.kill(pid, signal.SIGKILL)
-    assert cluster.wait_for(orch, run, "DONE")["attempt"] == 2
+    until(lambda: "resuming from" in orch.printed(run), deadline_s=90, awaited="the second attempt")
+    _advance(held, out)
     started = _next_start(orch, run)
     assert started - killed < 20  # orch's part and Slurm's: under 2 s on an idle machine
-    assert _first_step_after(orch, run, started) - killed < 60
-    assert len(_steps(orch, run)) == 60
-    assert _steps(orch, run) == _steps(orch, straight)
+    assert _first_step_after(out, started) - killed < 60
+
+    cluster.signal(job, "USR2")
+    _advance_until_saved(orch, run, held, out, count=1)
+    cluster.start_soon(job)
+    until(lambda: orch.printed(run).count("resuming from") == 2, deadline_s=90, awaited="the third attempt")
+    _advance(held, out)
+    cluster.preempt("n0", "n1")
+    _advance_until_saved(orch, run, held, out, count=2)
+    cluster.start_soon(job)
+    held.unlink()
+
+    assert cluster.wait_for(orch, run, "DONE")["attempt"] == 4
+    assert len(_steps(out)) == 100
+    assert _steps(out) == _steps(_run_dir(orch, straight) / "checkpoints")
     log = orch("logs", run).stdout
-    assert "without n1" in log
-    assert log.count("resuming from") == 1
+    assert log.count("as attempt 2, without n1") == 1
+    assert log.count("Slurm will end the job") == 2  # once per node
+    assert [log.count(f"the job is requeued, for attempt {attempt}") for attempt in (2, 3, 4)] == [0, 1, 1]
+    assert log.count("resuming from") == 3
+
+
+def _advance(held: Path, out: Path) -> None:
+    """Let one more step run than have been made, and wait for it."""
+    steps = len(_steps(out)) + 1
+    held.write_text(str(steps))
+    until(lambda: len(_steps(out)) >= steps, deadline_s=90, awaited=f"step {steps}")
+
+
+def _advance_until_saved(orch: Orch, run: str, held: Path, out: Path, *, count: int) -> None:
+    """Let steps run one by one until the signal has arrived, after which the ranks save and exit."""
+
+    def saved() -> bool:
+        held.write_text(str(len(_steps(out)) + 1))
+        return orch.printed(run).count("preempted: saved at step") == count
+
+    until(saved, deadline_s=60, awaited="the ranks to save")
 
 
 def _next_start(orch: Orch, run: str) -> float:
@@ -173,14 +218,14 @@ def _next_start(orch: Orch, run: str) -> float:
     return float(min(event["time"] for event in events if event["event"] == "rank-started"))
 
 
-def _first_step_after(orch: Orch, run: str, moment: float) -> float:
+def _first_step_after(out: Path, moment: float) -> float:
     """Time of the first step after that moment."""
-    lines = (_run_dir(orch, run) / "checkpoints" / "metrics.jsonl").read_text("utf-8").splitlines()
+    lines = (out / "metrics.jsonl").read_text("utf-8").splitlines()
     return float(min(time_s for time_s in (json.loads(line)["time"] for line in lines) if time_s > moment))
 
 
-def _steps(orch: Orch, run: str) -> list[tuple[int, float, float, float]]:
+def _steps(out: Path) -> list[tuple[int, float, float, float]]:
     """Step, loss, learning rate and gradient norm, which must repeat bit for bit."""
-    path = _run_dir(orch, run) / "checkpoints" / "metrics.jsonl"
+    path = out / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
     return [(entry["step"], entry["loss"], entry["lr"], entry["grad_norm"]) for entry in lines]
