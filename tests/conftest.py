@@ -61,11 +61,14 @@ def _add_markers(items: list[pytest.Item]) -> None:
                 item.add_marker(marker)
         if not _STARTERS.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker("processes")
-        for kind in ("slurm", "accounting"):
+        number = zlib.crc32(item.nodeid.partition("::")[0].encode()) % 2
+        # at most two clusters per session, one with accounting, and two warm trainers, for any number of workers
+        groups = {"slurm": f"slurm-{number}", "accounting": "accounting"}
+        for kind, group in groups.items():
             if item.get_closest_marker(kind):
-                # at most two clusters per session, and one with accounting, for any number of workers
-                number = zlib.crc32(item.nodeid.partition("::")[0].encode()) % 2 if kind == "slurm" else 0
-                item.add_marker(pytest.mark.xdist_group(f"{kind}-{number}"))
+                item.add_marker(pytest.mark.xdist_group(group))
+        if "warm" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group(f"train-{number}"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -219,6 +219,8 @@ RIGHT = [
     ),
 ]
 
+pytestmark = pytest.mark.xdist_group("doubles")  # all statements run at once, for the first test
+
 Raised = dict[tuple[str, str], str]
 
 

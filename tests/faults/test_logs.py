@@ -16,7 +16,7 @@ from tests.grounds.cli import Orch
 from tests.grounds.sshd import Farm
 from tests.until import until
 
-COUNT = 'i=0; while [ "$i" -lt 3000 ]; do i=$((i+1)); echo "line $i of $RANK"; sleep 0.002; done'
+COUNT = 'i=0; while [ "$i" -lt 3000 ]; do i=$((i+1)); echo "line $i of $RANK"; [ $((i%10)) != 0 ] || sleep 0.03; done'
 BOUND_KIB = 200 << 10
 
 
@@ -54,7 +54,7 @@ def _follow_through_cuts(watcher: subprocess.Popen[str], farm: Farm) -> tuple[st
     """Cut every connection three times; returns the standard output and error."""
     assert watcher.stdout is not None
     lines: list[str] = []
-    for awaited_line in ("line 300 of 0", "line 900 of 1", "line 1500 of 0"):
+    for awaited_line in ("line 300 of 0", "line 900 of 0", "line 1500 of 0"):
         while awaited_line not in (line := watcher.stdout.readline()):
             assert line, "the log ended"
             lines.append(line)

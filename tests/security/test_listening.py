@@ -12,6 +12,7 @@ from tests.grounds.machines import Machine
 from tests.until import until
 
 SSHD = "0.0.0.0:22"
+SMALL = ("model.layers=1", "model.width=32", "model.heads=2", "model.context=32", "report=")
 
 
 def _listening(machine: Machine) -> set[str]:
@@ -45,7 +46,7 @@ def test_trainer_listens_only_at_the_address_of_the_rendezvous(hosts: Hosts, tmp
     """The trainer's store: torch's own, made from MASTER_ADDR, listens on every interface; see docs/commands.md."""
     hosts.inventory(tmp_path, nodes=["h0", "h1"])
     orch = hosts.orch(tmp_path)
-    run = orch("ssh-launch", "--detach", "steps=1000000").stdout.strip()
+    run = orch("ssh-launch", "--detach", "steps=1000000", *SMALL).stdout.strip()
     until(lambda: "ranks ready" in "".join(hosts.outputs(orch, run)), awaited="the group", deadline_s=60)
     for host in hosts.hosts[:2]:
         found = _listening(host) - {SSHD}

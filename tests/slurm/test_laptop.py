@@ -15,7 +15,7 @@ from tests.grounds.hosts import Hosts
 from tests.grounds.slurm_hosts import SlurmHosts
 from tests.until import until
 
-COUNT = 'i=0; while [ "$i" -lt 4000 ]; do i=$((i+1)); echo "line $i of $RANK"; sleep 0.002; done'
+COUNT = 'i=0; while [ "$i" -lt 4000 ]; do i=$((i+1)); echo "line $i of $RANK"; [ $((i%10)) != 0 ] || sleep 0.03; done'
 
 
 @pytest.fixture

@@ -33,21 +33,21 @@ def _settings(cluster: Cluster) -> tuple[str, ...]:
 
 @pytest.mark.train
 def test_every_combination_is_a_separate_run_and_list_compares_them(orch: Orch, cluster: Cluster) -> None:
-    sweeps = ("--sweep", "lr=1e-3,1e-1", "--sweep", "seed=1,2")
+    sweeps = ("--sweep", "lr=1e-3,1e-1", "--sweep", "seed=1")
     sweep = orch("submit", "-j", "1x1", *sweeps, *_settings(cluster)).stdout.strip()
     until(lambda: not cluster.jobs(), awaited="the array to end", deadline_s=100)
     records = json.loads(orch("list", "--sweep", sweep, "--json").stdout)
     assert [(record["state"], record["swept"]) for record in records] == [
-        ("DONE", {"lr": lr, "seed": seed}) for lr in ("1e-3", "1e-1") for seed in ("1", "2")
+        ("DONE", {"lr": lr, "seed": "1"}) for lr in ("1e-3", "1e-1")
     ]
     assert len({record["slurm_job"].partition("_")[0] for record in records}) == 1
     losses = [record["summary"]["last_loss"] for record in records]
-    assert len(set(losses)) == 4
+    assert len(set(losses)) == 2
     table = orch("list", "--sweep", sweep).stdout
     assert all(f"{loss:.4g}" in table for loss in losses)
-    run = records[2]["id"]
+    run = records[1]["id"]
     assert "lr=" in orch("logs", run).stdout
-    assert f"{losses[2]:.4f}"[:5] in orch("logs", run).stdout
+    assert f"{losses[1]:.4f}"[:5] in orch("logs", run).stdout
 
 
 def test_one_run_or_the_whole_sweep_of_a_program_is_stopped(orch: Orch, cluster: Cluster) -> None:

@@ -125,7 +125,6 @@ def cpu_adam(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.xdist_group("cpu_adam")  # two workers would compile the same
 @pytest.mark.parametrize(
     "words",
     [

@@ -25,7 +25,7 @@ from tests.until import until
 pytestmark = pytest.mark.train
 
 # Clips at every step, so the norm has to be that of the whole model.
-WORDS = ("steps=30", "save_steps=10", "accumulation=2", "optim.grad_clip=0.5")
+WORDS = ("steps=12", "save_steps=4", "accumulation=2", "optim.grad_clip=0.5")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_killed_run_on_two_nodes_repeats_an_uninterrupted_one_bit_for_bit_and_dd
     launch = ("ssh-launch", "--bare", "--", WARM_RANK.name, str(gate.path), *HELD, *words, f"out={killed}")
     held = held_task.hold(killed)
     with orch.start(*launch) as first:
-        until((killed / "step_10").exists, deadline_s=DEADLINE_S, awaited="the first checkpoint")
+        until((killed / "step_4").exists, deadline_s=DEADLINE_S, awaited="the first checkpoint")
         gate.ranks["1"].kill()
         held.unlink()
         _, errors = first.communicate(timeout=DEADLINE_S)
@@ -90,17 +90,17 @@ def test_killed_run_on_two_nodes_repeats_an_uninterrupted_one_bit_for_bit_and_dd
     assert gate.ranks["1"].wait() == -signal.SIGKILL
     done = orch(*launch)
     assert "is DONE" in done.stderr
-    assert re.search(r"^\[n0:0\].*resuming from .*, step 10$", done.stdout, re.MULTILINE)
+    assert re.search(r"^\[n0:0\].*resuming from .*, step 4$", done.stdout, re.MULTILINE)
     assert step_numbers(killed) == step_numbers(uninterrupted)
-    assert (killed / "step_30" / "state.pt").read_bytes() == (uninterrupted / "step_30" / "state.pt").read_bytes()
+    assert (killed / "step_12" / "state.pt").read_bytes() == (uninterrupted / "step_12" / "state.pt").read_bytes()
 
     if not resharded:  # takes seconds for each strategy
         return
-    third = start_ranks(*words, "steps=31", f"out={killed}", world_size=resharded, base=HELD)
+    third = start_ranks(*words, "steps=13", f"out={killed}", world_size=resharded, base=HELD)
     assert set(codes(third)) == {0}
     assert f"WARNING: the checkpoint was written by 2 ranks and is split over {resharded} now" in third[0].out
     *_, (_, before, *_), (step, loss, *_) = step_numbers(killed)
-    assert step == 31
+    assert step == 13
     assert loss == pytest.approx(before, abs=0.3)
 
 
@@ -121,7 +121,7 @@ def test_killed_run_of_the_shipped_trainer_on_two_nodes_repeats_an_uninterrupted
     assert codes(start_ranks(*words, f"out={uninterrupted}", base=HELD)) == [0, 0]
     launch = ("ssh-launch", *HELD, *words, f"out={killed}")
     with orch.start(*launch) as first:
-        until((killed / "step_10").exists, deadline_s=DEADLINE_S, awaited="the first checkpoint")
+        until((killed / "step_4").exists, deadline_s=DEADLINE_S, awaited="the first checkpoint")
         (record,) = orch.records()
         events = orch.events(orch.node_folder(record["id"], "n1"))
         os.kill(next(record["pid"] for record in events if record["event"] == "rank-started"), signal.SIGKILL)
@@ -130,9 +130,9 @@ def test_killed_run_of_the_shipped_trainer_on_two_nodes_repeats_an_uninterrupted
     assert first.returncode == 1
     done = orch(*launch)
     assert "is DONE" in done.stderr
-    assert re.search(r"^\[n0:0\].*resuming from .*, step 10$", done.stdout, re.MULTILINE)
+    assert re.search(r"^\[n0:0\].*resuming from .*, step 4$", done.stdout, re.MULTILINE)
     assert step_numbers(killed) == step_numbers(uninterrupted)
-    assert (killed / "step_30" / "state.pt").read_bytes() == (uninterrupted / "step_30" / "state.pt").read_bytes()
+    assert (killed / "step_12" / "state.pt").read_bytes() == (uninterrupted / "step_12" / "state.pt").read_bytes()
 
 
 @pytest.mark.slow

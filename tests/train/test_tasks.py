@@ -32,7 +32,7 @@ def _untimed_metrics(out: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key not in timed} for line in read_metrics(out)]
 
 
-@pytest.mark.parametrize(("strategy", "steps"), [("ddp", 24), pytest.param("fsdp2", 24, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("strategy", "steps"), [("ddp", 12), pytest.param("fsdp2", 12, marks=pytest.mark.slow)])
 def test_killed_segmentation_repeats_an_uninterrupted_run_bit_for_bit(
     start_ranks: StartRanks, tmp_path: Path, strategy: str, steps: int
 ) -> None:
@@ -46,8 +46,8 @@ def test_killed_segmentation_repeats_an_uninterrupted_run_bit_for_bit(
     words = (
         f"strategy={strategy}",
         f"steps={steps}",
-        "save_steps=6",
-        "eval_steps=7",
+        "save_steps=3",
+        "eval_steps=5",
         "data.workers=1",
         f"data.paths={folder}",
     )
@@ -56,7 +56,7 @@ def test_killed_segmentation_repeats_an_uninterrupted_run_bit_for_bit(
     assert [rank.wait() for rank in start_ranks(*words, f"out={uninterrupted}", base=base)] == [0, 0]
     held = held_task.hold(killed)
     first = start_ranks(*words, f"out={killed}", base=base)
-    until((killed / "step_6").exists, deadline_s=DEADLINE_S, awaited="the first checkpoint")
+    until((killed / "step_3").exists, deadline_s=DEADLINE_S, awaited="the first checkpoint")
     for rank in first:
         rank.process.kill()
     assert [rank.wait() for rank in first] == [-signal.SIGKILL] * 2
@@ -68,7 +68,7 @@ def test_killed_segmentation_repeats_an_uninterrupted_run_bit_for_bit(
     assert "samples/s=" in second[0].out
     assert _untimed_metrics(killed) == _untimed_metrics(uninterrupted)
     assert [record["step"] for record in read_metrics(uninterrupted) if "eval_iou" in record] == [
-        *range(7, steps, 7),
+        *range(5, steps, 5),
         steps,
     ]
     assert files.read_manifest(killed / f"step_{steps}", steps)["eval_loss"] == read_metrics(killed)[-1]["eval_loss"]
