@@ -386,18 +386,18 @@ def lint(
 
 
 @app.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument("words", nargs=-1, metavar="[RUN | FILE...]")
 @click.option("--signatures", type=_PATH, metavar="FILE", help="Your own signatures; default: $ORCH_HOME/signatures.")
 @_json
-def diagnose(files: tuple[str, ...], signatures: Path | None, as_json: bool) -> int:
+def diagnose(words: tuple[str, ...], signatures: Path | None, as_json: bool) -> int:
     """
-    Name the cause of a failure in logs of any launcher: where it began, the proof and the next steps.
+    Name the cause of a failure, of a run or in logs of any launcher: where it began, the proof and the next steps.
 
     FILE is a log, a folder of logs, or - for standard input.
     """
     from orchestrator.commands.diagnose import diagnose  # noqa: PLC0415
 
-    return diagnose(files, signatures, as_json=as_json)
+    return diagnose(words, signatures, as_json=as_json)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Diagnose a failed run from log files of any launcher."""
+"""Diagnose log files of any launcher."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from orchestrator.diagnosis.evidence import Evidence, Hit, search_log
 from orchestrator.diagnosis.signature import Signature
 from orchestrator.diagnosis.user_signatures import SignatureError, read_signatures
 from orchestrator.diagnosis.weigh import Diagnosis, weigh
-from orchestrator.errors import UsageError, os_error_text
+from orchestrator.errors import NodesError, UsageError, os_error_text
 from orchestrator.names.hostlist import fold
 from orchestrator.node.number_list import format_numbers
 from orchestrator.node.search import BLOCK_BYTES
 from orchestrator.store import home
 
-__all__ = ["Diagnosed", "Hit", "diagnose_files", "origin_text", "user_signatures"]
+__all__ = ["Diagnosed", "Hit", "diagnose_files", "is_run", "origin_text", "user_signatures"]
 
 USER_SIGNATURES = "signatures"
 """The file in $ORCH_HOME."""
@@ -36,13 +36,32 @@ class Diagnosed:
     """A diagnosis, and what was read for it."""
 
     diagnosis: Diagnosis
-    sources: tuple[str, ...]
-    """The files."""
+    files: tuple[str, ...]
     size_bytes: int
+    run: str | None = None
+    """The id of the run; None for files."""
+    state: str = ""
+    """The state of the run."""
+    remarks: tuple[str, ...] = ()
+    """Sentences about the nodes: logs that cannot be read, full disks, little memory."""
+    missing: NodesError | None = None
+    """The failures of nodes that could not be searched."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able form."""
-        return {**self.diagnosis.to_json(), "files": list(self.sources), "bytes": self.size_bytes}
+        return {
+            **self.diagnosis.to_json(),
+            "run": self.run,
+            "remarks": list(self.remarks),
+            "unreachable": str(self.missing) if self.missing else None,
+            "files": list(self.files),
+            "bytes": self.size_bytes,
+        }
+
+
+def is_run(words: Sequence[str]) -> bool:
+    """True if a run is named, not files: nothing, or one word that is no path."""
+    return not words or (len(words) == 1 and words[0] != STDIN and "/" not in words[0] and not Path(words[0]).exists())
 
 
 def diagnose_files(words: Sequence[str], signatures_file: Path | None) -> Diagnosed:

@@ -5,29 +5,48 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from orchestrator.actions.diagnose import Diagnosed, Hit, diagnose_files, origin_text
-from orchestrator.console import inform, print_json, print_text, size_text, without_controls
+from orchestrator.actions.diagnose import Diagnosed, Hit, diagnose_files, is_run, origin_text
+from orchestrator.actions.diagnose_run import diagnose_run
+from orchestrator.console import (
+    ProgressLine,
+    inform,
+    print_error,
+    print_json,
+    print_text,
+    size_text,
+    without_controls,
+)
 
 _RETRY = {
     "retry": "another attempt can help",
     "elsewhere": "another attempt can help on other nodes",
     "never": "another attempt fails the same way until this is changed",
 }
+_FAILED = ("FAILED", "LOST")
 MOST_LINE = 300
 """Characters of a log line that are shown."""
 
 
-def diagnose(files: Sequence[str], signatures: Path | None, *, as_json: bool) -> int:
-    """Print the diagnosis of log files; returns 0, also if the cause is unknown: docs/decisions/049."""
-    result = diagnose_files(files, signatures)
+def diagnose(words: Sequence[str], signatures: Path | None, *, as_json: bool) -> int:
+    """Print the diagnosis of a run or of log files; returns 0, also if the cause is unknown: docs/decisions/049."""
+    if is_run(words):
+        with ProgressLine() as progress:
+            result = diagnose_run(words[0] if words else "latest", signatures, progress.update)
+        if result.state not in _FAILED:
+            inform(f"run {result.run} is {result.state}; what its logs have so far:")
+    else:
+        result = diagnose_files(words, signatures)
     if as_json:
         print_json(result.to_json())
     else:
         print_text("".join(f"{without_controls(line)}\n" for line in _report(result)))
         inform(
-            f"searched {len(result.sources)} {'file' if len(result.sources) == 1 else 'files'}, {size_text(result.size_bytes)}"
+            f"searched {len(result.files)} {'file' if len(result.files) == 1 else 'files'}, {size_text(result.size_bytes)}"
         )
-    return 0
+    if result.missing is None:
+        return 0
+    print_error(result.missing)
+    return result.missing.exit_code
 
 
 def _report(result: Diagnosed) -> Iterator[str]:
@@ -47,6 +66,7 @@ def _report(result: Diagnosed) -> Iterator[str]:
         yield from _labelled("cause", ["unknown: no error was found"])
     for label, entries in (("or", found.alternatives), ("follows", found.consequences), ("also", found.observations)):
         yield from _labelled(label, (_folded_text(entry.text, entry.count, entry.ranks) for entry in entries))
+    yield from _labelled("nodes", result.remarks)
 
 
 def _line(hit: Hit) -> str:

@@ -57,11 +57,14 @@ class Evidence:
     """File -> the last line that looks like progress of the training; 0 if none follows the first hit."""
     world_size: int | None = None
     """The number of ranks, if it is known."""
+    first_failure: tuple[int | None, str] | None = None
+    """The rank, if it is known, and the node that failed first by the record of the run."""
 
     def __add__(self, more: Evidence) -> Evidence:
         counts = {name: self.counts.get(name, 0) + more.counts.get(name, 0) for name in {*self.counts, *more.counts}}
         progress_lines = {**self.progress_lines, **more.progress_lines}
-        return Evidence((*self.hits, *more.hits), counts, progress_lines, self.world_size or more.world_size)
+        world_size, first_failure = self.world_size or more.world_size, self.first_failure or more.first_failure
+        return Evidence((*self.hits, *more.hits), counts, progress_lines, world_size, first_failure)
 
 
 def patterns_of(signatures: Iterable[Signature]) -> list[PatternBody]:

@@ -89,7 +89,7 @@ def weigh(evidence: Evidence) -> Diagnosis:
     groups = _candidates(ended) or _candidates(hits)
     if not groups:
         return _unknown(hits, evidence)
-    reported_rank, reported_node = _first_reported(hits)
+    reported_rank, reported_node = _first_reported(hits, evidence)
     # causes on the rank that the launcher reports first, then on few ranks, then early ones: the rest follows from them
     chosen = min(groups, key=lambda group: (not _is_reported(group, reported_rank), len({hit.rank for hit in group})))
     alternatives = [hit for group in groups if group is not chosen for hit in group]
@@ -172,8 +172,11 @@ def _is_survived(hit: Hit, evidence: Evidence) -> bool:
     return evidence.progress_lines.get(hit.file, 0) > hit.line + CONTINUED_LINES
 
 
-def _first_reported(hits: Sequence[Hit]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Rank and node that failed first by the report of a launcher."""
+def _first_reported(hits: Sequence[Hit], evidence: Evidence) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Rank and node that failed first by the run's record, or by the report of a launcher."""
+    if evidence.first_failure is not None:
+        rank, node = evidence.first_failure
+        return () if rank is None else (rank,), (node,)
     values = next((hit.values for hit in hits if "first_rank" in hit.values), None)
     return ((), ()) if values is None else ((int(values["first_rank"]),), (values["first_node"],))
 

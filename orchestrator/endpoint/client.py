@@ -354,6 +354,32 @@ class Endpoint:
         except ValueError as error:
             raise NodeError(self.node, f"{path}: {error}") from error
 
+    def search(
+        self,
+        attempt_dir: str,
+        nodes: Sequence[str] | None,
+        patterns: Sequence[messages.PatternBody],
+        kernel: Sequence[str],
+        *,
+        max_bytes: int,
+        wait_s: float,
+    ) -> messages.SearchReply:
+        """
+        Search the output of the ranks, and of each larger file the last max_bytes.
+
+        Args:
+            kernel: the ids of the patterns to search the log of the kernel for.
+            wait_s: the time after which the search ends with what it has.
+        """
+        request: messages.SearchRequest = {
+            **_folders(attempt_dir, nodes),
+            "patterns": list(patterns),
+            "kernel": list(kernel),
+            "max_bytes": max_bytes,
+            "wait_s": wait_s,
+        }
+        return self._connection.call(protocol.SEARCH, request, answer_s=wait_s + ANSWER_S).reply
+
     def read_file(self, attempt_dir: str, root: str, path: str, *, offset: int, size: int) -> bytes:
         """At most `size` bytes of a listed file; empty at its end."""
         request: messages.ReadFileRequest = {

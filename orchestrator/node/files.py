@@ -177,3 +177,25 @@ def write_json(path: str, value: Mapping[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(path + ".tmp", path)
+
+
+FULL_BYTES = 1 << 16  # less than a file system with large blocks may leave free
+
+
+def full_disk(path: str) -> str:
+    """The report that the file system of a path is full; empty if it is not, or cannot be queried."""
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return ""
+    if not disk.f_blocks or disk.f_flag & os.ST_RDONLY:  # it reports no sizes, or never has space
+        return ""
+    is_root = os.geteuid() == 0  # may use the reserve
+    if (disk.f_bfree if is_root else disk.f_bavail) * disk.f_frsize < FULL_BYTES:
+        size = disk.f_blocks * disk.f_frsize
+        return f"the disk of {path} is full (0 of {size / 1e9:.3g} GB free)"
+    return (
+        f"the disk of {path} has no inodes left"
+        if disk.f_files and not (disk.f_ffree if is_root else disk.f_favail)
+        else ""
+    )

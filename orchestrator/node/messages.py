@@ -380,6 +380,34 @@ class HitBody(TypedDict):
     head: str
 
 
+class SearchRequest(NodeFolders):
+    """`kernel` are the ids of the patterns for the log of the kernel. Files larger than `max_bytes` are searched from their end minus that."""
+
+    patterns: List[PatternBody]
+    kernel: List[str]
+    max_bytes: int
+    wait_s: float
+
+
+class LogBody(TypedDict):
+    """The hits in one log; their lines are counted after the `skipped` bytes. `progress_line` is that of Search."""
+
+    node: str
+    name: str
+    skipped: int
+    bytes: int
+    hits: List[HitBody]
+    counts: Dict[str, int]
+    progress_line: int
+
+
+class SearchReply(TypedDict):
+    """`remarks` are sentences about the nodes: logs that cannot be read, full disks, little memory."""
+
+    logs: List[LogBody]
+    remarks: List[str]
+
+
 class ActiveRunsRequest(TypedDict):
     workdir: str
 

@@ -125,6 +125,16 @@ def test_failing_rank_gives_code_1_and_names_rank_node_and_code(orch: Orch) -> N
         3,
         7,
     )
+    found = json.loads(orch("diagnose", "--json").stdout)
+    diagnosis = (
+        found["signature"],
+        found["ranks"],
+        found["nodes"],
+        found["proof"][0]["file"],
+        found["proof"][0]["line"],
+    )
+    assert diagnosis == ("file-not-found", [3], ["n1"], "n1/rank-3.err", 1)
+    assert found["unreachable"] is None
 
 
 def test_failure_on_one_node_ends_the_others(orch: Orch, farm: Farm) -> None:

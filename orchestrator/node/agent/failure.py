@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 
-from orchestrator.node.files import read_json
+from orchestrator.node.files import full_disk, read_json
 from orchestrator.node.stacks import has_left_stacks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-FULL_BYTES = 1 << 16  # less than a file system with large blocks may leave free
 
 
 def error_of(path: str) -> tuple[str | None, str | None]:
@@ -31,25 +29,6 @@ def error_of(path: str) -> tuple[str | None, str | None]:
 def error_file(folder: str, rank: int | None) -> str:
     """The TORCHELASTIC_ERROR_FILE of a rank, or of a program that starts the node's ranks: torchrun copies its first rank's there."""
     return os.path.join(folder, "error", "program.json" if rank is None else f"{rank}.json")
-
-
-def full_disk(path: str) -> str:
-    """The report that the file system of a path is full; empty if it is not, or cannot be queried."""
-    try:
-        disk = os.statvfs(path)
-    except OSError:
-        return ""
-    if not disk.f_blocks or disk.f_flag & os.ST_RDONLY:  # it reports no sizes, or never has space
-        return ""
-    is_root = os.geteuid() == 0  # may use the reserve
-    if (disk.f_bfree if is_root else disk.f_bavail) * disk.f_frsize < FULL_BYTES:
-        size = disk.f_blocks * disk.f_frsize
-        return f"the disk of {path} is full (0 of {size / 1e9:.3g} GB free)"
-    return (
-        f"the disk of {path} has no inodes left"
-        if disk.f_files and not (disk.f_ffree if is_root else disk.f_favail)
-        else ""
-    )
 
 
 def failure_of(

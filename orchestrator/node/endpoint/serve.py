@@ -49,6 +49,7 @@ from orchestrator.node.protocol import (
     READ_FILE,
     REMOVE_MARKER,
     RESERVE,
+    SEARCH,
     START,
     STOP,
     STOP_LISTENING,
@@ -230,6 +231,12 @@ def strays(request: messages.StraysRequest, payload: bytes) -> Tuple[messages.St
     return handle(request, payload)
 
 
+def search(request: messages.SearchRequest, payload: bytes) -> Tuple[messages.SearchReply, bytes]:
+    from orchestrator.node.endpoint.search import search as handle  # noqa: PLC0415  as above
+
+    return handle(request, payload)
+
+
 def clear(request: messages.ClearRequest, payload: bytes) -> Tuple[messages.ClearReply, bytes]:
     from orchestrator.node.endpoint.garbage import clear as handle  # noqa: PLC0415  as above
 
@@ -365,6 +372,7 @@ def all_handlers(starter: Starter, umask: int) -> Handlers:
     handlers.add(FIND_MARKER, find_marker)
     handlers.add(REMOVE_MARKER, remove_marker)
     handlers.add(STRAYS, strays)
+    handlers.add(SEARCH, search)
     handlers.add(CLEAR, clear)
     handlers.add(LIST_FILES, list_files)
     handlers.add(READ_FILE, read_file)

@@ -1,0 +1,103 @@
+"""Diagnose a run from the logs on its nodes, where they are searched, from its batch log and its record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.actions.diagnose import Diagnosed, user_signatures
+from orchestrator.actions.logs import BATCH_LOG_BYTES, recorded_run
+from orchestrator.diagnosis.catalogue import CATALOGUE
+from orchestrator.diagnosis.evidence import Evidence, hits_of, patterns_of, search_log
+from orchestrator.diagnosis.signature import Signature
+from orchestrator.diagnosis.weigh import weigh
+from orchestrator.errors import OrchError
+from orchestrator.fanout import each, failed_nodes
+from orchestrator.launchers.base import AttemptFolder, Launcher
+from orchestrator.progress import OnProgress, no_progress
+from orchestrator.run import RunRecord
+
+if TYPE_CHECKING:
+    from orchestrator.node import messages
+
+MAX_FILE_BYTES = 1 << 30
+SEARCH_S = 20.0
+"""The nodes search for this long at most."""
+
+
+def diagnose_run(name: str, signatures_file: Path | None, on_progress: OnProgress = no_progress) -> Diagnosed:
+    """
+    Diagnose a run of this machine.
+
+    Raises:
+        RunNotFound: there is no such run, or more than one.
+        UsageError: the signatures are wrong.
+        NodesError: no node can be reached.
+    """
+    signatures = CATALOGUE | user_signatures(signatures_file)
+    run, launcher = recorded_run(name, on_progress)
+    record, plan = run.read(), run.read_plan()
+    with closing(launcher):
+        results = _search_nodes(launcher, int(plan.ssh["fanout"]), signatures) if record.started else []
+        batch_log = launcher.batch_log(BATCH_LOG_BYTES)
+    bodies = [body for result in results if not isinstance(result, OrchError) for body in result["logs"]]
+    evidence = Evidence(world_size=plan.world_size)
+    for body in bodies:
+        evidence += _evidence_of(body, signatures)
+    if batch_log is not None:
+        evidence += search_log([batch_log.text.encode()], "batch log", signatures)
+    evidence += _evidence_of_record(record, signatures)
+    remarks = [remark for result in results if not isinstance(result, OrchError) for remark in result["remarks"]]
+    return Diagnosed(
+        weigh(evidence),
+        tuple(f"{body['node']}/{body['name']}" for body in bodies),
+        sum(body["bytes"] for body in bodies),
+        run=record.id,
+        state=record.state.value,
+        remarks=tuple(remarks),
+        missing=failed_nodes(results),
+    )
+
+
+def _search_nodes(
+    launcher: Launcher, limit: int, signatures: Mapping[str, Signature]
+) -> Sequence[messages.SearchReply | OrchError]:
+    """Search on all machines at once."""
+    patterns = patterns_of(signatures.values())
+    kernel = [row.id for row in signatures.values() if "kernel" in row.logs]
+
+    def search(folder: AttemptFolder) -> messages.SearchReply:
+        nodes = None if folder.nodes is None else list(folder.nodes)
+        return folder.endpoint.search(
+            folder.attempt_dir, nodes, patterns, kernel, max_bytes=MAX_FILE_BYTES, wait_s=SEARCH_S
+        )
+
+    return each(launcher.attempt_folders(launcher.attempt()), search, limit=limit)
+
+
+def _evidence_of(body: messages.LogBody, signatures: Mapping[str, Signature]) -> Evidence:
+    """The hits in one log of a node."""
+    stem = body["name"].partition(".")[0].removeprefix("rank-")
+    file = f"{body['node']}/{body['name']}"
+    if body["skipped"]:
+        file += f" after {body['skipped']} bytes"
+    rank = int(stem) if stem.isdigit() else None
+    hits = tuple(hits_of(body["hits"], file, signatures, node=body["node"], rank=rank))
+    return Evidence(hits, body["counts"], {file: body["progress_line"]})
+
+
+def _evidence_of_record(record: RunRecord, signatures: Mapping[str, Signature]) -> Evidence:
+    """How the first failing rank ended, and what the scheduler reported."""
+    text = "\n".join(_record_lines(record))
+    found = search_log([text.encode()], "record of the run", signatures)
+    first_failure = None if record.exit is None else (record.exit.rank, record.exit.node)
+    return found + Evidence(first_failure=first_failure)
+
+
+def _record_lines(record: RunRecord) -> Iterator[str]:
+    if record.exit is not None:
+        yield str(record.exit)
+    if record.message and record.message != str(record.exit):
+        yield record.message

@@ -1,0 +1,81 @@
+"""The search of a run's logs on a node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestrator.node.endpoint.search import lines_since, search
+from orchestrator.node.files import write_json
+from orchestrator.node.machine import process_record
+
+if TYPE_CHECKING:
+    from orchestrator.node import messages
+
+KERNEL = """\
+[   10.500000] Out of memory: Killed process 1 (before the run)
+[  100.000000] eth0: link up
+and its second line
+[  200.250000] Out of memory: Killed process 2 (python3)
+"""
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> messages.SearchRequest:
+    for node in ("n0", "n1"):
+        (tmp_path / node).mkdir()
+    (tmp_path / "n0" / "rank-0.err").write_text("ok\nKeyError: 'a'\n")
+    (tmp_path / "n1" / "rank-1.out").write_text("KeyError: 'b'\n" + "step=1\n" * 1000 + "KeyError: 'c'\n")
+    (tmp_path / "n1" / "events.jsonl").write_text("KeyError: 'd'\n")
+    pattern: messages.PatternBody = {"id": "error", "expression": "Error", "texts": ["Error"], "lines": 1}
+    return {
+        "attempt_dir": str(tmp_path),
+        "nodes": None,
+        "patterns": [pattern],
+        "kernel": [],
+        "max_bytes": 1 << 20,
+        "wait_s": 60.0,
+    }
+
+
+def hits(reply: messages.SearchReply) -> list[tuple[str, str, int, str]]:
+    return [(log["node"], log["name"], hit["line"], hit["text"]) for log in reply["logs"] for hit in log["hits"]]
+
+
+def test_the_output_of_all_nodes_is_searched(request_: messages.SearchRequest) -> None:
+    reply, payload = search(request_, b"")
+    assert hits(reply) == [
+        ("n0", "rank-0.err", 2, "KeyError: 'a'"),
+        ("n1", "rank-1.out", 1, "KeyError: 'b'"),
+        ("n1", "rank-1.out", 1002, "KeyError: 'c'"),
+    ]
+    assert (payload, reply["remarks"]) == (b"", [])
+    assert search({**request_, "nodes": ["n1"]}, b"")[0]["logs"][0]["node"] == "n1"
+
+
+def test_of_a_large_file_the_end_is_searched(request_: messages.SearchRequest) -> None:
+    reply, _ = search({**request_, "nodes": ["n1"], "max_bytes": 21}, b"")
+    assert hits(reply) == [("n1", "rank-1.out", 2, "KeyError: 'c'")]
+    assert reply["logs"][0]["skipped"] == 7007
+
+
+def test_a_file_for_which_no_time_is_left_is_named(request_: messages.SearchRequest) -> None:
+    reply, _ = search({**request_, "nodes": ["n0"], "wait_s": 0.0}, b"")
+    assert (reply["logs"], reply["remarks"]) == ([], ["n0: rank-0.err was not searched: the time was over"])
+
+
+def test_the_kernel_log_is_that_of_the_machine_of_the_agent(request_: messages.SearchRequest, tmp_path: Path) -> None:
+    write_json(str(tmp_path / "n0" / "agent.json"), {**process_record(), "boot_id": "of another machine"})
+    write_json(str(tmp_path / "n1" / "agent.json"), process_record())
+    reply, _ = search(request_, b"")
+    searched = {log["node"] for log in reply["logs"] if log["name"] == "kernel log"}
+    unreadable = {remark.partition(": the log of the kernel cannot be read")[0] for remark in reply["remarks"]}
+    assert "n1" in searched | unreadable
+    assert "n0" not in searched | unreadable
+
+
+def test_lines_of_the_kernel_from_before_the_run_are_left_out() -> None:
+    assert list(lines_since(KERNEL, 60.0)) == KERNEL.splitlines(keepends=True)[1:]
+    assert list(lines_since(KERNEL, 300.0)) == []
