@@ -115,7 +115,7 @@ def test_the_program_reads_a_machine_below_another_root(tmp_path: Path) -> None:
     for key in ("node", "cards", "hcas", "topology", "cpus", "memory", "limits"):
         assert facts[key] == expected[key]
     assert facts["names"]["hostname"] == "n0"
-    assert [tool["error"] for tool in facts["tools"]] == [None] * 4
+    assert [tool["error"] for tool in facts["tools"]] == [None] * 5
 
 
 @pytest.mark.processes
