@@ -7,11 +7,14 @@ The rest of orch imports these from here: only endpoint/ imports transports/. A 
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeAlias
 
+from orchestrator.errors import OrchError
 from orchestrator.progress import OnProgress
 from orchestrator.transports.base import Transport
 from orchestrator.transports.ssh.interactive import login_argv
@@ -26,11 +29,15 @@ __all__ = [
     "TransportFactory",
     "between_prompts",
     "login_argv",
+    "require_limits",
     "transport_factory",
 ]
 
 OPEN_FILES = 1 << 16
 MACOS_OPEN_FILES = 10240  # OPEN_MAX in <sys/syslimits.h> there
+OTHER_FILES, OTHER_THREADS = 64, 50  # in addition to those of the connections
+MANY = 20  # times as many as needed: then the threads that exist are not counted, which takes long on a large machine
+THREADS = 2  # per connection: paramiko's, and one that makes requests
 
 TransportFactory: TypeAlias = Callable[[Destination], Transport]
 
@@ -65,6 +72,40 @@ def between_prompts(on_progress: OnProgress) -> OnProgress:
     """Report progress only while no login prompts: its line would be written into the prompt."""
     terminal = Terminal()
     return lambda progress: terminal.unless_prompting(lambda: on_progress(progress))
+
+
+def require_limits(connections: int) -> None:
+    """
+    Check that the limits of this process allow as many connections over SSH.
+
+    Raises:
+        OrchError: they do not; it has the number that is needed.
+    """
+    _raise_file_limit()
+    files, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], connections + OTHER_FILES
+    if files != resource.RLIM_INFINITY and files < needed:
+        raise OrchError(
+            f"{connections} nodes need {needed} open files, and the limit is {files}", hint=f"ulimit -n {needed}"
+        )
+    limit, needed = resource.getrlimit(resource.RLIMIT_NPROC)[0], THREADS * connections + OTHER_THREADS
+    if limit == resource.RLIM_INFINITY or os.geteuid() == 0 or limit > MANY * needed:
+        return
+    used = _threads_of_user()
+    if used + needed > limit:
+        raise OrchError(
+            f"{connections} nodes need {needed} threads, and of the {limit} processes and threads that the user may have, {used} exist",
+            hint=f"ulimit -u {used + needed}",
+        )
+
+
+def _threads_of_user() -> int:
+    """The threads of all processes of this user, as far as they are visible."""
+    count = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            if folder.stat().st_uid == os.geteuid():
+                count += sum(1 for _ in (folder / "task").iterdir())
+    return count
 
 
 def _raise_file_limit() -> None:
