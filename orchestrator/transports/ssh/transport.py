@@ -36,7 +36,7 @@ LOST_AFTER_S = 30.0
 LAST_RETRY_S = 2.0
 LOGIN_FACTOR = 3  # on a busy node, or one with a remote user directory, a login takes longer than the connection
 PROXY_END_S = 2.0
-SILENT_S = 1.0  # a node that has not answered by then waits without a login slot
+SILENT_S = 3.0  # a node that has not answered by then waits without a login slot
 HUNG_UP = "hung up before the login"
 
 # Failures reach the user as NodeErrors. Without a handler logging would also print paramiko's tracebacks.
