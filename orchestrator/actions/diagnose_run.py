@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from orchestrator.diagnosis.weigh import weigh
 from orchestrator.errors import OrchError
 from orchestrator.fanout import each, failed_nodes
 from orchestrator.launchers.base import AttemptFolder, Launcher
+from orchestrator.names.hostlist import fold
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.run import RunRecord
 
@@ -56,7 +57,7 @@ def diagnose_run(name: str, signatures_file: Path | None, on_progress: OnProgres
         sum(body["bytes"] for body in bodies),
         run=record.id,
         state=record.state.value,
-        remarks=tuple(remarks),
+        remarks=folded_remarks(remarks),
         missing=failed_nodes(results),
     )
 
@@ -75,6 +76,15 @@ def _search_nodes(
         )
 
     return each(launcher.attempt_folders(launcher.attempt()), search, limit=limit)
+
+
+def folded_remarks(remarks: Iterable[str]) -> tuple[str, ...]:
+    """Remarks `NODE: text`, those with the same text as one."""
+    nodes_of: dict[str, list[str]] = {}
+    for remark in remarks:
+        node, _, text = remark.partition(": ")
+        nodes_of.setdefault(text, []).append(node)
+    return tuple(f"{fold(nodes)}: {text}" for text, nodes in nodes_of.items())
 
 
 def _evidence_of(body: messages.LogBody, signatures: Mapping[str, Signature]) -> Evidence:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from orchestrator.actions.diagnose_run import folded_remarks
 from orchestrator.cli import app
 from orchestrator.errors import UsageError
 from tests.paths import CASES
@@ -105,6 +106,11 @@ def test_signatures_of_the_user(home: Path) -> None:
         orch("-", "--signatures", str(home / "mine"), stdin=b"")
     with pytest.raises(UsageError, match="none: No such file or directory"):
         orch("-", "--signatures", str(home / "none"), stdin=b"")
+
+
+def test_equal_remarks_of_several_nodes_are_one() -> None:
+    remarks = ["n0: the disk of /data is full", "n1: little memory: 1 GB", "n2: the disk of /data is full"]
+    assert folded_remarks(remarks) == ("n[0,2]: the disk of /data is full", "n1: little memory: 1 GB")
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:

@@ -85,11 +85,14 @@ def test_ranks_get_slurms_variables_about_the_job_and_none_about_the_launch(orch
 
 
 def test_failing_rank_fails_the_run_and_ends_the_other_nodes(orch: Orch, cluster: Cluster) -> None:
-    done = orch("submit", "-j", "2x2", "--", "sh", "-c", 'if [ "$RANK" = 3 ]; then exit 7; fi; exec sleep 1000', code=1)
+    line = 'if [ "$RANK" = 3 ]; then echo "ValueError: wrong label" >&2; exit 7; fi; exec sleep 1000'
+    done = orch("submit", "-j", "2x2", "--", "sh", "-c", line, code=1)
     assert "rank 3 on" in done.stderr
     assert "exited 7" in done.stderr
     status = orch.status()
     assert (status["state"], status["exit"]["rank"], status["exit"]["code"]) == ("FAILED", 3, 7)
+    found = json.loads(orch("diagnose", "--json").stdout)
+    assert (found["cause"], found["ranks"]) == ("the program raised ValueError: wrong label", [3])
     until(lambda: not cluster.jobs(), awaited="the job to be over")
 
 
