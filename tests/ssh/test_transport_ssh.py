@@ -390,6 +390,14 @@ def test_a_closed_connection_leaves_no_thread_and_no_process(farm: Farm, client:
     until(lambda: not farm.processes(), awaited="the endpoint to end")
 
 
+def test_a_transport_that_was_closed_connects_again(farm: Farm) -> None:
+    """As after a lost connection to the login node, whose two endpoints share one transport."""
+    transport = SshTransport(*_node_and_options(farm))
+    for _ in range(2):
+        with Endpoint.connect(transport, str(farm.python)):
+            pass
+
+
 def test_loss_of_the_jump_host_raises_in_no_thread(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Paramiko's thread of the inner connection sends its last message over the outer one, which is closed."""
     raised: list[object] = []

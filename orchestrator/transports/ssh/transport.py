@@ -108,6 +108,7 @@ class SshTransport:
         """Start a program in the login shell, without a terminal, agent or X11 forwarding; connects if necessary."""
         with self._lock:
             if not self._connections:
+                self._is_closed = False  # a lost connection is closed before the next one
                 self._connect()
         try:
             channel = self._connections[-1].transport.open_session(timeout=self._login_timeout_s)
@@ -124,7 +125,7 @@ class SshTransport:
         return login_command(self._target, self._ssh, command_line(argv))
 
     def close(self) -> None:
-        """Close the connection, then those to the jump hosts; make no other one."""
+        """Close the connection, then those to the jump hosts; an `open` that is in progress makes no other one."""
         self._is_closed = True
         self._disconnect()
 

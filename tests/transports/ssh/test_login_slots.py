@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -42,8 +43,15 @@ def test_silent_nodes_wait_together_whatever_the_limit_of_logins(monkeypatch: py
 
 
 def test_a_transport_that_is_closed_before_its_turn_makes_no_connection() -> None:
-    login_slots = threading.Semaphore(0)
-    transport = SshTransport(Node(name="n0", port=1), SshOptions(config=os.devnull), login_slots=login_slots)
+    waiting, freed = threading.Event(), threading.Event()
+
+    @contextlib.contextmanager
+    def login_slot() -> Iterator[None]:
+        waiting.set()
+        assert freed.wait(10)
+        yield
+
+    transport = SshTransport(Node(name="n0", port=1), SshOptions(config=os.devnull), login_slots=login_slot())
     failures: list[BaseException] = []
 
     def open_() -> None:
@@ -54,8 +62,9 @@ def test_a_transport_that_is_closed_before_its_turn_makes_no_connection() -> Non
 
     thread = threading.Thread(target=open_)
     thread.start()
+    assert waiting.wait(10)
     transport.close()
-    login_slots.release()
+    freed.set()
     thread.join(10)
     until(lambda: failures, awaited="the queued login to end")
     assert "closed before the login" in str(failures[0])
