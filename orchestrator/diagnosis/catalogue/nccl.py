@@ -61,7 +61,7 @@ NCCL: tuple[Signature, ...] = (
         "ulimit -l: must print unlimited in the shell, in sshd, in slurmd and in the container", literal="Call to ibv_",
         sample=("misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory", "NCCL WARN Call to ibv_create_qp failed",
                 "NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory"), near="Call to ibv_reg_mr succeeded", source="nccl-tests#206, nccl#562, nccl#1191"),
-    _root("nccl-rdma-retry", r"NET/IB.*(?:with error 12,|with status=\S*\(12\))", "network", "an RDMA adapter got no answer from the peer: a link that flaps, a lost peer, or a lossy RoCE network",
+    _root("nccl-rdma-retry", r"NET/IB.*? peer (?P<peer>[^\s<]+)\S* with (?:error 12,|status=\S*\(12\))", "network", "an RDMA adapter got no answer from the peer: a link that flaps, a lost peer, or a lossy RoCE network",
         "ibstat; ethtool -S: look at the state and the error counters of the ports of {peer}", "orch bench comm --pairs: names the link", "NCCL_IB_TIMEOUT=22 allows more time", literal="NET/IB",
         sample=("NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with error 12, opcode 0, len 0, vendor err 129",
                 "NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=1 vendor_err=129 hca mlx5_0"),
