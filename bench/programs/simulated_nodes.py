@@ -134,10 +134,9 @@ class Simulation:
         rendezvous = f"{self.nodes[0].address} 29500 host-0"
         self._handlers: dict[object, Callable[[Node, Json], Json]] = {
             protocol.HELLO: lambda node, _: {"facts": node.facts()},
-            protocol.CLAIM: self._claim,
             protocol.PREPARE: lambda _, request: {"have_bundle": request["digest"] in self._bundles},
             protocol.PUT_BUNDLE: self._put_bundle,
-            protocol.COPY_CODE: lambda *_: {},
+            protocol.PUT_RUN: self._put_run,
             protocol.PUT_FILES: lambda *_: {},
             protocol.RESERVE: lambda *_: {"rendezvous": rendezvous},
             protocol.LISTEN: lambda *_: {"rendezvous": rendezvous},
@@ -173,11 +172,11 @@ class Simulation:
             raise ValueError(f"a simulated node does not know the request {op}")
         return self._handlers[op](node, request)
 
-    def _claim(self, _node: Node, request: Json) -> Json:
-        claim = (request["workdir"], request["run"])
-        is_first = claim not in self._claimed
-        self._claimed.add(claim)
-        return {"is_first": is_first}
+    def _put_run(self, _node: Node, request: Json) -> Json:
+        run = (request["workdir"], request["run"])
+        is_first = not request["claim"] or run not in self._claimed
+        self._claimed.add(run)
+        return {"is_first": is_first, "is_written": is_first and request["digest"] in self._bundles}
 
     def _put_bundle(self, _node: Node, request: Json) -> Json:
         self._bundles.add(request["digest"])

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from orchestrator.endpoint.connection import ANSWER_S, Connection
 from orchestrator.endpoint.program import FLAGS, MARKER, probe_program
@@ -46,6 +46,26 @@ PROBE_MARGIN_S = 2.0  # for the way of the answer
 SEARCH_S = 60.0  # for the last lines of files that hardly have newlines
 ALL_OUTPUTS: messages.Outputs = {"nodes": None, "ranks": None, "streams": None}
 WORKDIR_HINT = "set workdir: in the inventory to a folder of yours on that node, with enough space"
+
+
+FileContent: TypeAlias = tuple[str, str | bytes, int]
+"""A path below a folder, the content and the mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunContent:
+    """
+    A run as a node needs it: with the code of the bundle of this digest, and with files below the run's folder.
+
+    `bytes_unpacked` of free disk space are needed if the bundle is not there, `bytes_more` in any case.
+    """
+
+    workdir: str
+    run: str
+    digest: str
+    files: Sequence[FileContent]
+    bytes_unpacked: int
+    bytes_more: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +129,6 @@ class Endpoint:
         answer = self._connection.call(protocol.HELLO, request, answer_s=wait_s)
         return answer.clock.ahead_s(answer.reply["facts"]["clock_ahead_s"])
 
-    def claim(self, workdir: str, run: str) -> bool:
-        """Make a run's folder; return whether this is the first node on its file system to do so."""
-        request: messages.RunRequest = {"workdir": workdir, "run": run}
-        return self._connection.call(protocol.CLAIM, request, hint=WORKDIR_HINT).reply["is_first"]
-
     def prepare(self, workdir: str, digest: str, *, bytes_unpacked: int = 0, bytes_more: int = 0) -> bool:
         """
         Make the working folder, with subfolders of mode 0700; return whether it has the bundle.
@@ -135,22 +150,30 @@ class Endpoint:
         request: messages.PutBundleRequest = {"workdir": workdir, "digest": digest, "sha256": sha256}
         self._connection.call(protocol.PUT_BUNDLE, request, tar, answer_s=UNPACK_S, hint=WORKDIR_HINT, on_sent=on_sent)
 
-    def copy_code(self, workdir: str, digest: str, run: str) -> None:
-        """Make the code folder of a run from the bundle, unless it is there."""
-        request: messages.CopyCodeRequest = {"workdir": workdir, "digest": digest, "run": run}
-        self._connection.call(protocol.COPY_CODE, request, answer_s=UNPACK_S, hint=WORKDIR_HINT)
+    def put_run(self, run: RunContent, *, claim: bool) -> messages.PutRunReply:
+        """
+        Make a run's folder with its code and files, in one request; nothing is written while the bundle is missing.
 
-    def put_files(self, folder: str, files: Sequence[tuple[str, str | bytes, int]]) -> None:
+        Args:
+            claim: write it only if no other node on this file system has begun to.
+        """
+        entries, content = _packed(run.files)
+        request: messages.PutRunRequest = {
+            "workdir": run.workdir,
+            "digest": run.digest,
+            "bytes_unpacked": run.bytes_unpacked,
+            "bytes_more": run.bytes_more,
+            "run": run.run,
+            "claim": claim,
+            "files": entries,
+        }
+        return self._connection.call(protocol.PUT_RUN, request, content, answer_s=UNPACK_S, hint=WORKDIR_HINT).reply
+
+    def put_files(self, folder: str, files: Sequence[FileContent]) -> None:
         """Write files, given as path below the folder, content and mode; each is written atomically."""
-        contents = [
-            content.encode(errors="surrogateescape") if isinstance(content, str) else content for _, content, _ in files
-        ]
-        entries: list[messages.FileBody] = [
-            {"path": path, "size": len(content), "mode": mode}
-            for (path, _, mode), content in zip(files, contents, strict=True)
-        ]
+        entries, content = _packed(files)
         request: messages.PutFilesRequest = {"folder": folder, "files": entries}
-        self._connection.call(protocol.PUT_FILES, request, b"".join(contents), hint=WORKDIR_HINT)
+        self._connection.call(protocol.PUT_FILES, request, content, hint=WORKDIR_HINT)
 
     def reserve(self, candidates: Sequence[str], interfaces: Mapping[str, str], *, wait_s: float = ANSWER_S) -> str:
         """
@@ -484,6 +507,18 @@ def _chunks(reply: messages.ReadReply, payload: bytes, clock: ClockBounds) -> li
         chunks.append(Chunk(entry["file"], entry["offset"], data, entry.get("gap", 0), correction_s))
         position += size
     return chunks
+
+
+def _packed(files: Sequence[FileContent]) -> tuple[list[messages.FileBody], bytes]:
+    """The entries of the files, and their contents one after the other."""
+    contents = [
+        content.encode(errors="surrogateescape") if isinstance(content, str) else content for _, content, _ in files
+    ]
+    entries: list[messages.FileBody] = [
+        {"path": path, "size": len(content), "mode": mode}
+        for (path, _, mode), content in zip(files, contents, strict=True)
+    ]
+    return entries, b"".join(contents)
 
 
 def _folders(attempt_dir: str, nodes: Sequence[str] | None) -> messages.NodeFolders:

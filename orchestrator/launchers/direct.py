@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from orchestrator.endpoint.access import TransportFactory
-from orchestrator.endpoint.client import Endpoint
+from orchestrator.endpoint.client import Endpoint, FileContent, RunContent
 from orchestrator.endpoint.connection import RendezvousPortTaken
 from orchestrator.errors import LaunchError, NodeError, NodesError, Unreachable, folded
 from orchestrator.fanout import each, successes
@@ -27,6 +27,7 @@ from orchestrator.progress import OnProgress, OnShare, Reporter, no_progress
 if TYPE_CHECKING:
     from orchestrator.bundle import Bundle
     from orchestrator.endpoint.replies import BatchLog
+    from orchestrator.node import messages
 
 START_WAIT_S = 30.0
 SETUP_WAIT_S = 120.0  # in addition, for all setup lines together
@@ -93,22 +94,29 @@ class DirectLauncher:
         """
         plan = self._plan
 
+        def put_run(node: NodePlan, *, claim: bool) -> messages.PutRunReply:
+            contents = _contents(files[node.name], plan.run_dir(node))
+            sizes = bundle.size_bytes, bundle.code_size_bytes
+            return self.reach(node).put_run(
+                RunContent(node.workdir, plan.run_id, bundle.digest, contents, *sizes), claim=claim
+            )
+
         def push(node: NodePlan) -> None:
-            endpoint = self.reach(node)
             on_sent = partial(self._reporter.advanced, node.name)
-            push_bundle(endpoint, node.workdir, bundle, bytes_more=bundle.code_size_bytes, on_sent=on_sent)
-            endpoint.copy_code(node.workdir, bundle.digest, plan.run_id)
-            write_files(endpoint, plan.run_dir(node), files[node.name])
+            self.reach(node).put_bundle(node.workdir, bundle.digest, *bundle.archive, on_sent=on_sent)
+            put_run(node, claim=False)
 
-        def claim(node: NodePlan) -> bool:
-            return self.reach(node).claim(node.workdir, plan.run_id)
+        def follow(node: NodePlan) -> None:
+            if not put_run(node, claim=False)["is_written"]:
+                push(node)
 
-        are_first = self._on_each(plan.nodes, claim, "preparing")
-        first = [node for node, is_first in zip(plan.nodes, are_first, strict=True) if is_first]
-        waiting = [node for node, is_first in zip(plan.nodes, are_first, strict=True) if not is_first]
+        replies = self._on_each(plan.nodes, partial(put_run, claim=True), "preparing")
+        answers = list(zip(plan.nodes, replies, strict=True))
+        first = [node for node, reply in answers if reply["is_first"]]
         # each push on its own would be slow with a thousand at once, and a slow one is taken for a lost node
-        self._on_each(first, push, "pushing", size_bytes=bundle.size_bytes, limit=self._fanout)
-        self._on_each(waiting, push, "preparing")
+        lacking = [node for node, reply in answers if reply["is_first"] and not reply["is_written"]]
+        self._on_each(lacking, push, "pushing", size_bytes=bundle.size_bytes, limit=self._fanout)
+        self._on_each([node for node, reply in answers if not reply["is_first"]], follow, "preparing")
         if len(first) == 1:  # on one file system
             self.reach(plan.head).put_files(f"{plan.run_dir(plan.head)}/{SHARED}", [])
 
@@ -274,7 +282,11 @@ def push_bundle(
 
 def write_files(endpoint: Endpoint, run_dir: str, files: Sequence[PlannedFile]) -> None:
     """Write files of a run, in that order, by one request."""
-    endpoint.put_files(run_dir, [(file.path.removeprefix(f"{run_dir}/"), file.text, file.mode) for file in files])
+    endpoint.put_files(run_dir, _contents(files, run_dir))
+
+
+def _contents(files: Sequence[PlannedFile], run_dir: str) -> list[FileContent]:
+    return [(file.path.removeprefix(f"{run_dir}/"), file.text, file.mode) for file in files]
 
 
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")

@@ -64,10 +64,6 @@ class BundleRequest(TypedDict):
     digest: str
 
 
-class ClaimReply(TypedDict):
-    is_first: bool
-
-
 class PrepareRequest(BundleRequest):
     """`bytes_unpacked` is the size of the bundle on a disk, `bytes_more` that of what follows it."""
 
@@ -83,14 +79,25 @@ class PutBundleRequest(BundleRequest):
     sha256: str
 
 
-class CopyCodeRequest(BundleRequest):
-    run: str
-
-
 class FileBody(TypedDict):
     path: str
     size: int
     mode: int
+
+
+class PutRunRequest(PrepareRequest):
+    """The `files` of a run go below its folder. With `claim`, only the first node on a file system writes anything."""
+
+    run: str
+    claim: bool
+    files: List[FileBody]
+
+
+class PutRunReply(TypedDict):
+    """`is_first` is false if another node has claimed the run; without the bundle, nothing is written."""
+
+    is_first: bool
+    is_written: bool
 
 
 class PutFilesRequest(TypedDict):

@@ -25,10 +25,9 @@ if TYPE_CHECKING:
         """The name of an operation."""
 
     HELLO: Op[messages.Empty, messages.HelloReply]
-    CLAIM: Op[messages.RunRequest, messages.ClaimReply]
     PREPARE: Op[messages.PrepareRequest, messages.PrepareReply]
     PUT_BUNDLE: Op[messages.PutBundleRequest, messages.Empty]
-    COPY_CODE: Op[messages.CopyCodeRequest, messages.Empty]
+    PUT_RUN: Op[messages.PutRunRequest, messages.PutRunReply]
     PUT_FILES: Op[messages.PutFilesRequest, messages.Empty]
     RESERVE: Op[messages.ReserveRequest, messages.ReserveReply]
     LISTEN: Op[messages.ReserveRequest, messages.ReserveReply]
@@ -65,10 +64,9 @@ class HeadPortTaken(Exception):
 
 if not TYPE_CHECKING:
     HELLO = "hello"
-    CLAIM = "claim"
     PREPARE = "prepare"
     PUT_BUNDLE = "put_bundle"
-    COPY_CODE = "copy_code"
+    PUT_RUN = "put_run"
     PUT_FILES = "put_files"
     RESERVE = "reserve"
     LISTEN = "listen"

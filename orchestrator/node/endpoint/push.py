@@ -33,20 +33,26 @@ def bundle_folder(workdir: str, digest: str) -> str:
     return os.path.join(workdir, "bundles", digest)
 
 
-def claim(request: messages.RunRequest, _payload: bytes) -> Tuple[messages.ClaimReply, bytes]:
+def put_run(request: messages.PutRunRequest, payload: bytes) -> Tuple[messages.PutRunReply, bytes]:
     """
-    Make a run's folder; return whether this node is the first one on its file system to do so.
+    Make the folder of a run, its code folder from the bundle, and its files, unless the bundle is missing.
 
-    The first one pushes the code. The others must not look for it before: an NFS client would remember that it is missing.
+    Of the nodes that claim the run, the first one on a file system begins. The others must not look for the code before it is there:
+    an NFS client would remember that it is missing.
     """
     workdir = working_folder(request["workdir"])
     run = os.path.join(workdir, "runs", relative(request["run"]))
     make_parents(workdir, run)
-    try:
-        os.mkdir(os.path.join(run, CLAIMED))
-    except FileExistsError:
-        return {"is_first": False}, b""
-    return {"is_first": True}, b""
+    if request["claim"]:
+        try:
+            os.mkdir(os.path.join(run, CLAIMED))
+        except FileExistsError:
+            return {"is_first": False, "is_written": False}, b""
+    if not prepare(request, b"")[0]["have_bundle"]:
+        return {"is_first": True, "is_written": False}, b""
+    make_code_folder(run, bundle_folder(workdir, request["digest"]))
+    put_files({"folder": run, "files": request["files"]}, payload)
+    return {"is_first": True, "is_written": True}, b""
 
 
 def prepare(request: messages.PrepareRequest, _payload: bytes) -> Tuple[messages.PrepareReply, bytes]:
@@ -100,15 +106,6 @@ def put_bundle(request: messages.PutBundleRequest, payload: bytes) -> Tuple[mess
         raise OSError(error.errno, f"{error.strerror}, while code was unpacked", workdir) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)  # exists only if it was not renamed
-    return {}, b""
-
-
-def copy_code(request: messages.CopyCodeRequest, _payload: bytes) -> Tuple[messages.Empty, bytes]:
-    """Make the code folder of a run from the bundle."""
-    workdir = working_folder(request["workdir"])
-    run = os.path.join(workdir, "runs", relative(request["run"]))
-    make_parents(workdir, run)
-    make_code_folder(run, bundle_folder(workdir, request["digest"]))
     return {}, b""
 
 

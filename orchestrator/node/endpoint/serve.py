@@ -14,7 +14,7 @@ import select
 import sys
 import time
 
-from orchestrator.node.endpoint.push import claim, copy_code, prepare, put_bundle, put_files
+from orchestrator.node.endpoint.push import prepare, put_bundle, put_files, put_run
 from orchestrator.node.endpoint.report import connect, files, find, heartbeat, observe, reach
 from orchestrator.node.endpoint.start import Starter
 from orchestrator.node.events import Clock
@@ -23,12 +23,10 @@ from orchestrator.node.lean import dumps, loads
 from orchestrator.node.machine import count_cards, host_id
 from orchestrator.node.protocol import (
     ACTIVE_RUNS,
-    CLAIM,
     CLEAR,
     COMMAND,
     COMMAND_ONCE,
     CONNECT,
-    COPY_CODE,
     FILE_SYSTEM,
     FILES,
     FIND,
@@ -44,6 +42,7 @@ from orchestrator.node.protocol import (
     PREPARE,
     PUT_BUNDLE,
     PUT_FILES,
+    PUT_RUN,
     REACH,
     READ,
     READ_FILE,
@@ -347,10 +346,9 @@ def all_handlers(starter: Starter, umask: int) -> Handlers:
     port_test = PortTest()
     handlers = Handlers()
     handlers.add(HELLO, hello)
-    handlers.add(CLAIM, claim)
     handlers.add(PREPARE, prepare)
     handlers.add(PUT_BUNDLE, put_bundle)
-    handlers.add(COPY_CODE, copy_code)
+    handlers.add(PUT_RUN, put_run)
     handlers.add(PUT_FILES, put_files)
     handlers.add(RESERVE, Reservation().reserve)
     handlers.add(LISTEN, port_test.listen)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.endpoint.client import Endpoint
+from orchestrator.endpoint.client import Endpoint, RunContent
 from orchestrator.errors import NodeError
 from orchestrator.node.code_folder import copy_folder
 from orchestrator.node.endpoint import push as receive
@@ -196,19 +196,23 @@ def test_a_damaged_bundle_is_refused(tmp_path: Path) -> None:
 
 
 def test_first_node_on_a_file_system_claims_the_push_of_a_run(endpoint: Endpoint, tmp_path: Path) -> None:
-    claims = [endpoint.claim(str(tmp_path / folder), run) for folder, run in (("a", "x"), ("a", "x"), ("a", "y"))]
-    assert claims == [True, False, True]
-    assert endpoint.claim(str(tmp_path / "b"), "x") is True
+    def is_first(folder: str, run: str) -> bool:
+        return endpoint.put_run(RunContent(str(tmp_path / folder), run, "abc", (), 0, 0), claim=True)["is_first"]
+
+    assert [is_first("a", "x"), is_first("a", "x"), is_first("a", "y"), is_first("b", "x")] == [True, False, True, True]
 
 
 def test_code_folder_of_a_run_is_made_once_from_the_bundle(endpoint: Endpoint, tmp_path: Path) -> None:
+    run = RunContent(str(tmp_path), "x", "abc", [("attempt-1/job.json", "{}", 0o600)], 0, 0)
+    assert not endpoint.put_run(run, claim=False)["is_written"]
+    assert list((tmp_path / "runs/x").iterdir()) == []
     _push(endpoint, tmp_path, tar(("code/run.sh", b"#!/bin/sh\n")))
-    endpoint.copy_code(str(tmp_path), "abc", "x")
+    assert endpoint.put_run(run, claim=False)["is_written"]
     code = tmp_path / "runs/x/code"
     (code / "made").touch()
-    endpoint.copy_code(str(tmp_path), "abc", "x")
+    assert endpoint.put_run(run, claim=False)["is_written"]
     assert sorted(path.name for path in code.iterdir()) == ["made", "run.sh"]
-    assert [path.name for path in (tmp_path / "runs/x").iterdir()] == ["code"]
+    assert sorted(path.name for path in (tmp_path / "runs/x").iterdir()) == ["attempt-1", "code"]
 
 
 def test_copied_code_has_the_modes_times_and_links_of_the_bundle(tmp_path: Path) -> None:
