@@ -16,6 +16,8 @@ from tests.grounds.sshd import Farm, open_farm
 from tests.until import until
 
 START, STOP, THREADS, FILES = "connect, push, start", "stop all", "threads", "open files"
+CONTROLLER, NODE = "controller's CPU per node", "node's CPU"
+FIGURES = (START, CONTROLLER, NODE, STOP, THREADS, FILES)
 _PROGRAMS = Path(__file__).parent / "programs"
 ORCH, COLD, FABRIC, PDSH = "orch", "orch, on never used nodes", "Fabric, true", "pdsh, true"
 
@@ -23,7 +25,8 @@ DESCRIPTION = """\
 {nodes} loopback addresses of one sshd. orch connects, pushes, starts an agent and a sleeping rank on each node, and waits until
 each rank runs; Fabric and pdsh run `true`. orch and Fabric are timed within their processes, without their imports; pdsh is
 timed as a whole. *{stop}*: until no rank and no agent is left, over the open connections. The contestants and all nodes share the processors of
-this machine: orch's two Python processes per node would run in parallel on a cluster."""
+this machine: the nodes' part would run in parallel on a cluster. So the processor time of a start is stated separately: that of the process
+that connects, and that of the endpoint, the guard, the agent and the rank on each node, without sshd."""
 
 
 def measure(workspace: Workspace, *, repetitions: int, nodes: int) -> Measure:
@@ -33,10 +36,12 @@ def measure(workspace: Workspace, *, repetitions: int, nodes: int) -> Measure:
     targets = (
         Target(ORCH, START, 1.5, baseline=FABRIC),
         Target(ORCH, START, 0.5, baseline=PDSH),
+        Target(ORCH, CONTROLLER, 1.5, baseline=FABRIC),
+        Target(ORCH, NODE, 0.06),
         Target(ORCH, STOP, 5.0),
     )
     description = DESCRIPTION.format(nodes=nodes, stop=STOP)
-    return Measure(f"{nodes} nodes", description, FABRIC, (START, STOP, THREADS, FILES), targets, series)
+    return Measure(f"{nodes} nodes", description, FABRIC, FIGURES, targets, series)
 
 
 def measure_1024(workspace: Workspace, *, repetitions: int) -> Measure:
@@ -46,7 +51,7 @@ def measure_1024(workspace: Workspace, *, repetitions: int) -> Measure:
         setup = _Setup(workspace, farm, 1024)
         series = run_rounds([setup.contestant(ORCH, setup.orch)], repetitions=1)
     description = "As above, one run after a warm-up: each processor core simulates 256 nodes."
-    return Measure("1,024 nodes", description, ORCH, (START, STOP, THREADS, FILES), (), series)
+    return Measure("1,024 nodes", description, ORCH, FIGURES, (), series)
 
 
 class _Setup:
@@ -101,7 +106,14 @@ class _Setup:
         line = next((line for line in output.splitlines() if line.startswith("figures ")), None)
         if line is None:
             raise CommandFailed(f"{program} printed no figures: {output[-300:]}")
-        names = {"start": START, "stop": STOP, "threads": THREADS, "files": FILES}
+        names = {
+            "start": START,
+            "stop": STOP,
+            "threads": THREADS,
+            "files": FILES,
+            "controller": CONTROLLER,
+            "node": NODE,
+        }
         return {names[name]: value for name, value in json.loads(line.removeprefix("figures ")).items()}
 
 

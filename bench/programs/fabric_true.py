@@ -1,4 +1,4 @@
-"""Run `true` on all hosts with Fabric's own fan-out; print the time as JSON."""
+"""Run `true` on all hosts with Fabric's own fan-out; print the time and the processor time as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import time
 from fabric import Config, ThreadingGroup  # type: ignore[import-untyped]
 
 config = Config(runtime_ssh_path=sys.argv[1])
-begun = time.monotonic()
+begun, begun_cpu = time.monotonic(), time.process_time()
 results = ThreadingGroup(*sys.argv[2:], config=config).run("true", hide=True)
+ended, ended_cpu = time.monotonic(), time.process_time()
 assert len(results) == len(sys.argv[2:])
-sys.stdout.write(f"figures {json.dumps({'start': time.monotonic() - begun})}\n")
+figures = {"start": ended - begun, "controller": (ended_cpu - begun_cpu) / len(results)}
+sys.stdout.write(f"figures {json.dumps(figures)}\n")
