@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from orchestrator.node import messages
 
 START_POLL_S = 0.01
+MOST_POLL_S = 0.1
+GROWTH = 1.25  # of the time between two polls: an agent that waits for a processor must not be slowed down
 TERMINATE_S = 1.0
 
 
@@ -57,7 +59,7 @@ class Starter:
             raise FileExistsError(f"an agent already runs in {folder}, pid {earlier['pid']}")
         child = self._begin(request, folder)
         self.children.append(child)
-        deadline = time.monotonic() + request["wait_s"]
+        deadline, pause_s = time.monotonic() + request["wait_s"], START_POLL_S
         while True:
             code = child.poll()
             agent = read_agent(folder)
@@ -65,7 +67,8 @@ class Starter:
                 return {"agent": agent}, b""
             if code is not None or time.monotonic() > deadline:
                 raise self._failure(child, request["wait_s"], os.path.join(folder, AGENT_LOG))
-            time.sleep(START_POLL_S)
+            time.sleep(pause_s)
+            pause_s = min(MOST_POLL_S, pause_s * GROWTH)
 
     def _failure(self, child: Child, wait_s: float, log_file: str) -> Exception:
         """The error of an agent that did not start; one that takes too long is killed."""
