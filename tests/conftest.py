@@ -67,6 +67,8 @@ def _add_markers(items: list[pytest.Item]) -> None:
         for kind, group in groups.items():
             if item.get_closest_marker(kind):
                 item.add_marker(pytest.mark.xdist_group(group))
+        if item.get_closest_marker("train") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(300))  # half a minute of CPU time, for two ranks of one test
         if "warm" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group(f"train-{number}"))
 

@@ -16,7 +16,7 @@ from tests.grounds.ports import free_ports
 from tests.grounds.warm_trainer import DEEPSPEED_MODULES, MODULES, WarmProcess, WarmTrainer
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-DEADLINE_S = 90.0
+DEADLINE_S = 200.0
 TINY = (
     "model.layers=1", "model.width=32", "model.heads=2", "model.context=32", "micro_batch=4",
     "optim.warmup_steps=2", "device=cpu", "ddp_timeout=60", "report=",
