@@ -19,14 +19,16 @@ from orchestrator.endpoint.replies import Chunk, NodeObservation, Positions
 from orchestrator.errors import NodeError
 from orchestrator.fanout import each, failed_nodes, successes
 from orchestrator.launchers.base import AttemptFolder
-from orchestrator.logs.lines import LogLines, NodeLines, in_order
+from orchestrator.logs.lines import MAX_WRITE_TIMES, LogLines, NodeLines, in_order
 from orchestrator.logs.selection import Selection
 from orchestrator.node.events import EVENTS, OFFSETS, Kind
 
 T = TypeVar("T")
 CHUNK_BYTES = 1 << 20
 HELD_BYTES = 1 << 25  # the chunks held while merging, one of every file or feed; their text takes as much again
-LEAST_CHUNK_BYTES = 1 << 16
+LEAST_CHUNK_BYTES = 1 << 12
+HELD_WRITE_TIMES = 1 << 22  # of all files of a history, 64 MiB
+LEAST_WRITE_TIMES = 256  # of a file
 ROUND_BYTES = 1 << 22  # of one read of the history of a feed
 INDEX_BYTES = 1 << 18
 POLL_S = 1.0
@@ -50,6 +52,7 @@ class Feed:
     """Why its files could not be read to their ends."""
     _followed_to: str | None = None
     """The position that the endpoint keeps; None if the next request must send the offsets."""
+    _write_times: int = MAX_WRITE_TIMES
     _observed_events: int = -1
     _next_observation_s: float = 0.0
     """By time.monotonic()."""
@@ -152,6 +155,12 @@ class Feed:
         self._next_observation_s = now + len(observations) / OBSERVATIONS_PER_S if can_change else math.inf
         return observations
 
+    def limit_write_times(self, limit: int) -> None:
+        """Keep at most that many write times of each file."""
+        self._write_times = limit
+        for node in self.nodes.values():
+            node.limit_write_times(limit)
+
     def unfinished_lines(self) -> list[LogLines]:
         """The last lines, which no newline ends; for the end of an attempt."""
         now = time.time()
@@ -170,7 +179,10 @@ class Feed:
         return lines
 
     def _lines_of(self, node: str) -> NodeLines:
-        return self.nodes.setdefault(node, NodeLines(node, partial(self.selection.wants_output, node)))
+        if node not in self.nodes:
+            self.nodes[node] = NodeLines(node, partial(self.selection.wants_output, node))
+            self.nodes[node].limit_write_times(self._write_times)
+        return self.nodes[node]
 
 
 def reposition(feeds: Sequence[Feed], move: Callable[[Feed], None], *, limit: int) -> None:
@@ -195,7 +207,10 @@ def history(feeds: Sequence[Feed], *, limit: int) -> Iterator[LogLines]:
     feeds continue, and the `failure` of this feed is set.
     """
     sizes_of = successes(each(feeds, lambda feed: _retry_once(feed, partial(_sizes, feed)) or {}, limit=limit))
-    chunk = _chunk_bytes(sum(map(len, sizes_of)))
+    files = sum(map(len, sizes_of))
+    chunk = _chunk_bytes(files)
+    for feed in feeds:
+        feed.limit_write_times(max(LEAST_WRITE_TIMES, min(MAX_WRITE_TIMES, HELD_WRITE_TIMES // max(1, files))))
     histories = [_History(feed, sizes, chunk) for feed, sizes in zip(feeds, sizes_of, strict=True)]
 
     def read() -> None:
@@ -221,32 +236,42 @@ class _History:
         self._feed = feed
         self._chunk = chunk
         self._read_lines: dict[str, deque[LogLines]] = {file: deque() for file in sizes}
-        self._last_read_is_empty = False
+        self._held = dict.fromkeys(sizes, 0)
+        """Characters of the lines in memory."""
+        self._unread = {file for file, size in sizes.items() if self._feed.offsets.get(file, 0) < size}
+        """Files that may have more bytes."""
 
     def read(self) -> None:
-        """Read on in all files of which at most half a chunk is in memory."""
-        held = {file: sum(len(group.text) for group in lines) for file, lines in self._read_lines.items()}
-        ends = {
-            file: min(size, self._feed.offsets.get(file, 0) + self._chunk - held[file])
-            for file, size in self.sizes.items()
-            if self._feed.offsets.get(file, 0) < size and held[file] <= self._chunk // 2
-        }
+        """Read on in the files of which at most half a chunk is in memory, as many as one answer may have; emptied ones first."""
+        offsets, ends, left = self._feed.offsets, dict[str, int](), ROUND_BYTES
+        for file in sorted(self._unread, key=self._held.__getitem__):
+            start = offsets.get(file, 0)
+            end = min(self.sizes[file], start + self._chunk - self._held[file], start + left)
+            if self._held[file] > self._chunk // 2 or end <= start:
+                break
+            ends[file] = end
+            left -= end - start
+        starts = {file: offsets.get(file, 0) for file in ends}
         lines = _retry_once(self._feed, partial(self._feed.read_until, ends, max_bytes=ROUND_BYTES)) if ends else {}
-        self._last_read_is_empty = not lines
         for file, groups in (lines or {}).items():
             self._read_lines[file].extend(groups)
+            self._held[file] += sum(len(group.text) for group in groups)
+        offsets = self._feed.offsets
+        self._unread -= {
+            file for file, start in starts.items() if lines is None or offsets.get(file, 0) in (start, self.sizes[file])
+        }
 
     def lines_of(self, file: str, read: Callable[[], None]) -> Iterator[LogLines]:
         """The lines of one file; `read` reads on in all histories."""
         lines = self._read_lines[file]
         while True:
             while lines:
-                yield lines.popleft()
-            if self._feed.offsets.get(file, 0) >= self.sizes[file]:
+                group = lines.popleft()
+                self._held[file] -= len(group.text)
+                yield group
+            if file not in self._unread:  # it was read to its end, became shorter, or its node is gone
                 return
             read()
-            if self._last_read_is_empty:
-                return  # the file became shorter, or its node is gone: nothing more can be read
 
 
 def _retry_once(feed: Feed, read: Callable[[], T]) -> T | None:

@@ -19,7 +19,9 @@ Stream = Literal["out", "err", "event", "batch"]
 MAX_LINE_BYTES = 1 << 20
 """A longer line is cut into pieces of this size, so that an endless line cannot fill the memory."""
 MAX_WRITE_TIMES = 8192
-"""Half an hour of one file; of a longer time, fewer records are kept, further apart."""
+"""Unread ones of one file, half an hour; of a longer time, fewer are kept, further apart."""
+MIN_READ_TIMES = 64
+"""Of bytes that were read: fewer are not worth dropping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +80,22 @@ class WriteTimes:
     def __init__(self) -> None:
         self.size = 0
         """The largest recorded size."""
+        self.limit = MAX_WRITE_TIMES
+        """The number of records that are kept."""
         self._sizes = array("Q")
         self._times = array("d")
         self._first = 0
         """The index of the first record that may still be needed."""
 
+    def __len__(self) -> int:
+        return len(self._sizes)
+
     def add(self, size: int, time: float) -> None:
         """The file had `size` bytes at `time`."""
-        if len(self._sizes) == MAX_WRITE_TIMES:
-            self._thin_out()
+        if self._first >= MIN_READ_TIMES and 2 * self._first >= len(self._sizes):
+            self._drop(1)
+        if len(self._sizes) >= self.limit:
+            self._drop(2)
         self._sizes.append(size)
         self._times.append(time)
         self.size = max(self.size, size)
@@ -97,9 +106,8 @@ class WriteTimes:
             self._first += 1
         return (self._sizes[self._first], self._times[self._first]) if self._first < len(self._sizes) else None
 
-    def _thin_out(self) -> None:
-        """Drop the records of bytes that were read; if these are few, drop every second one of the rest as well."""
-        step = 1 if self._first > MAX_WRITE_TIMES // 2 else 2
+    def _drop(self, step: int) -> None:
+        """Drop the records of bytes that were read, and keep every `step`-th of the others."""
         first = self._first + (len(self._sizes) - self._first - 1) % step  # the last record is kept
         self._sizes = self._sizes[first::step]
         self._times = self._times[first::step]
@@ -229,6 +237,8 @@ class NodeLines:
         self._wants = wants
         self.events: list[dict[str, Any]] = []
         self._files: dict[str, FileLines] = {}
+        self._write_times = MAX_WRITE_TIMES
+        """The number of write times that are kept of each file."""
         self._rest: dict[str, bytes] = {}
         """File of records -> the bytes after its last newline."""
 
@@ -267,6 +277,12 @@ class NodeLines:
             return []
         return list(self._file(name).gap(offset, arrival))
 
+    def limit_write_times(self, limit: int) -> None:
+        """Keep at most that many write times of each file."""
+        self._write_times = limit
+        for file in self._files.values():
+            file.write_times.limit = limit
+
     def indexed_bytes(self, name: str) -> int:
         """The number of bytes of the file whose write times are known."""
         return self._file(name).write_times.size
@@ -283,6 +299,7 @@ class NodeLines:
     def _file(self, name: str) -> FileLines:
         if name not in self._files:
             self._files[name] = FileLines(self.node, *_origin(name))
+            self._files[name].write_times.limit = self._write_times
         return self._files[name]
 
     def _records(self, name: str, data: bytes, fields: set[str]) -> list[dict[str, Any]]:

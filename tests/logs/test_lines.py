@@ -13,6 +13,7 @@ from orchestrator.logs.follow import Batch, Feed, merged
 from orchestrator.logs.lines import (
     MAX_LINE_BYTES,
     MAX_WRITE_TIMES,
+    MIN_READ_TIMES,
     FileLines,
     LogLines,
     NodeLines,
@@ -117,6 +118,21 @@ def test_unfinished_line_before_a_gap_is_not_joined_with_the_bytes_after_it() ->
     assert node.feed("events.jsonl", 0, event[:9], 1.0) == []
     assert node.gap("events.jsonl", 0, 1.0) == []
     assert [lines.text for lines in node.feed("events.jsonl", 0, event + b"\n", 1.0)] == ["whole"]
+
+
+def test_write_times_of_bytes_that_were_read_do_not_pile_up() -> None:
+    write_times = WriteTimes()
+    for size in range(1, 10 * MIN_READ_TIMES):
+        write_times.add(size, float(size))
+        write_times.covering(size)
+        assert len(write_times) <= MIN_READ_TIMES + 1
+    limited = NodeLines("n0")
+    limited.limit_write_times(100)
+    records = (json.dumps({"time": 1.0 * size, "size": {"rank-0.out": size}}) for size in range(1, 1001))
+    limited.feed("offsets.jsonl", 0, "".join(f"{record}\n" for record in records).encode(), 0.0)
+    [*_, last_line] = limited.feed("rank-0.out", 0, b"x" * 999 + b"\n", 0.0)
+    assert last_line.time == 1000.0
+    assert limited.indexed_bytes("rank-0.out") == 1000
 
 
 def test_damaged_records_are_skipped() -> None:
