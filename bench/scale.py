@@ -33,6 +33,9 @@ STEADY_S = 20.0
 LIMIT_S = 300.0  # of each phase
 POLL_S = 0.02
 AIMS = {"start": 15.0, "stop": 5.0, "status": 5.0, "cut known": 15.0}
+NODES_MISSING = (
+    4  # exit code of orch status; on a machine that is busy with other work, some simulated nodes are too slow
+)
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -170,9 +173,14 @@ class Row:
 
 
 def measure(
-    workspace: Workspace, nodes: int, *, steady_s: float = STEADY_S
+    workspace: Workspace, nodes: int, *, steady_s: float = STEADY_S, cut_nodes: int = CUT
 ) -> tuple[list[Row], dict[str, Usage], float]:
-    """Start, supervise, query, cut and stop runs; returns the phases, the use of launcher and supervisor, and its share of a core."""
+    """
+    Start, supervise, query, stop and cut runs; without `cut_nodes` there is no second run.
+
+    Returns:
+        The phases, the use of launcher and supervisor, and the share of a core that the supervisor takes while nothing happens.
+    """
     rows, uses = [], {"launcher": Usage(), "supervisor": Usage()}
     with simulated_nodes(workspace, nodes) as scale:
 
@@ -187,11 +195,13 @@ def measure(
             report(rows[-1])
             return done
 
-        def orch(*words: str, code: int = 0) -> Callable[[], Done]:
+        def orch(*words: str, codes: Sequence[int] = (0,)) -> Callable[[], Done]:
             def run() -> Done:
                 done = scale.orch(*words)
-                if done.code != code:
-                    raise SystemExit(f"orch {' '.join(words)} ended with {done.code}: {done.output[-2000:]}")
+                if done.code not in codes:
+                    raise SystemExit(f"orch {' '.join(words)} ended with {done.code}: {done.output[:4000]}")
+                if done.code:
+                    sys.stderr.write(f"{done.output[:1000]}\n")
                 return done
 
             return run
@@ -214,12 +224,14 @@ def measure(
         before = cpu_s(scale.supervisor())
         phase(f"{steady_s:g} s of supervision", wait(_after(steady_s), "the time"))
         share = (cpu_s(scale.supervisor()) - before) / steady_s
-        phase("status", orch("status"))
+        phase("status", orch("status", codes=(0, NODES_MISSING)))
         phase("stop", orch("stop", "latest"))
+        if not cut_nodes:
+            return rows, uses, share
         uses["supervisor"].cpu = 0.0
         phase("start, again", orch("ssh-launch", "--detach", "--", "sleep", "1000"))
         phase("all nodes supervised", wait(lambda: scale.simulated()["connections"] >= nodes, "connections"))
-        count = min(CUT, nodes // 4)
+        count = min(cut_nodes, nodes // 4)
         cut = [f"n{index * (nodes // count) + 1}" for index in range(count)]
         begun = time.monotonic()
         scale.simulated(cut=cut)
