@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from orchestrator.actions import stop
 from orchestrator.actions.launch import plan_launch, started
+from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.actions.refresh import is_kept_up_to_date, refresh
-from orchestrator.actions.request import LaunchArguments
 from orchestrator.actions.runs import find_run
+from orchestrator.actions.viewer import Owner
 from orchestrator.backoff import backoff
 from orchestrator.errors import LaunchError, NodesError, UsageError
 from orchestrator.run import LauncherName, RunRecord, RunState
@@ -173,8 +174,13 @@ def _launched(launcher: LauncherName, program: ProgramLike, inventory: str | Pat
         no_check=options.get("no_check", False),
         skipped=tuple(options.get("skip", ())),
     )
+    warnings: list[str] = []
+    if launcher == "ssh":
+        with Owner.of_launch(arguments, follow=False) as owner:
+            run = owner.until_launched(warnings.append, warnings.append)
+        return Run(run, tuple(warnings))
     planned = plan_launch(arguments)
-    warnings = list(planned.warnings)
+    warnings += planned.warnings
     with started(planned, warnings.append):
         pass
     return Run(planned.plan.run_id, tuple(warnings))

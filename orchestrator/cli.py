@@ -18,7 +18,7 @@ from orchestrator.errors import BUG, CLOSED_PIPE, CTRL_C, OrchError, UsageError,
 from orchestrator.version import __version__
 
 if TYPE_CHECKING:
-    from orchestrator.actions.request import LaunchArguments
+    from orchestrator.actions.launch_arguments import LaunchArguments
     from orchestrator.run import LauncherName
 
 # Each command imports its own modules: importing the modules of all commands takes longer than most commands run.
@@ -236,7 +236,7 @@ def ssh_launch(
 
 
 def _arguments(launcher: LauncherName, program: tuple[str, ...] | None, typed: dict[str, Any]) -> LaunchArguments:
-    from orchestrator.actions.request import LaunchArguments  # noqa: PLC0415
+    from orchestrator.actions.launch_arguments import LaunchArguments  # noqa: PLC0415
 
     return LaunchArguments(launcher, program=program, **typed)
 

@@ -180,8 +180,6 @@ class RunRecord:
     """The process that launches the run: pid, start_time, host and boot_id; None once the launch is over."""
     started: bool = False
     """The launch was completed; if False, a final state is the outcome of the launch itself."""
-    attended: bool = False
-    """A person answered a login prompt for a password, a code or a passphrase, which the supervisor could not."""
     unsupervised: dict[str, str] = field(default_factory=dict)
     """Node -> why the supervisor cannot log in to it."""
     attempt: int = 1

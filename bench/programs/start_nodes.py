@@ -11,7 +11,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from orchestrator.actions.inventory import load_inventory
-from orchestrator.actions.request import LaunchArguments, make_request
+from orchestrator.actions.launch_arguments import LaunchArguments
+from orchestrator.actions.request import make_request
 from orchestrator.launchers import launcher_for
 from orchestrator.node.ownership import LOADER, proc_strings, rank_owner
 from orchestrator.plan.make import make_plan

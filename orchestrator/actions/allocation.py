@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.actions.request import LaunchArguments
+from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory
 from orchestrator.names.hostlist import expand

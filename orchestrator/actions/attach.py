@@ -1,4 +1,4 @@
-"""Start a new supervisor for a run whose supervisor has died, alone or with its machine."""
+"""Prepare a run whose supervisor has died, alone or with its machine, for another one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from contextlib import contextmanager, suppress
 from orchestrator.actions.launch import Launched
 from orchestrator.actions.refresh import refresh
 from orchestrator.actions.stop import stop
-from orchestrator.errors import LaunchError, UsageError
+from orchestrator.errors import UsageError
 from orchestrator.launchers import launcher_for
 from orchestrator.names.hostlist import fold
 from orchestrator.run import RunRecord
 from orchestrator.store import RunFolder
-from orchestrator.supervision.start import logins_need_answers, start_and_wait
 from orchestrator.verdict import observe
 from orchestrator.verdict.launching import is_launching
 
@@ -25,29 +24,21 @@ END_WAIT_S = 5.0
 POLL_S = 0.02
 
 
-def supervise(folder: RunFolder, on_warning: Callable[[str], None]) -> None:
+def require_unsupervised(folder: RunFolder) -> None:
     """
-    Start a supervisor for the run; do nothing under Slurm, which supervises its jobs itself.
+    Check that a supervisor may be started for a run over SSH.
 
-    A supervisor that cannot log in to all nodes is replaced: this terminal may have keys that it lacks.
+    A supervisor that cannot log in to all nodes is ended: this terminal may have keys that it lacks.
 
     Raises:
         UsageError: the run has a supervisor, or is being launched.
-        LaunchError: the supervisor does not start.
     """
     record = folder.read()
-    if record.launcher == "slurm":
-        return
     if record.unsupervised:
         _end_supervisor(folder)
     _refuse_second(folder, record)
     if is_launching(record):
         raise UsageError(f"run {record.id} is still being launched", hint=_hint(record))
-    if why := start_and_wait(folder):
-        _refuse_second(folder, record)  # another attach may have been faster
-        raise LaunchError(f"run {record.id} has no supervisor: {why}")
-    if record.attended:
-        on_warning(logins_need_answers(folder))
 
 
 def _end_supervisor(folder: RunFolder) -> None:

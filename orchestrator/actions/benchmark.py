@@ -11,8 +11,9 @@ from typing import Any
 
 from orchestrator.actions.copy import copy
 from orchestrator.actions.launch import Planned, plan_launch
-from orchestrator.actions.request import LaunchArguments
+from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.checks.full import check_results
+from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import NodesError, UsageError
 from orchestrator.findings import Finding
 from orchestrator.progress import OnProgress, no_progress
@@ -40,14 +41,16 @@ def arguments(
     )
 
 
-def plan_benchmark(launch: LaunchArguments, on_progress: OnProgress = no_progress) -> Planned:
+def plan_benchmark(
+    launch: LaunchArguments, on_progress: OnProgress = no_progress, terminal: Terminal | None = None
+) -> Planned:
     """
     Plan a run of the benchmark; nothing is started.
 
     Raises:
         UsageError: there is one rank only, and its device is not tested; or as from plan_launch.
     """
-    planned = plan_launch(launch, on_progress)
+    planned = plan_launch(launch, on_progress, terminal)
     if planned.plan.world_size < 2 and DEVICES not in launch.settings:  # noqa: PLR2004  one communicates with the other
         planned.close()
         raise UsageError("there is only one rank, which has no other to communicate with", hint="-j 2x1, or more nodes")

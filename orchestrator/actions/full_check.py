@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.actions.benchmark import DEVICES, arguments, size_text
 from orchestrator.actions.check import Checked
-from orchestrator.actions.request import LaunchArguments
+from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.checks.full import check_results, nominal_rates, rows_by_size
 from orchestrator.checks.quick import CHECKS, most_serious_first
 from orchestrator.errors import UsageError

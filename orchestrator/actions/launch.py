@@ -1,4 +1,4 @@
-"""Launch a run: make the plan from the arguments, start it, and start its supervisor. A failed launch is undone."""
+"""Launch a run: make the plan from the arguments, and start it. A failed launch is undone."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from typing import Any
 from orchestrator import bundle as bundles
 from orchestrator.actions.allocation import for_steps, queued_warning, this_allocation
 from orchestrator.actions.inventory import load_inventory
+from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.actions.network import nothing_to_discover
 from orchestrator.actions.preflight import CheckedNode, checked_nodes
-from orchestrator.actions.request import LaunchArguments, check_labels, make_request
+from orchestrator.actions.request import check_labels, make_request
 from orchestrator.actions.runs import home_store
 from orchestrator.code import revision
 from orchestrator.endpoint.access import Terminal
@@ -37,7 +38,6 @@ from orchestrator.plan.plan import LaunchPlan
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.run import Request, RunRecord, RunState, new_run_id
 from orchestrator.store import RunFolder
-from orchestrator.supervision.start import logins_need_answers, supervised
 from orchestrator.verdict.launching import this_process
 from orchestrator.version import __version__
 
@@ -76,15 +76,22 @@ class Launched:
     """The terminal was closed during the launch, so the run cannot be shown."""
 
 
-def plan_launch(arguments: LaunchArguments, on_progress: OnProgress = no_progress) -> Planned:
-    """Plan a run; nothing is started or written. Nodes are connected to if their cards are not known."""
+def plan_launch(
+    arguments: LaunchArguments, on_progress: OnProgress = no_progress, terminal: Terminal | None = None
+) -> Planned:
+    """
+    Plan a run; nothing is started or written. Nodes are connected to if their cards are not known.
+
+    Args:
+        terminal: for the prompts of logins; by default this process's terminal.
+    """
     check_labels(arguments)
     if arguments.skipped:
         from orchestrator.actions.check import require_known  # noqa: PLC0415  see _check
 
         require_known(arguments.skipped)
     inventory = load_inventory(arguments.inventory, arguments.nodes if arguments.launcher == "ssh" else None)
-    terminal, connected = Terminal(), dict[str, Endpoint]()
+    terminal, connected = terminal or Terminal(), dict[str, Endpoint]()
     if arguments.launcher == "ssh" and inventory.accelerator == "auto" and inventory.devices is None:
         inventory, connected = detect_cards(inventory, arguments.nodes, terminal, on_progress)
     try:
@@ -152,29 +159,13 @@ def started(
     Raises:
         OrchError: the launch failed; what had started was stopped, or is named.
     """
-    terminal = planned.terminal
-    launcher = launcher_for(planned.plan, terminal, on_progress, planned.connected)
+    launcher = launcher_for(planned.plan, planned.terminal, on_progress, planned.connected)
     try:
         with survive_sighup() as closed, sigterm_interrupts():
-            folder = _launch(planned, launcher, terminal, on_warning)
-        with _supervised(folder, planned.plan, on_warning, needs_answers=terminal.was_used):
-            yield Launched(folder, launcher, closed.is_set())
+            folder = _launch(planned, launcher, on_warning)
+        yield Launched(folder, launcher, closed.is_set())
     finally:
         launcher.close()
-
-
-@contextmanager
-def _supervised(
-    folder: RunFolder, plan: LaunchPlan, on_warning: Callable[[str], None], *, needs_answers: bool
-) -> Iterator[None]:
-    """Start a supervisor for the run; `needs_answers`: a person had to answer a login, which a supervisor cannot do."""
-    if plan.launcher == "slurm":  # Slurm supervises its jobs itself
-        yield
-        return
-    with supervised(folder, on_warning):
-        if needs_answers:
-            on_warning(logins_need_answers(folder))
-        yield
 
 
 @contextmanager
@@ -204,7 +195,7 @@ def _handled(number: signal.Signals, handler: Callable[..., object]) -> Iterator
         signal.signal(number, signal.SIG_DFL)
 
 
-def _launch(planned: Planned, launcher: Launcher, terminal: Terminal, on_warning: Callable[[str], None]) -> RunFolder:
+def _launch(planned: Planned, launcher: Launcher, on_warning: Callable[[str], None]) -> RunFolder:
     """Record the run, then start it; if the launch fails, the run is FAILED, or LOST if some of it may still be running."""
     folder = home_store().create(planned.record)
     with undo_on_failure([folder], launcher, "while connecting; nothing was started"):
@@ -216,8 +207,7 @@ def _launch(planned: Planned, launcher: Launcher, terminal: Terminal, on_warning
             on_warning(warning)
     with undo_on_failure([folder], launcher, "during the launch; what had started was stopped"):
         job = launcher.start(planned.bundle, _check(planned, launcher, folder, on_warning))
-        attended = planned.plan.launcher == "ssh" and terminal.was_used
-        folder.update(slurm_job=job, started=True, launching=None, attended=attended)
+        folder.update(slurm_job=job, started=True, launching=None)
         for warning in record_changed_plan(folder, planned.plan, launcher.plan):
             on_warning(warning)
     return folder

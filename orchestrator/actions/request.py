@@ -15,53 +15,15 @@ from typing import Any
 
 from orchestrator import bundle as bundles
 from orchestrator.actions.durations import seconds
+from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.code import Code, find_code
 from orchestrator.errors import UsageError
-from orchestrator.inventory.slurm_settings import SlurmSetting, parse_setting
 from orchestrator.node.run_id import RUN_ID
 from orchestrator.resources import trainer_folder
-from orchestrator.run import Allocation, LauncherName, Program, Request, Shape
+from orchestrator.run import Allocation, Program, Request, Shape
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TAG = re.compile(r"[^\s,]{1,64}")
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchArguments:
-    """The arguments of a launch as typed. `settings` are the KEY=VALUE words, `program` the words after `--`."""
-
-    launcher: LauncherName
-    inventory: str | None
-    nodes: str | None
-    shape: str | None
-    config: Path | None
-    settings: tuple[str, ...]
-    program: tuple[str, ...] | None
-    orphan_timeout: str | None = None
-    isolation_timeout: str | None = None
-    bare: bool = False
-    per_node: bool = False
-    name: str | None = None
-    note: str | None = None
-    tags: tuple[str, ...] = ()
-    debug: bool = False
-    slurm: tuple[tuple[str, str], ...] = ()
-    """Options that set a field of `slurm:`, each with its name and slurm.FIELD=VALUE."""
-    after: tuple[str, ...] = ()
-    """Runs to wait for, each as [KIND:]RUN."""
-    here: bool = False
-    """Run in the allocation of the Slurm job in which orch runs."""
-    module: str = "trainer"
-    """The module of the shared trainer that runs without `program`."""
-    no_check: bool = False
-    """Start without the check of the nodes."""
-    skipped: tuple[str, ...] = ()
-    """The names of checks that are left out before a start."""
-
-    @property
-    def slurm_settings(self) -> list[SlurmSetting]:
-        """The fields of `slurm:` for this run; UsageError if one is not of the form slurm.FIELD=VALUE."""
-        return [parse_setting(option, word) for option, word in self.slurm]
 
 
 def check_labels(arguments: LaunchArguments) -> None:

@@ -21,7 +21,8 @@ from orchestrator.actions.launch import (
     survive_sighup,
     undo_on_failure,
 )
-from orchestrator.actions.request import LaunchArguments, trainer_config
+from orchestrator.actions.launch_arguments import LaunchArguments
+from orchestrator.actions.request import trainer_config
 from orchestrator.actions.runs import find_sweep, home_store
 from orchestrator.actions.stop import cancel_launch, stop, unended_runs, wait_for_launch
 from orchestrator.endpoint.access import Terminal

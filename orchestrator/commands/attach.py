@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from orchestrator.actions.attach import attached, end_remaining, supervise
+from orchestrator.actions.attach import attached, end_remaining, require_unsupervised
 from orchestrator.actions.runs import find_run
-from orchestrator.commands.watch import watch
-from orchestrator.console import inform, print_text, warn
+from orchestrator.actions.viewer import Owner
+from orchestrator.commands.watch import show, watch
+from orchestrator.console import ProgressLine, inform, print_text, warn
 
 
 def attach(run: str, *, follow: bool, quiet: bool) -> int:
@@ -16,9 +17,17 @@ def attach(run: str, *, follow: bool, quiet: bool) -> int:
         end_remaining(folder, inform, warn)
         inform(f"run {record.id} is {record.state.value}" + (f": {record.message}" if record.message else ""))
         return record.exit_code
-    supervise(folder, warn)
-    if not follow:
-        print_text(f"{record.id}\n")
-        return 0
-    with attached(folder) as launched:
-        return watch(launched, quiet=quiet)
+    if record.launcher == "slurm":  # which supervises its jobs itself
+        if not follow:
+            print_text(f"{record.id}\n")
+            return 0
+        with attached(folder) as launched:
+            return watch(launched, quiet=quiet)
+    require_unsupervised(folder)
+    with Owner.of_run(record.id, follow=follow, quiet=quiet) as owner:
+        with ProgressLine() as progress:
+            owner.until_launched(warn, progress.warn, progress.update)
+        if follow:
+            return show(record.id, owner.to_end, quiet=quiet)
+    print_text(f"{record.id}\n")
+    return 0

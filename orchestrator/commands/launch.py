@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from orchestrator.actions import transcript
-from orchestrator.actions.launch import plan_launch, started
-from orchestrator.actions.request import LaunchArguments
+from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.console import ProgressLine, print_text, warn
 
 
 def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool, quiet: bool = False) -> int:
     """Plan a run and start it unless `dry_run`; returns the exit code."""
+    if arguments.launcher == "ssh" and not dry_run:
+        return _launch_over_ssh(arguments, follow=follow, quiet=quiet)
+    from orchestrator.actions import transcript  # noqa: PLC0415  the owner of a run over SSH imports what a launch needs
+    from orchestrator.actions.launch import plan_launch, started  # noqa: PLC0415  as above
+
     with ProgressLine() as progress:
         planned = plan_launch(arguments, progress.update)
     for warning in planned.warnings:
@@ -25,6 +28,19 @@ def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool, quiet: bo
         if not follow:
             print_text(f"{planned.plan.run_id}\n")
             return 0
-        from orchestrator.commands.watch import watch  # noqa: PLC0415  imported while Slurm or the nodes start
+        from orchestrator.commands.watch import watch  # noqa: PLC0415  imported while Slurm starts
 
         return watch(launched, quiet=quiet)
+
+
+def _launch_over_ssh(arguments: LaunchArguments, *, follow: bool, quiet: bool) -> int:
+    from orchestrator.actions.viewer import Owner  # noqa: PLC0415  not needed under Slurm
+    from orchestrator.commands.watch import show  # noqa: PLC0415  as above
+
+    with Owner.of_launch(arguments, follow=follow, quiet=quiet) as owner:
+        with ProgressLine() as progress:
+            run = owner.until_launched(progress.warn, progress.warn, progress.update)
+        if follow:
+            return show(run, owner.to_end, quiet=quiet)
+    print_text(f"{run}\n")
+    return 0

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from orchestrator.actions import transcript
+from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.actions.refresh import bring_up_to_date
-from orchestrator.actions.request import LaunchArguments
 from orchestrator.actions.runs import find_sweep
 from orchestrator.actions.sweep import plan_sweep, stop_sweep, submit
 from orchestrator.console import inform, print_json, print_table, print_text, warn

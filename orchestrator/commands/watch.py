@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
-from orchestrator.actions.log_reader import LogReader
-from orchestrator.actions.watch import Watch, watched_lines
 from orchestrator.console import LogView, inform, print_error, print_summary
 from orchestrator.errors import CLOSED_PIPE, CTRL_C, LaunchError
+from orchestrator.run import RunRecord
 
 if TYPE_CHECKING:
     from orchestrator.actions.launch import Launched  # at run time it would load what only a launch needs
+    from orchestrator.actions.log_reader import Viewer
 
 
 def watch(launched: Launched, *, quiet: bool, stream: TextIO | None = None) -> int:
+    """Follow a run that this process has launched or attached to, and print its outcome; return its exit code."""
+    from orchestrator.actions.log_reader import LogReader  # noqa: PLC0415  the viewer of a run over SSH needs none of it
+    from orchestrator.actions.watch import Watch, watched_lines  # noqa: PLC0415  as above
+
+    def to_end(view: Viewer) -> RunRecord:
+        folder, launcher = launched.folder, launched.launcher
+        reader = LogReader(launcher, folder.read_plan(), view, watched_lines(quiet=quiet))
+        return Watch(folder, launcher, reader, view, ends_failed=True).to_end()
+
+    return show(launched.folder.path.name, to_end, quiet=quiet, stream=stream)
+
+
+def show(run_id: str, to_end: Callable[[Viewer], RunRecord], *, quiet: bool, stream: TextIO | None = None) -> int:
     """
-    Follow a run that this command started or attached to, and print its outcome; return its exit code.
+    Show a run to its end, and print its outcome; return its exit code.
 
     Args:
+        to_end: shows the run's lines, and returns its record.
         quiet: print only the lines of ranks, warnings, and the outcome of a run that is not done.
         stream: for the lines; by default stdout.
     """
-    run_id = launched.folder.path.name
-    folder, launcher, view = launched.folder, launched.launcher, LogView(as_json=False, quiet=quiet, stream=stream)
+    view = LogView(as_json=False, quiet=quiet, stream=stream)
     view.inform(f"run {run_id} started; Ctrl-C stops watching, the run continues")
     try:
-        reader = LogReader(launcher, folder.read_plan(), view, watched_lines(quiet=quiet))
-        record = Watch(folder, launcher, reader, view, ends_failed=True).to_end()
+        record = to_end(view)
     except KeyboardInterrupt:
         inform(
             f"stopped watching; the run continues. `orch logs -f {run_id}` watches again, `orch stop {run_id}` ends it"

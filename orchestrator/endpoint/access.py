@@ -19,11 +19,12 @@ from orchestrator.progress import OnProgress
 from orchestrator.transports.base import Transport
 from orchestrator.transports.ssh.interactive import login_argv
 from orchestrator.transports.ssh.route import Destination, PlannedSsh, SshSettings
-from orchestrator.transports.terminal import Terminal
+from orchestrator.transports.terminal import PromptCancelled, Terminal
 
 __all__ = [
     "Destination",
     "PlannedSsh",
+    "PromptCancelled",
     "SshSettings",
     "Terminal",
     "TransportFactory",

@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -54,6 +55,8 @@ class DirectLauncher:
         self._opening: dict[str, Endpoint] = {}
         self._start_requested: set[str] = set()
         self._is_closed = False
+        self._reconnects = threading.Event()
+        self._reconnects.set()
         self._connecting = {node.name: threading.Lock() for node in plan.nodes}
 
     @property
@@ -216,12 +219,21 @@ class DirectLauncher:
 
     def reach(self, node: NodePlan) -> Endpoint:
         """The node's endpoint; reconnects if its connection was lost."""
+        lost = self._endpoints.get(node.name)
+        if lost is not None and not lost.connected and not self._reconnects.is_set():
+            raise Unreachable(node.name, "the connection was lost")
         with self._connecting[node.name]:
             if not self._is_connected(node):
                 if lost := self._endpoints.get(node.name):
                     lost.close()  # its connection may still be up: a reply came too late
                 self._endpoints[node.name] = self._open(node)
             return self._endpoints[node.name]
+
+    def without_reconnects(self, until: threading.Event) -> DirectLauncher:
+        """This launcher with the same connections; until the event, it leaves it to the other one to replace lost ones."""
+        sharing = copy(self)
+        sharing._reconnects = until  # noqa: SLF001  of the same class
+        return sharing
 
     def _open(self, node: NodePlan) -> Endpoint:
         endpoint = self._opening[node.name] = Endpoint(self._transport(node), node.python)

@@ -1,23 +1,21 @@
 """
-The supervisor of a run over SSH: a process that outlives the terminal, polls all agents, and ends all ranks if one fails.
+The supervisor of a run over SSH: it polls all agents, and ends all ranks if one fails.
 
-ssh-launch and attach start it; a second one for the same run is refused. Without a supervisor, the agents continue.
+It is part of the process that owns the run (actions/owner.py). A second one for the same run is refused. Without a
+supervisor, the agents continue.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from orchestrator.endpoint.replies import NodeObservation
-from orchestrator.errors import LaunchError, LoginRefused, OrchError, Unreachable
+from orchestrator.errors import LoginRefused, OrchError, Unreachable
 from orchestrator.fanout import each
-from orchestrator.launchers import direct_launcher
 from orchestrator.launchers.direct import DirectLauncher, parse_rendezvous
 from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
@@ -214,33 +212,23 @@ def _is_worth_a_retry(outcome: object) -> bool:
     return isinstance(outcome, OrchError) and not isinstance(outcome, LoginRefused)
 
 
-def main() -> int:
-    """Supervise the run whose folder is argv[1]; returns 4 if the run has a supervisor."""
-    os.umask(0o077)
-    folder = RunFolder(Path(sys.argv[1]))
-    if folder.supervisor() is not None:
-        return _refuse(folder)
+def supervise(folder: RunFolder, launcher: DirectLauncher, on_start: Callable[[], None]) -> bool:
+    """
+    Supervise a run to its end; return whether no other process does.
+
+    Args:
+        on_start: called when this process is the run's supervisor.
+    """
     try:
-        plan = folder.read_plan()  # before the lock: whoever holds the lock is taken for a supervisor that has started
         with folder.supervision() as is_ours:
-            if not is_ours:
-                return _refuse(folder)
-            folder.add_event("supervisor-started", f"pid {os.getpid()} supervises")
-            folder.update(unsupervised={})
-            with contextlib.closing(direct_launcher(plan)) as launcher:
+            if is_ours:
+                folder.add_event("supervisor-started", f"pid {os.getpid()} supervises")
+                folder.update(unsupervised={})
+                on_start()
                 Supervisor(folder, launcher).run()
+            return is_ours
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
         with contextlib.suppress(OSError):  # a full disk may be the cause
             folder.add_event("supervisor-failed", f"{cause}; the supervisor has ended, see supervisor.log")
         raise
-    return 0
-
-
-def _refuse(folder: RunFolder) -> int:
-    sys.stderr.write(f"orch: {folder.path.name} has a supervisor: {folder.supervisor()}\n")
-    return LaunchError.exit_code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

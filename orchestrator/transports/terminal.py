@@ -37,11 +37,10 @@ class Terminal:
 
     def __init__(self, *, may_prompt: bool = True) -> None:
         self._may_prompt = may_prompt
-        self._is_cancelled = False
+        self.is_cancelled = False
+        """True if the user has cancelled a prompt."""
         self.unlocked: dict[Path, paramiko.PKey | None] = {}
         """The keys whose passphrases have been prompted for; None if all answers were wrong."""
-        self.was_used = False
-        """True if the user has answered a prompt."""
 
     def is_available(self) -> bool:
         """Return whether the user can be prompted: standard input and error are a terminal, which controls this process."""
@@ -62,7 +61,7 @@ class Terminal:
             PromptCancelled: the user has cancelled an earlier prompt.
         """
         with _lock:
-            if self._is_cancelled:
+            if self.is_cancelled:
                 raise PromptCancelled
             yield
 
@@ -97,9 +96,8 @@ class Terminal:
         finally:
             os.close(terminal)
         if line.endswith(b"\n"):
-            self.was_used = True
             return line[:-1]
-        self._is_cancelled = True
+        self.is_cancelled = True
         if line.endswith(_CTRL_C):
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         raise PromptCancelled

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.actions import launch as action
-from orchestrator.actions.request import LaunchArguments
+from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.bundle import Bundle
-from orchestrator.commands.launch import launch
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import LaunchError
 from orchestrator.launchers.base import passed
@@ -67,8 +66,8 @@ def _launched(
 
     words = _arguments(tmp_path, monkeypatch, "sleep", "1000")
     monkeypatch.setattr(action, "launcher_for", launcher_for)
-    with pytest.raises((LaunchError, type(end))) as caught:
-        launch(words, dry_run=False, follow=False)
+    with pytest.raises((LaunchError, type(end))) as caught, action.started(action.plan_launch(words), pytest.fail):
+        pass
     [folder] = Store(tmp_path / "home").all()
     return caught.value, folder.read()
 
@@ -173,45 +172,3 @@ def test_record_that_cannot_be_written_any_more_hides_no_error(tmp_path: Path, m
     raised, _ = _launched(tmp_path, monkeypatch, end)
     assert raised is end
     until(lambda: _agents_done(tmp_path), awaited="the agent to end")
-
-
-def _answer_logins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let launches see that a person has answered a login."""
-
-    def launcher_for(plan: LaunchPlan, terminal: Terminal, *_: object) -> DirectLauncher:
-        terminal.was_used = True
-        return DirectLauncher(plan, lambda node: LocalTransport(node.name))
-
-    monkeypatch.setattr(action, "launcher_for", launcher_for)
-
-
-def test_launch_is_undone_if_its_answered_logins_cannot_be_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def update(folder: RunFolder, **changes: object) -> RunRecord:
-        if changes.get("attended"):
-            raise OSError(28, "No space left on device")
-        return write(folder, **changes)
-
-    write = RunFolder.update
-    _answer_logins(monkeypatch)
-    monkeypatch.setattr(RunFolder, "update", update)
-    words = _arguments(tmp_path, monkeypatch, "sleep", "1000")
-    with pytest.raises(LaunchError, match="No space left on device; what had started was stopped"):
-        launch(words, dry_run=False, follow=False)
-    until(lambda: _agents_done(tmp_path), awaited="the agent to end")
-
-
-def test_run_is_supervised_even_if_the_warning_about_answered_logins_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def closed(_: str) -> None:
-        raise BrokenPipeError
-
-    _answer_logins(monkeypatch)
-    planned = action.plan_launch(_arguments(tmp_path, monkeypatch, "true"))
-    with pytest.raises(BrokenPipeError), action.started(planned, closed):
-        pass
-    [folder] = Store(tmp_path / "home").all()
-    assert folder.read().attended
-    until(lambda: folder.read().state is RunState.DONE, awaited="the supervisor to record the end")

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from orchestrator.actions.launch import plan_launch
+from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.actions.lint import LintOptions, lint
-from orchestrator.actions.request import LaunchArguments
 from orchestrator.cli import app
 from orchestrator.errors import UsageError
 from tests.paths import CASES, ROOT

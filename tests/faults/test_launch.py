@@ -15,8 +15,7 @@ import pytest
 
 from orchestrator.actions import launch as launching
 from orchestrator.actions import stop as stopping
-from orchestrator.actions.request import LaunchArguments
-from orchestrator.commands.launch import launch
+from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.errors import LaunchError, Unreachable
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.node.machine import stat_fields
@@ -60,8 +59,9 @@ def _launched(orch: Orch, monkeypatch: pytest.MonkeyPatch) -> LaunchError:
     monkeypatch.setattr(launching, "launcher_for", launcher_for)
     monkeypatch.setenv("ORCH_HOME", str(orch.home))
     monkeypatch.chdir(orch.cwd)
-    with pytest.raises(LaunchError) as caught:
-        launch(LaunchArguments("ssh", None, None, None, None, (), SLEEPERS), dry_run=False, follow=False)
+    planned = launching.plan_launch(LaunchArguments("ssh", None, None, None, None, (), SLEEPERS))
+    with pytest.raises(LaunchError) as caught, launching.started(planned, pytest.fail):
+        pass
     return caught.value
 
 
@@ -133,7 +133,8 @@ def test_stop_during_a_launch_ends_the_launch_first(prefix: tuple[str, ...], orc
         until((orch.cwd / "agent-requested").exists, awaited="n1's agent to be requested")
         with orch.start("stop") as stop:
             assert stop.stderr is not None
-            assert f"still being launched: pid {launch.pid} was sent SIGTERM" in stop.stderr.readline()
+            [owner] = orch.supervisors()
+            assert f"still being launched: pid {owner} was sent SIGTERM" in stop.stderr.readline()
             (orch.cwd / "gate").touch()
             assert stop.wait(60) == 0
         assert launch.wait(60) == 4
@@ -198,49 +199,32 @@ def test_process_with_the_pid_of_an_ended_launch_is_not_signalled(orch: Orch) ->
         assert bystander.poll() is None
 
 
-WITHOUT_SUPERVISOR = """
-import sys
-from orchestrator.cli import main
-from orchestrator.supervision import start
-start.START_WAIT_S = 1.0
-sys.executable = sys.argv.pop(1)
-sys.exit(main())
-"""
+WITHOUT_OWNER = "import sys; from orchestrator.cli import main; sys.executable = sys.argv.pop(1); sys.exit(main())"
 
 
-def _without_supervisor(orch: Orch, script: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run orch with a Python that runs the script instead of a supervisor."""
+def _without_owner(orch: Orch, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run orch with a Python that runs a script instead of the process that owns the run."""
     python = orch.cwd / "python"
-    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.write_text("#!/bin/sh\necho cannot start >&2; exit 3\n")
     python.chmod(0o755)
-    argv = [sys.executable, "-c", WITHOUT_SUPERVISOR, str(python), *words]
+    argv = [sys.executable, "-c", WITHOUT_OWNER, str(python), *words]
     return subprocess.run(argv, cwd=orch.cwd, env=orch.environ(), capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("option", ["--follow", "--detach"])
-@pytest.mark.parametrize(
-    ("script", "reason"),
-    [("echo cannot start >&2; exit 3", "it ended with status 3, see "), ("exec sleep 5", "it has not started in 1 s")],
-)
-def test_run_whose_supervisor_does_not_start_is_reported_as_unsupervised(
-    orch: Orch, script: str, reason: str, option: str
-) -> None:
-    done = _without_supervisor(orch, script, "ssh-launch", option, "--", "echo", "up")
-    assert done.returncode == 0
-    [run] = [folder.path.name for folder in Store(orch.home).all()]
-    [warning] = [line for line in done.stderr.splitlines() if "warning: " in line]
-    assert f"run {run} has no supervisor: {reason}" in warning
-    assert f"orch attach {run}" in warning
-    assert "[n0:0] up\n" in done.stdout if option == "--follow" else done.stdout == f"{run}\n"
-    until(lambda: orch.status()["state"] == "DONE", awaited="the run to be done without a supervisor")
+def test_launch_whose_owner_does_not_start_fails_and_starts_nothing(orch: Orch) -> None:
+    done = _without_owner(orch, "ssh-launch", "--", "echo", "up")
+    assert done.returncode == 4
+    assert "cannot start" in done.stderr
+    assert "the process that launches the run has ended, exit status 3" in done.stderr
+    assert not Store(orch.home).all()
 
 
 def test_attach_reports_why_there_is_no_supervisor(orch: Orch) -> None:
     run = orch("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
     orch.kill_supervisor(run)
-    done = _without_supervisor(orch, "exit 3", "attach", "--detach")
+    done = _without_owner(orch, "attach", "--detach")
     assert done.returncode == 4
-    assert f"run {run} has no supervisor: it ended with status 3" in done.stderr
+    assert "exit status 3" in done.stderr
     orch("stop")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.node.isolation import SUPERVISED
 from tests.grounds.cli import Orch
 from tests.grounds.sshd import Farm
 from tests.until import until
@@ -67,14 +68,31 @@ def _follow_through_cuts(watcher: subprocess.Popen[str], farm: Farm) -> tuple[st
 
 def test_stuck_reader_blocks_no_rank_and_loses_nothing(orch: Orch) -> None:
     """As a terminal that is stopped with Ctrl-S: orch's pipe is full, the ranks continue to write."""
-    script = 'i=0; while [ "$i" -lt 20000 ]; do i=$((i+1)); echo "line $i of $RANK padded to be long enough"; done'
+    script = 'until [ -e "$ORCH_RUN_DIR/go" ]; do sleep 0.05; done; '
+    script += 'i=0; while [ "$i" -lt 20000 ]; do i=$((i+1)); echo "line $i of $RANK padded to be long enough"; done'
     with orch.start("ssh-launch", "--", "sh", "-c", script) as watcher:
+        until(lambda: len(_heartbeat_times(orch)) == 2, awaited="the supervisor's heartbeats", deadline_s=60)
+        os.kill(watcher.pid, signal.SIGSTOP)
+        for _ in range(2):
+            before = max(_heartbeat_times(orch))
+            until(lambda: min(_heartbeat_times(orch)) > before, awaited="another heartbeat to each node")  # noqa: B023
+        [run] = [entry["id"] for entry in orch.records()]
+        for folder in orch.node_folders(run):
+            (folder.parents[1] / "go").touch()
         until(
             lambda: orch.records() and orch.records()[-1]["state"] == "DONE", awaited="the ranks to end", deadline_s=60
         )
+        os.kill(watcher.pid, signal.SIGCONT)
         text, _ = watcher.communicate(timeout=60)
     for rank, node in enumerate(("n0", "n1")):
         assert len(_lines_of(text, node, rank)) == 20000
+
+
+def _heartbeat_times(orch: Orch) -> list[float]:
+    """When the only run's supervisor sent the last heartbeat to each node that has got one."""
+    runs = [lock.parent.name for lock in (orch.home / "runs").glob("*/supervisor.lock")]
+    files = [folder / SUPERVISED for run in runs for folder in orch.node_folders(run)]
+    return [file.stat().st_mtime for file in files if file.exists()]
 
 
 def test_flood_of_one_node_does_not_starve_the_other(orch: Orch) -> None:

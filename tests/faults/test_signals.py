@@ -61,16 +61,26 @@ def test_second_ctrl_c_waits_for_no_node_and_names_the_run_that_may_be_left(farm
         _check_nothing_is_left(launch, farm)
 
 
-@pytest.mark.parametrize("phase", ["connect", "push", "start", "follow"])
-def test_closed_terminal_detaches_orch_in_any_phase(phase: str, farm: Farm, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("phase", "number"),
+    [("connect", signal.SIGKILL), ("push", signal.SIGHUP), ("start", signal.SIGKILL), ("follow", signal.SIGHUP)],
+)
+def test_closed_terminal_detaches_orch_in_any_phase(
+    phase: str, number: signal.Signals, farm: Farm, tmp_path: Path
+) -> None:
     """The launch completes and the run is supervised; only the watching orch ends."""
+    farm.drop_connections()  # those of earlier tests, which may still be closing
     with held_launch(phase, farm, tmp_path) as launch:
-        _send(launch, signal.SIGHUP)
+        sessions = farm.connections()
+        _send(launch, number)
         launch.open_gate()
         launch.process.communicate(timeout=100)
-        assert launch.process.returncode == (-signal.SIGHUP if phase == "follow" else 0)
+        assert launch.process.returncode == -number
         until(lambda: launch.starts() == ["n0", "n1"], awaited="both ranks")
         until(lambda: launch.orch.supervisor(launch.run), awaited="the supervisor")
+        until(launch.has_heartbeats, awaited="heartbeats to both nodes")
+        assert sessions.keys() == farm.connections().keys(), "one login per node, before and after the launch"
+        assert len(launch.endpoints()) == 2
         assert launch.orch.status(launch.run)["state"] == "RUNNING"
         launch.orch("stop", launch.run)
         _check_nothing_is_left(launch, farm)

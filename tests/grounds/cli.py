@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -175,9 +176,12 @@ def supervisors_below(folder: Path) -> list[int]:
     found = []
     for process in Path("/proc").iterdir():
         try:
-            words = (process / "cmdline").read_bytes().split(b"\0") if process.name.isdigit() else []
-        except (FileNotFoundError, ProcessLookupError):
+            if process.name.isdigit() and b"orchestrator.actions.owner" in (process / "cmdline").read_bytes().split(
+                b"\0"
+            ):
+                [home] = re.findall(rb"(?:^|\0)ORCH_HOME=([^\0]*)", (process / "environ").read_bytes()) or [b""]
+                if os.fsencode(folder) in home:
+                    found.append(int(process.name))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
-        if b"orchestrator.supervision.supervisor" in words and any(os.fsencode(folder) in word for word in words):
-            found.append(int(process.name))
     return found

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
+import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.node.isolation import SUPERVISED
+from orchestrator.node.machine import stat_fields
+from orchestrator.node.ownership import LOADER
 from tests.grounds.cli import Orch
 from tests.grounds.sshd import Farm
 from tests.until import until
@@ -59,10 +64,28 @@ class HeldLaunch:
     run: str
     process: subprocess.Popen[str]
     _folder: Path
+    _farm: Farm
 
     def open_gate(self) -> None:
         """Open the gate for n1."""
         (self._folder / "gate").touch()
+
+    def kill_owner(self) -> None:
+        """Kill the process that launches and supervises the run, and wait for the end of the command."""
+        [owner] = self.orch.supervisors()
+        os.kill(owner, signal.SIGKILL)
+        self.process.communicate(timeout=30)
+
+    def has_heartbeats(self) -> bool:
+        """True if the supervisor has sent a heartbeat to both nodes."""
+        return all((folder / SUPERVISED).exists() for folder in self.orch.node_folders(self.run))
+
+    def endpoints(self) -> list[int]:
+        """The pids of the endpoints on both nodes."""
+        loader = os.fsencode(LOADER)
+        sessions = self._farm.connections()
+        started = [pid for pid in self._farm.processes() if loader in _words(pid)]  # by sshd, or forked by an endpoint
+        return [pid for pid in started if _parent(pid) in sessions]
 
     def is_reconnected(self) -> bool:
         """True if orch has connected to n1 a second time (stuck)."""
@@ -72,6 +95,18 @@ class HeldLaunch:
         """The node of every rank that ever ran, one entry per start."""
         file = self.orch.node_folder(self.run, "n0").parents[4] / "started"
         return sorted(file.read_text("utf-8").splitlines()) if file.exists() else []
+
+
+def _words(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _parent(pid: int) -> int | None:
+    fields = stat_fields(pid)
+    return None if fields is None else int(fields[1])
 
 
 @contextlib.contextmanager
@@ -99,7 +134,7 @@ def held_launch(phase: str, farm: Farm, folder: Path, *, env_file: str | None = 
         [run] = [str(record["id"]) for record in orch.records()]
         until((orch.home / "runs" / run / "plan" / "plan.json").exists, awaited="the plan")
         try:
-            yield HeldLaunch(orch, run, process, held)
+            yield HeldLaunch(orch, run, process, held, farm)
         finally:
             (held / "gate").touch()
             process.kill()

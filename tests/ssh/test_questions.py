@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.node.isolation import SUPERVISED
+from orchestrator.store import Store
 from orchestrator.transports.terminal import ERASE_LINE
 from tests.grounds.cli import Orch
 from tests.grounds.components import unavailable
@@ -23,7 +25,6 @@ BY_KEY_AND_CODE = {
     "UsePAM": "yes",
     "KbdInteractiveAuthentication": "yes",
 }
-UNSUPERVISED = "its supervisor has no terminal: they are not supervised"
 LAUNCH = ("ssh-launch", "--detach", "--", "true")
 
 
@@ -45,8 +46,8 @@ def _orch(farm: Farm, folder: Path, nodes: int = 2, **options: str) -> Orch:
     return Orch(folder)
 
 
-def _screen(orch: Orch) -> Screen:
-    return Screen(orch.argv(LAUNCH), cwd=orch.cwd, env=orch.environ())
+def _screen(orch: Orch, words: tuple[str, ...] = LAUNCH) -> Screen:
+    return Screen(orch.argv(words), cwd=orch.cwd, env=orch.environ())
 
 
 def _prompt(farm: Farm, node: str) -> str:
@@ -72,7 +73,7 @@ def test_password_prompts_come_one_node_at_a_time_and_no_answer_is_stored(orch: 
         assert screen.ended() == 0, screen.text
         assert screen.echoes()
     assert word not in screen.text
-    assert screen.text.count(UNSUPERVISED) == 1
+    assert "warning" not in screen.text
     kept = [path for path in orch.cwd.rglob("*") if path.is_file() and word.encode() in path.read_bytes()]
     assert not kept
     assert screen.text.count("password: ") == 2
@@ -116,16 +117,20 @@ def test_prompts_follow_if_the_program_ssh_is_refused_too(farm: Farm, orch: Orch
     assert "by the program ssh" not in screen.text
 
 
-def test_attach_reports_that_nodes_with_password_prompts_are_unsupervised(
-    farm: Farm, orch: Orch, tmp_path: Path
-) -> None:
+def test_node_that_prompts_is_supervised_and_attach_prompts_too(farm: Farm, orch: Orch, tmp_path: Path) -> None:
     _orch(farm, tmp_path, nodes=1)
-    with _password(farm, **BY_PASSWORD) as word, _screen(orch) as screen:
-        screen.until("password: ")
-        screen.type(f"{word}\n")
-        assert screen.ended() == 0, screen.text
-        until(lambda: not orch.supervisors(), awaited="the supervisor to give up")
-        assert orch("attach", "--detach").stderr.count(UNSUPERVISED) == 1
+    with _password(farm, **BY_PASSWORD) as word:
+        for words in (("ssh-launch", "--detach", "--", "sleep", "1000"), ("attach", "--detach")):
+            with _screen(orch, words) as screen:
+                screen.until("password: ")
+                screen.type(f"{word}\n")
+                assert screen.ended() == 0, screen.text
+            [run] = [folder.path.name for folder in Store(orch.home).all()]
+            heartbeat = orch.node_folder(run, "n0") / SUPERVISED
+            before = heartbeat.stat().st_mtime_ns if heartbeat.exists() else 0
+            until(lambda: heartbeat.exists() and heartbeat.stat().st_mtime_ns > before, awaited="a heartbeat")  # noqa: B023
+            orch.kill_supervisor(run)
+    orch("stop")
 
 
 @pytest.mark.parametrize(("options", "method"), [(BY_PASSWORD, "password"), (BY_KEY_AND_CODE, "keyboard-interactive")])
@@ -228,7 +233,6 @@ def test_one_passphrase_prompt_serves_all_nodes(farm: Farm, tmp_path: Path) -> N
         screen.type(f"{PHRASE}\n")
         assert screen.ended() == 0, screen.text
     assert screen.text.count("passphrase of") == 2
-    assert screen.text.count(UNSUPERVISED) == 1
     assert PHRASE not in screen.text
 
 
@@ -236,10 +240,12 @@ def test_one_passphrase_prompt_serves_all_runs_of_a_list(farm: Farm, tmp_path: P
     orch, allowed = _with_passphrase(farm, tmp_path)
     with farm.restarted(AuthorizedKeysFile=allowed):
         for _ in range(2):
-            with _screen(orch) as screen:
+            with _screen(orch, ("ssh-launch", "--detach", "--", "sleep", "1000")) as screen:
                 screen.until("passphrase of")
                 screen.type(f"{PHRASE}\n")
                 assert screen.ended() == 0, screen.text
+        for folder in Store(orch.home).all():
+            orch.kill_supervisor(folder.path.name)
         argv = orch.argv(("list", "--all"))
         with Screen(argv, cwd=orch.cwd, env=orch.environ()) as screen:
             screen.until("passphrase of")
@@ -247,7 +253,7 @@ def test_one_passphrase_prompt_serves_all_runs_of_a_list(farm: Farm, tmp_path: P
             assert screen.ended() == 0, screen.text
             assert screen.echoes()
     assert screen.text.count("passphrase of") == 1
-    assert screen.text.count("DONE") == 2
+    assert screen.text.count("RUNNING") == 2
     assert PHRASE not in screen.text
 
 
@@ -274,7 +280,6 @@ def test_no_passphrase_prompt_if_another_key_is_accepted(farm: Farm, tmp_path: P
     with _screen(orch) as screen:
         assert screen.ended() == 0, screen.text
     assert "passphrase" not in screen.text
-    assert UNSUPERVISED not in screen.text
 
 
 def test_control_characters_of_a_prompt_are_removed(tmp_path: Path) -> None:

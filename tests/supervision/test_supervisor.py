@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,16 +12,14 @@ from pathlib import Path
 import pytest
 
 from orchestrator.endpoint.replies import Finished, NodeObservation
-from orchestrator.errors import NotListening
+from orchestrator.errors import NotListening, RunNotFound
 from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan
 from orchestrator.run import Program, Request, RunRecord, RunState
 from orchestrator.store import RunFolder
-from orchestrator.supervision import start
 from orchestrator.supervision.poller import NodeState, Poller
-from orchestrator.supervision.start import start_and_wait
-from orchestrator.supervision.supervisor import Supervisor
+from orchestrator.supervision.supervisor import Supervisor, supervise
 from orchestrator.transports.local import LocalTransport
 from orchestrator.verdict.launching import this_process
 
@@ -94,40 +89,30 @@ def test_supervisor_records_a_node_that_finishes_after_the_judgement(
     assert verdict.state is RunState.DONE
 
 
-def test_supervisor_imports_orch_from_a_checkout_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`python -m orchestrator` in a checkout finds it by the working folder, which is not the supervisor's."""
-    monkeypatch.setenv("PYTHONPATH", "/mine")
-    assert start._environment(Path("/checkout"))["PYTHONPATH"] == "/checkout:/mine"  # noqa: SLF001
-    assert start._environment(Path("/venv/lib/site-packages"))["PYTHONPATH"] == "/mine"  # noqa: SLF001
-
-
-@pytest.mark.processes
-def test_second_supervisor_of_a_run_ends_with_4_and_names_the_first(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "orchestrator.supervision.supervisor", str(tmp_path)]
-    with RunFolder(tmp_path).supervision() as is_ours:
+def test_second_supervisor_of_a_run_does_nothing(tmp_path: Path) -> None:
+    folder, launcher = _run(tmp_path)
+    with folder.supervision() as is_ours:
         assert is_ours
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 4
-    assert "has a supervisor: pid" in done.stderr
+        assert not supervise(folder, launcher, lambda: pytest.fail("it supervises"))
 
 
-@pytest.mark.processes
 def test_supervisor_that_cannot_read_the_plan_records_why_it_has_ended(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "orchestrator.supervision.supervisor", str(tmp_path)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 1
+    folder, launcher = _run(tmp_path)
+    folder.plan_folder.joinpath("plan.json").unlink()
+    with pytest.raises(RunNotFound):
+        supervise(folder, launcher, lambda: None)
     *_, last = map(json.loads, (tmp_path / "events.jsonl").read_text("utf-8").splitlines())
     assert last["event"] == "supervisor-failed"
     assert last["text"].startswith("RunNotFound: ")
     assert last["text"].endswith("; the supervisor has ended, see supervisor.log")
 
 
-@pytest.mark.processes
-def test_end_of_a_supervisor_is_reported_even_if_no_thread_can_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert "it ended with status 1, see " in start_and_wait(RunFolder(tmp_path))
+def _run(path: Path) -> tuple[RunFolder, DirectLauncher]:
+    """A run of one node that has not begun."""
+    inventory = Inventory(name="here", nodes=(Node(name="n0"),))
+    request = Request("ssh", Program("executable", ("true",)))
+    plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
+    folder = RunFolder(path)
+    folder.write(RunRecord(plan.run_id, "ssh", RunState.STARTING, "", {}, {}, {}, {}))
+    folder.write_plan(plan)
+    return folder, DirectLauncher(plan, lambda node: LocalTransport(node.name))

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.actions.request import LaunchArguments, make_request
+from orchestrator.actions.launch_arguments import LaunchArguments
+from orchestrator.actions.request import make_request
 from orchestrator.errors import UsageError
 from orchestrator.inventory import model as inventories
 from orchestrator.plan import plan as plans

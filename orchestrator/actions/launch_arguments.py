@@ -1,0 +1,52 @@
+"""The arguments of a launch, which a command passes on to the process that launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.run import LauncherName
+
+if TYPE_CHECKING:
+    from orchestrator.inventory.slurm_settings import SlurmSetting
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchArguments:
+    """The arguments of a launch as typed. `settings` are the KEY=VALUE words, `program` the words after `--`."""
+
+    launcher: LauncherName
+    inventory: str | None
+    nodes: str | None
+    shape: str | None
+    config: Path | None
+    settings: tuple[str, ...]
+    program: tuple[str, ...] | None
+    orphan_timeout: str | None = None
+    isolation_timeout: str | None = None
+    bare: bool = False
+    per_node: bool = False
+    name: str | None = None
+    note: str | None = None
+    tags: tuple[str, ...] = ()
+    debug: bool = False
+    slurm: tuple[tuple[str, str], ...] = ()
+    """Options that set a field of `slurm:`, each with its name and slurm.FIELD=VALUE."""
+    after: tuple[str, ...] = ()
+    """Runs to wait for, each as [KIND:]RUN."""
+    here: bool = False
+    """Run in the allocation of the Slurm job in which orch runs."""
+    module: str = "trainer"
+    """The module of the shared trainer that runs without `program`."""
+    no_check: bool = False
+    """Start without the check of the nodes."""
+    skipped: tuple[str, ...] = ()
+    """The names of checks that are left out before a start."""
+
+    @property
+    def slurm_settings(self) -> list[SlurmSetting]:
+        """The fields of `slurm:` for this run; UsageError if one is not of the form slurm.FIELD=VALUE."""
+        from orchestrator.inventory.slurm_settings import parse_setting  # noqa: PLC0415  slow, and not needed over SSH
+
+        return [parse_setting(option, word) for option, word in self.slurm]

@@ -1,0 +1,149 @@
+"""
+The process that owns a run over SSH: it logs in to the nodes, launches the run, supervises it, and reads its logs for its viewer.
+
+All of that goes over one login and one endpoint per node. The process outlives its viewer, which is the command that has
+started it (actions/viewer.py); a run without its owner continues, and `orch attach` starts another one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from orchestrator.actions.benchmark import plan_benchmark
+from orchestrator.actions.launch import Launched, plan_launch, started
+from orchestrator.actions.launch_arguments import LaunchArguments
+from orchestrator.actions.log_reader import LogReader
+from orchestrator.actions.runs import find_run
+from orchestrator.actions.watch import Watch, watched_lines
+from orchestrator.errors import BUG, NodesError, OrchError, UsageError, machine_error
+from orchestrator.launchers import direct_launcher
+from orchestrator.launchers.direct import DirectLauncher
+from orchestrator.store import RunFolder
+from orchestrator.supervision.link import OwnerLink, ViewerGone
+from orchestrator.supervision.supervisor import supervise
+from orchestrator.supervision.viewers_terminal import ViewersTerminal
+
+
+def main() -> int:
+    """Own the run that the viewer requests; argv[1] is the number of the link's descriptor."""
+    link = OwnerLink(socket.socket(fileno=int(sys.argv[1])))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # from the viewer; a shell's `&` makes it ignored
+    try:
+        os.chdir(link.request["cwd"])
+        _run(link)
+    except BaseException as exc:  # noqa: BLE001  the viewer reports it
+        _post_error(link, exc)
+        return 1
+    finally:
+        link.join()
+    return 0
+
+
+def _run(link: OwnerLink) -> None:
+    terminal = ViewersTerminal(link, is_terminal=link.request["is_terminal"])
+    with (_attached if "run" in link.request else _launched)(link, terminal) as launched:
+        _leave_the_terminal(launched.folder)
+        if _supervise(link, launched):
+            return
+    supervisor = launched.folder.supervisor()  # another attach was faster
+    raise UsageError(f"run {launched.folder.path.name} has a supervisor: {supervisor}")
+
+
+@contextmanager
+def _launched(link: OwnerLink, terminal: ViewersTerminal) -> Iterator[Launched]:
+    arguments = _arguments(link.request["arguments"])
+    plan = plan_benchmark if link.request["is_benchmark"] else plan_launch
+    planned = plan(arguments, link.progress, terminal)
+    link.post("planned", warnings=planned.warnings)
+    with started(planned, link.warn, link.progress) as launched:
+        yield launched
+
+
+def _arguments(typed: Mapping[str, Any]) -> LaunchArguments:
+    """The arguments of the command; JSON has lists for their tuples."""
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in typed.items()}
+    config = None if values["config"] is None else Path(values["config"])
+    return LaunchArguments(**{**values, "config": config})
+
+
+@contextmanager
+def _attached(link: OwnerLink, terminal: ViewersTerminal) -> Iterator[Launched]:
+    folder = find_run(link.request["run"])
+    with closing(direct_launcher(folder.read_plan(), terminal, link.progress)) as launcher:
+        if terminal.is_available():  # prompts before the viewer may leave
+            with suppress(NodesError):  # all nodes; the supervisor tries again
+                launcher.attempt_folders(launcher.attempt())
+        yield Launched(folder, launcher)
+
+
+def _leave_the_terminal(folder: RunFolder) -> None:
+    """Keep nothing of the viewer's: not its signals, nor its working folder, nor its terminal."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.chdir("/")
+    try:
+        log = folder.supervisor_log()
+    except OSError:  # a full disk
+        log = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  closed below
+    with log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+
+
+def _supervise(link: OwnerLink, launched: Launched) -> bool:
+    """Supervise the run, and show its logs meanwhile; return whether no other process supervises it."""
+    launcher = launched.launcher
+    assert isinstance(launcher, DirectLauncher)
+    has_ended = threading.Event()
+    watching = threading.Thread(target=_watch, args=(link, launched.folder, launcher.without_reconnects(has_ended)))
+
+    def begin() -> None:
+        link.post("launched", run=launched.folder.path.name)
+        if link.request["follow"]:
+            watching.start()
+        else:
+            link.end()
+
+    try:
+        return supervise(launched.folder, launcher, begin)
+    finally:
+        has_ended.set()
+        if watching.is_alive():
+            watching.join()
+
+
+def _watch(link: OwnerLink, folder: RunFolder, launcher: DirectLauncher) -> None:
+    """Show the logs until the run ends or the viewer leaves."""
+    try:
+        reader = LogReader(launcher, folder.read_plan(), link, watched_lines(quiet=link.request["quiet"]))
+        record = Watch(folder, launcher, reader, link, ends_failed=True).to_end()
+        link.post("ended", record=record.to_json())
+    except ViewerGone:
+        return
+    except Exception as exc:  # noqa: BLE001  the viewer reports it
+        _post_error(link, exc)
+
+
+def _post_error(link: OwnerLink, exc: BaseException) -> None:
+    error = exc if isinstance(exc, OrchError) else machine_error(exc)
+    if isinstance(exc, KeyboardInterrupt):
+        link.post("interrupted")
+    elif error is not None:
+        link.post("error", type=type(error).__name__, text=str(error), hint=error.hint, exit_code=error.exit_code)
+    else:
+        traceback.print_exception(exc)
+        text = f"a bug in orch: {type(exc).__name__}: {exc}"
+        hint = "report it with the lines above, or those in the run's supervisor.log"
+        link.post("error", type="OrchError", text=text, hint=hint, exit_code=BUG)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

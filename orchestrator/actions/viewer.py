@@ -1,0 +1,197 @@
+"""Start the process that owns a run over SSH (actions/owner.py), and show what it reports: the part of the command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from orchestrator import errors
+from orchestrator.endpoint.access import PromptCancelled, Terminal
+from orchestrator.errors import LaunchError, OrchError
+from orchestrator.logs.lines import LogLines
+from orchestrator.progress import OnProgress, Progress, no_progress
+from orchestrator.run import RunRecord
+from orchestrator.supervision.link import answer, frame, messages
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in typing from Python 3.11 on
+
+    from orchestrator.actions.launch_arguments import LaunchArguments
+    from orchestrator.actions.log_reader import Viewer
+
+END_WAIT_S = 1.0
+
+
+class Owner:
+    """The process that owns a run; leaving the `with` statement leaves the run to it."""
+
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        self._link, far = socket.socketpair()
+        self._terminal = Terminal()
+        with far:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "orchestrator.actions.owner", str(far.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                cwd="/",  # so that nothing is imported from the user's folder
+                env=_environment(Path(__file__).parents[2]),
+                pass_fds=(far.fileno(),),
+                start_new_session=True,
+            )
+        self._messages = messages(self._link)
+        self._is_interrupted = False
+        common = {"cwd": str(Path.cwd()), "is_terminal": self._terminal.is_available()}
+        with suppress(ConnectionError):  # it has ended already, which `until_launched` reports
+            self._link.sendall(frame({**request, **common}))
+
+    @classmethod
+    def of_launch(
+        cls, arguments: LaunchArguments, *, follow: bool, quiet: bool = False, is_benchmark: bool = False
+    ) -> Owner:
+        """Launch a run."""
+        config = None if arguments.config is None else str(arguments.config)
+        typed = {**asdict(arguments), "config": config}
+        return cls({"arguments": typed, "is_benchmark": is_benchmark, "follow": follow, "quiet": quiet})
+
+    @classmethod
+    def of_run(cls, run: str, *, follow: bool, quiet: bool) -> Owner:
+        """Supervise a run that has no owner."""
+        return cls({"run": run, "follow": follow, "quiet": quiet})
+
+    def until_launched(
+        self,
+        on_planned: Callable[[str], None],
+        on_warning: Callable[[str], None],
+        on_progress: OnProgress = no_progress,
+    ) -> str:
+        """
+        Return the run's id when it has started and is supervised; Ctrl-C and SIGTERM cancel the launch.
+
+        Args:
+            on_planned: takes the warnings about the plan.
+            on_warning: takes those of the launch.
+
+        Raises:
+            OrchError: the launch failed; what had started was stopped, or is named.
+        """
+        with self._passing_on(signal.SIGINT), self._passing_on(signal.SIGTERM):
+            for message in self._reported():
+                if message["kind"] == "planned":
+                    for text in message["warnings"]:
+                        on_planned(text)
+                elif message["kind"] == "warning":
+                    on_warning(message["text"])
+                elif message["kind"] == "progress":
+                    del message["kind"]
+                    on_progress(Progress(**{**message, "waiting": tuple(message["waiting"])}))
+                elif message["kind"] == "launched":
+                    return str(message["run"])
+        raise self._ended(
+            OrchError, "the process that launches the run has ended", "orch list shows whether it has begun"
+        )
+
+    def to_end(self, viewer: Viewer) -> RunRecord:
+        """
+        Show the run to its end; return its record.
+
+        Raises:
+            LaunchError: the outcome of the run is open, or it has lost its owner.
+        """
+        if self._is_interrupted:  # just when the launch was complete
+            raise KeyboardInterrupt
+        for message in self._reported():
+            if message["kind"] == "lines":
+                viewer.write(LogLines(*fields) for fields in message["lines"])
+            elif message["kind"] == "inform":
+                viewer.inform(message["text"])
+            elif message["kind"] == "warning":
+                viewer.warn(message["text"])
+            elif message["kind"] == "ended":
+                return RunRecord.from_json(message["record"])
+        raise self._ended(LaunchError, "the supervisor of the run has ended", "orch attach supervises it again")
+
+    def _reported(self) -> Iterator[dict[str, Any]]:
+        """The messages for the caller; questions are answered, and errors raised."""
+        with suppress(ConnectionError):
+            for message in self._messages:
+                if message["kind"] == "question":
+                    self._prompt(message["question"], echo=message["echo"])
+                elif message["kind"] == "error":
+                    raise _error(message)
+                elif message["kind"] == "interrupted":
+                    raise KeyboardInterrupt
+                else:
+                    yield message
+
+    def _prompt(self, question: str, *, echo: bool) -> None:
+        try:
+            text = self._terminal.prompt(question, echo=echo)
+        except (PromptCancelled, OSError):
+            answer(self._link, None)
+        else:
+            answer(self._link, text)
+
+    @contextmanager
+    def _passing_on(self, number: signal.Signals) -> Iterator[None]:
+        """Pass a signal that would end or interrupt this process on to the owner."""
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        before = signal.getsignal(number)
+        if before not in (signal.SIG_DFL, signal.default_int_handler) or not is_main_thread:
+            yield
+            return
+
+        def pass_on(*_: object) -> None:
+            self._is_interrupted = True
+            self._process.send_signal(signal.SIGINT)
+
+        signal.signal(number, pass_on)
+        try:
+            yield
+        finally:
+            signal.signal(number, before)
+
+    def _ended(self, kind: type[OrchError], text: str, hint: str) -> OrchError:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_WAIT_S)
+        return kind(f"{text}, exit status {self._process.poll()}", hint=hint)
+
+    def close(self) -> None:
+        """Leave the run to its owner."""
+        self._messages.close()
+        self._link.close()
+        with suppress(RuntimeError):  # the user's limit of threads is reached
+            threading.Thread(target=self._process.wait, daemon=True).start()  # reaps it, if this process lives longer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _error(message: Mapping[str, Any]) -> OrchError:
+    """The error that the owner reports; one that names nodes becomes a LaunchError."""
+    kind = getattr(errors, message["type"])
+    error: OrchError = (LaunchError if issubclass(kind, LaunchError) else kind)(message["text"], hint=message["hint"])
+    error.exit_code = message["exit_code"]
+    return error
+
+
+def _environment(root: Path) -> dict[str, str]:
+    """The environment of the owner; it imports orch from `root`, which may be a checkout that is only the working folder here."""
+    if root.name in ("site-packages", "dist-packages"):
+        return dict(os.environ)
+    inherited = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{inherited}" if inherited else str(root)}

@@ -1,0 +1,190 @@
+"""
+The link between the process that owns a run and its viewer: JSON frames over a socket pair, which the owner inherits.
+
+Nothing listens. The owner waits for a slow viewer only where it writes log lines, in a thread of their own; supervision never does.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import asdict, astuple
+from queue import SimpleQueue
+from typing import Any
+
+from orchestrator.logs.lines import LogLines
+from orchestrator.progress import Progress
+
+SIZE_BYTES = 4
+FRAME_CHARACTERS = 1 << 19  # of log lines in one frame, unless one line is longer
+MOST_WAITING = 4  # frames of log lines, so that memory stays bounded while the viewer is stopped
+
+
+class ViewerGone(Exception):
+    """The viewer has ended, or has closed the link."""
+
+
+def frame(message: Mapping[str, Any]) -> bytes:
+    """A message as bytes."""
+    text = json.dumps(message).encode()
+    return len(text).to_bytes(SIZE_BYTES, "big") + text
+
+
+def messages(link: socket.socket) -> Generator[dict[str, Any], None, None]:
+    """The messages that arrive, until the other end is closed, also within a frame."""
+    with link.makefile("rb") as stream:
+        while len(size := stream.read(SIZE_BYTES)) == SIZE_BYTES:
+            length = int.from_bytes(size, "big")
+            text = stream.read(length)
+            if len(text) < length:
+                return
+            message: dict[str, Any] = json.loads(text)
+            yield message
+
+
+class OwnerLink:
+    """The owner's end. Everything that is sent after the viewer has gone is discarded."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._received = messages(link)
+        self.request = next(self._received, {})
+        """The first message of the viewer."""
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[bytes, bool]] = deque()
+        """Frames to send, and whether they have log lines."""
+        self._progress: bytes | None = None
+        """The newest progress that is not sent yet; an older one is of no use."""
+        self._is_open = True
+        self._has_ended = False
+        self._answers: SimpleQueue[bytes | None] = SimpleQueue()
+        self._receiver = threading.Thread(target=self._receive, name="from viewer", daemon=True)
+        self._receiver.start()
+        self._sender = threading.Thread(target=self._send, name="to viewer", daemon=True)
+        self._sender.start()
+
+    @property
+    def is_open(self) -> bool:
+        """True while there is a viewer."""
+        return self._is_open
+
+    def post(self, kind: str, **fields: object) -> None:
+        """Send a message, without waiting for the viewer."""
+        self._add(frame({"kind": kind, **fields}), has_lines=False)
+
+    def progress(self, progress: Progress) -> None:
+        """Send the progress, unless a newer one follows before the viewer has read the last."""
+        with self._changed:
+            self._progress = frame({"kind": "progress", **asdict(progress)})
+            self._changed.notify_all()
+
+    def inform(self, text: str) -> None:
+        """Show a message."""
+        self.post("inform", text=text)
+
+    def warn(self, text: str) -> None:
+        """Show a warning."""
+        self.post("warning", text=text)
+
+    def write(self, lines: Iterable[LogLines]) -> None:
+        """
+        Show log lines; wait while the viewer is slow.
+
+        Raises:
+            ViewerGone: there is no viewer, even if there are no lines.
+        """
+        groups: list[tuple[Any, ...]] = []
+        size = 0
+        for group in lines:
+            groups.append(astuple(group))
+            size += len(group.text)
+            if size >= FRAME_CHARACTERS:
+                self._write(groups)
+                groups, size = [], 0
+        self._write(groups)
+
+    def _write(self, groups: list[tuple[Any, ...]]) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_open or self._lines_waiting() < MOST_WAITING)
+        if not self._is_open:
+            raise ViewerGone
+        if groups:
+            self._add(frame({"kind": "lines", "lines": groups}), has_lines=True)
+
+    def answer_to(self, question: str, *, echo: bool) -> bytes | None:
+        """Let the user answer a question; None if the user cancels it, or there is no viewer."""
+        self.post("question", question=question, echo=echo)
+        return self._answers.get() if self._is_open else None
+
+    def end(self) -> None:
+        """Close the link once everything is sent; do not wait for that."""
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        """Close the link, and wait until everything is sent."""
+        self.end()
+        self._sender.join()
+        self._receiver.join()
+        self._received.close()
+        self._link.close()
+
+    def _lines_waiting(self) -> int:
+        return sum(has_lines for _, has_lines in self._waiting)
+
+    def _add(self, data: bytes, *, has_lines: bool) -> None:
+        with self._changed:
+            if self._is_open and not self._has_ended:
+                self._waiting.append((data, has_lines))
+                self._changed.notify_all()
+
+    def _send(self) -> None:
+        while (data := self._next()) is not None:
+            try:
+                self._link.sendall(data)
+            except OSError:
+                break
+        self._lost()
+
+    def _next(self) -> bytes | None:
+        """The next frame to send; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._progress or self._has_ended or not self._is_open)
+            if not self._is_open:
+                return None
+            if self._waiting:
+                self._changed.notify_all()
+                return self._waiting.popleft()[0]
+            data, self._progress = self._progress, None
+            return data
+
+    def _receive(self) -> None:
+        try:
+            for message in self._received:
+                answer = message["answer"]
+                self._answers.put(None if answer is None else base64.b64decode(answer))
+        except OSError:
+            pass
+        finally:
+            self._lost()
+
+    def _lost(self) -> None:
+        with self._changed:
+            self._is_open = False
+            self._waiting.clear()
+            self._changed.notify_all()
+        self._answers.put(None)
+        try:
+            self._link.shutdown(socket.SHUT_RDWR)
+        except OSError:  # the viewer has gone
+            return
+
+
+def answer(link: socket.socket, text: bytes | None) -> None:
+    """Send the user's answer to a question; None if it was cancelled."""
+    link.sendall(frame({"answer": None if text is None else base64.b64encode(text).decode()}))

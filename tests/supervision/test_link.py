@@ -1,0 +1,84 @@
+"""The link between the process that owns a run and its viewer."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from orchestrator.logs.lines import LogLines
+from orchestrator.progress import Progress
+from orchestrator.supervision.link import FRAME_CHARACTERS, MOST_WAITING, OwnerLink, ViewerGone, answer, frame, messages
+from tests.until import until
+
+FRAMES = MOST_WAITING + 8  # more than the socket and the queue hold
+WARNINGS = 1000
+
+
+@contextmanager
+def _linked() -> Iterator[tuple[OwnerLink, socket.socket]]:
+    """The owner's end of a link, and the viewer's."""
+    viewer, owner = socket.socketpair()
+    with viewer:
+        viewer.sendall(frame({"follow": True}))
+        link = OwnerLink(owner)
+        yield link, viewer
+    link.join()
+
+
+def _line(number: int) -> LogLines:
+    return LogLines(float(number), "n0", 0, "out", "x" * FRAME_CHARACTERS)
+
+
+def test_viewer_that_reads_nothing_holds_up_log_lines_alone_and_gets_all_of_them_later() -> None:
+    with _linked() as (link, viewer):
+        assert link.request == {"follow": True}
+        written: list[int] = []
+
+        def write() -> None:
+            for number in range(FRAMES):
+                link.write([_line(number)])
+                written.append(number)
+
+        writing = threading.Thread(target=write, daemon=True)
+        writing.start()
+        until(lambda: len(written) >= MOST_WAITING, awaited="the queue to be full")
+        for number in range(WARNINGS):
+            link.progress(Progress("connecting", 1, ("n0",), share=number / WARNINGS))
+            link.warn("slow")
+        assert len(written) < FRAMES
+        counts: Counter[str] = Counter()
+        times = []
+        for message in messages(viewer):
+            counts[message["kind"]] += 1
+            times += [LogLines(*fields).time for fields in message.get("lines", ())]
+            if (counts["lines"], counts["warning"]) == (FRAMES, WARNINGS):
+                link.end()
+        assert times == list(range(FRAMES))
+        assert counts["progress"] <= 1  # only the newest is kept
+        assert not link.is_open
+
+
+def test_viewer_answers_a_question_or_cancels_it() -> None:
+    with _linked() as (link, viewer):
+        for text in ("word ü".encode("latin-1"), None):
+            answer(viewer, text)
+            assert link.answer_to("password: ", echo=False) == text
+        with closing(messages(viewer)) as questions:
+            assert next(questions) == {"kind": "question", "question": "password: ", "echo": False}
+
+
+@pytest.mark.parametrize("last", [b"", b"\0\0", frame({"answer": None})[:-1]])
+def test_viewer_that_ends_within_a_frame_has_gone(last: bytes) -> None:
+    with _linked() as (link, viewer):
+        viewer.sendall(last)
+        viewer.close()
+        until(lambda: not link.is_open, awaited="the end of the link")
+        link.warn("nobody reads this")
+        assert link.answer_to("password: ", echo=False) is None
+        with pytest.raises(ViewerGone):
+            link.write([])
