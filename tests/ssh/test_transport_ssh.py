@@ -390,7 +390,7 @@ def test_a_closed_connection_leaves_no_thread_and_no_process(farm: Farm, client:
     until(lambda: not farm.processes(), awaited="the endpoint to end")
 
 
-def test_a_transport_that_was_closed_connects_again(farm: Farm) -> None:
+def test_a_closed_transport_can_connect_to_the_node(farm: Farm) -> None:
     """As after a lost connection to the login node, whose two endpoints share one transport."""
     transport = SshTransport(*_node_and_options(farm))
     for _ in range(2):
