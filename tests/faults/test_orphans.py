@@ -89,7 +89,8 @@ def test_orch_killed_in_the_middle_of_a_launch_leaves_nothing_that_stop_cannot_e
     with local.start("ssh-launch", "--detach", "--", "sleep", "1000") as launch:
         (run,) = until(lambda: _runs(local), awaited="the run's record")
         until(lambda: processes_of(run), awaited="the agent's process")
-        launch.kill()
+        [owner] = local.supervisors()
+        os.kill(owner, signal.SIGKILL)
         launch.communicate()
     _stop(local, run, grace_s=5)
     gate.touch()
