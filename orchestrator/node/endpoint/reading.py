@@ -169,17 +169,17 @@ class Subscription:
         ranges: Ranges = {}
         gaps: List[messages.ChunkBody] = []
         for node in self._nodes.values():
-            if not (at_once or node.is_due(now)):
+            if not (at_once or node.has_unread or node.is_due(now)):
                 continue
-            has_unread = False
+            node.has_unread = False
             for name, size in node.look().items():
                 offset = self.offsets.get(name, 0)
                 if size > offset:
                     ranges[name] = offset, size
                 elif size < offset:
                     gaps.append(gap(name, offset, size))
-                has_unread |= size != offset
-            if has_unread:
+                node.has_unread |= size != offset
+            if node.has_unread:
                 node.pace.changed(now)
         if gaps and not os.path.isdir(self.attempt):
             return {}, []
@@ -229,6 +229,7 @@ class NodeFiles:
 
     def __init__(self, folder: str, requested: Requested, expected: Iterable[str], pace: Pace) -> None:
         self.pace = pace
+        self.has_unread = False  # at the last look: an answer may be too small for everything
         self._attempt, self._node = os.path.split(folder)
         self._requested = requested
         self._sizes = dict.fromkeys(expected, 0)  # of a vanished file, 0

@@ -264,3 +264,15 @@ def test_quiet_folders_cost_one_stat_per_second_and_growth_is_still_found(
         assert grown_in(patience_s) == {f"n1/{name}"}
         subscription.offsets[f"n1/{name}"] = 5
         assert grown_in(20) == set()
+
+
+def test_a_burst_larger_than_an_answer_is_read_to_its_end_after_a_pause(attempt: Path) -> None:
+    (attempt / "n1").mkdir(parents=True)
+    (attempt / "n1" / "rank-0.out").write_bytes(b"x" * 10_000)
+    begin: messages.FollowBody = {"attempt_dir": str(attempt), "nodes": ["n1"], "outputs": ALL_OUTPUTS, "offsets": {}}
+    subscription = reading.Subscription(begin, 0.0)
+    name = "n1/rank-0.out"
+    assert subscription.grown(0.0, at_once=False)[0] == {name: (0, 10_000)}
+    subscription.offsets[name] = 4096  # the rest did not fit into the answer
+    pause_s = 10 * reading.ACTIVE_S  # the reader was stopped meanwhile, and the rank is silent
+    assert subscription.grown(pause_s, at_once=False)[0] == {name: (4096, 10_000)}
