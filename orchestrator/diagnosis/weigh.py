@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any
 
 from orchestrator.diagnosis.evidence import MOST_PER_LOG, Evidence, Hit
-from orchestrator.diagnosis.signature import Kind, Retry, Role, filled
+from orchestrator.diagnosis.signature import Kind, Retry, Role, filled, filled_remedy
 from orchestrator.names.hostlist import fold
 
 MOST_PROOF, MOST_ERRORS = 3, 5
@@ -118,7 +118,7 @@ def weigh(evidence: Evidence) -> Diagnosis:
         confidence=confidence,
         reason=reason,
         proof=_different(chosen)[:MOST_PROOF],
-        remedy=tuple(filled(step, values) for step in first.signature.remedy),
+        remedy=tuple(filled_remedy(step, values) for step in first.signature.remedy),
         alternatives=_folded(alternatives, evidence),
         consequences=_folded([hit for hit in rest if hit.signature.role not in (Role.NOTE, Role.UNKNOWN)], evidence),
         observations=_folded([hit for hit in rest if hit.signature.role is Role.NOTE], evidence),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from orchestrator.diagnosis.catalogue import CATALOGUE
@@ -133,6 +135,26 @@ def test_the_cause_of_a_run(name: str) -> None:
     assert (found.signature, found.ranks, found.nodes, found.confidence) == (signature, ranks, nodes, confidence)
     assert {entry.signature for entry in found.consequences} == folded
     assert found.remedy
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'latest.tmp' -> 'latest.pt'", ["ls", "-l", "latest.tmp"]),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'a; rm -r b'", ["ls", "-l", "a; rm -r b"]),
+        ("FileNotFoundError: [Errno 2] No such file or directory: \"it's > $(x)\"", ["ls", "-l", "it's > $(x)"]),
+        (r"FileNotFoundError: [Errno 2] No such file or directory: 'a\nb'", ["ls", "-l", "a\nb"]),
+        (r"FileNotFoundError: [Errno 2] No such file or directory: b'/d/\'`x`'", ["ls", "-l", "/d/'`x`"]),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '-rf'", ["ls", "-l", "PATH"]),
+        ("The client socket has timed out after 5ms while trying to connect to ($(x);y, 29513).", ["nc", "-vz", "$(x);y", "29513"]),
+        ("ssh: connect to host $(x)>y port 22: Connection refused", ["ping", "$(x)>y", ";", "nc", "-vz", "$(x)>y", "22"]),
+    ],
+)  # fmt: skip
+def test_a_value_of_a_log_line_is_one_word_of_the_command_that_is_proposed(line: str, command: list[str]) -> None:
+    text = diagnosed(line).remedy[0].partition(": run")[0]
+    tokens = shlex.shlex(text, posix=True, punctuation_chars=True)
+    tokens.whitespace_split = True
+    assert list(tokens) == command
 
 
 def test_the_proof_is_the_line_itself() -> None:

@@ -11,6 +11,7 @@ _error = partial(signature, Role.ERROR)
 _symptom = partial(signature, Role.SYMPTOM)
 _consequence = partial(signature, Role.CONSEQUENCE)
 _FIRST = "look at the first failing rank"
+_PATH = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w./~+-]+"""  # quoted by Python, or plain
 _OUT_OF_MEMORY = ("oom-killer", "cgroup-oom", "slurm-oom", "slurm-oom-task")
 
 
@@ -67,7 +68,7 @@ PROCESSES: tuple[Signature, ...] = (
         sample=("RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed. ", "RuntimeError: DataLoader worker (pid(s) 4711, 4712) exited unexpectedly"), near="DataLoader worker (pid 4711) started", source="torch 1.10 to 2.13"),
     _root("disk-full", r"No space left on device|Disk quota exceeded|has no inodes left|the disk of (?P<path>\S+) is full", "storage", "a disk is full, or a quota is used up", "df -h; df -i: on the node, of the folder in the line", "quota -s", "orch gc: removes old runs", literal=("No space left on device", "Disk quota exceeded", "has no inodes left", "the disk of"),
         follows=("nccl-shm-full", "shm-full"), sample=("OSError: [Errno 28] No space left on device: 'checkpoint.pt'", "OSError: [Errno 122] Disk quota exceeded", "the disk of /data is full (0 of 100 GB free)"), near="100 GB of space left on device /dev/sda1", source="Linux; orch"),
-    _root("file-not-found", r"FileNotFoundError: .*No such file or directory: (?P<path>.+)$", "config", "the file {path} does not exist on the node", "ls -l {path}: run it on the node (orch ssh NODE)", "copy it to every node, or to a folder that all nodes share", literal="FileNotFoundError:",
+    _root("file-not-found", rf"FileNotFoundError: .*No such file or directory: b?(?P<path>{_PATH})", "config", "the file {path} does not exist on the node", "ls -l {path}: run it on the node (orch ssh NODE)", "copy it to every node, or to a folder that all nodes share", literal="FileNotFoundError:",
         sample="FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'", near="FileNotFoundError was handled", source="Python"),
     _root("module-not-found", r"(?:ModuleNotFoundError|ImportError): No module named (?P<module>\S+)", "config", "the Python of the node has no module {module}", "python -m pip install PACKAGE, with the Python of the ranks", "set python: in the inventory to the Python that has it: orch env --explain shows it", literal="No module named",
         sample="ModuleNotFoundError: No module named 'transformers'", near="module named transformers loaded", source="Python"),
