@@ -232,7 +232,16 @@ def _confidence(  # noqa: PLR0911  one line per rule
         return Confidence.MEDIUM, "it is the program's own error, the only one that follows from no other"
     if any(hit.signature.role is Role.ERROR and hit.rank not in ranks for hit in earlier):
         return Confidence.MEDIUM, "another rank had raised an error before"
+    if any(hit.signature.role is Role.ERROR and _is_beside(hit, chosen) for hit in hits):
+        return Confidence.MEDIUM, "the program raised another error on the same rank or in the same log"
     return Confidence.HIGH, "the text names the cause, and all other errors follow from it"
+
+
+def _is_beside(hit: Hit, chosen: Sequence[Hit]) -> bool:
+    """True if the hit is of a rank of the cause, or in its log if one of the two ranks is unknown."""
+    return any(
+        hit.file == cause.file if hit.rank is None or cause.rank is None else hit.rank == cause.rank for cause in chosen
+    )
 
 
 def _different(hits: Iterable[Hit]) -> tuple[Hit, ...]:

@@ -116,6 +116,22 @@ RUNS = {
         "[rank0]: SomeError: peer failed\n[rank1]: SomeError: peer failed\n[rank2]: ValueError: wrong label\n[rank3]: SomeError: peer failed\n",
         "python-error", (2,), (), LOW, set(),
     ),
+    "a rank that ended before its peers lost it": (
+        ("[n0:0] NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with error 12, opcode 0, len 0, vendor err 129\n"
+        "[n0:1] NCCL WARN socketPollConnect connect to 10.0.0.2<41109> returned Connection refused, exceeded error retry count\n"
+        "[n1:2] KeyError: 'a'\n"),
+        "python-error", (2,), ("n1",), MEDIUM, {"nccl-rdma-retry", "nccl-connection-refused"},
+    ),
+    "a link that flaps": (
+        "[n0:0] NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with error 12, opcode 0, len 0, vendor err 129\n"
+        + "".join(f"[n1:{rank}] {TIMEOUT.format(rank, 7)}\n" for rank in (2, 3)),
+        "nccl-rdma-retry", (0,), ("n0",), LOW, {"collective-timeout"},
+    ),
+    "a shell without module": ("bash: module: command not found\nKeyError: 'a'\n", "python-error", (), (), MEDIUM, {"command-missing"}),
+    "a package that may be missing": ("No module named 'flash_attn'\nKeyError: 'a'\n", "python-error", (), (), MEDIUM, set()),
+    "a module that was imported if there is one": (
+        "ModuleNotFoundError: No module named 'flash_attn'\nKeyError: 'a'\n", "module-not-found", (), (), MEDIUM, {"python-error"},
+    ),
     "a caught error": (
         "CUDA out of memory. Tried to allocate 2.00 GiB, trying a smaller batch\n" + "step=1 loss=2\n" * 100 + "[rank1]: KeyError: 'a'\n",
         "python-error", (1,), (), MEDIUM, {"cuda-oom"},
