@@ -170,10 +170,13 @@ class SshTransport:
             begun = time.monotonic()
             silent_s = min(SILENT_S, timeout_s)
             sock = self._connected(hop, begun, silent_s)
+            connected = time.monotonic()  # later than `begun` by a slow DNS or a first address without an answer
             if sock is not None and _answers(sock, begun + silent_s):
                 return self._log_in(hops, sock)
-        sock = sock or self._connected(hop, begun, timeout_s)
-        if sock is None or not _answers(sock, begun + timeout_s):
+        if sock is None:
+            sock = self._connected(hop, begun, timeout_s)
+            connected = time.monotonic()
+        if sock is None or not _answers(sock, connected + timeout_s):
             if sock is not None:
                 sock.close()
             raise Unreachable(self.node, f"timed out after {timeout_s:g} s", at=_address(hop), hint=self._hint())
