@@ -17,6 +17,8 @@ from orchestrator.diagnosis.evidence import MOST_PER_LOG, Evidence, Hit
 from orchestrator.diagnosis.signature import Kind, Retry, Role, filled, filled_remedy
 from orchestrator.names.hostlist import fold
 
+KERNEL_LOG = "kernel log"
+"""The name of the kernel's log, as the nodes give it."""
 MOST_PROOF, MOST_ERRORS = 3, 5
 CONTINUED_LINES = 64
 """If a training writes progress so many lines after an error, it has survived the error."""
@@ -222,6 +224,8 @@ def _confidence(  # noqa: PLR0911  one line per rule
     earlier = hits[: hits.index(chosen[0])]
     if is_survived:
         return Confidence.LOW, "the training continued for many lines after it"
+    if _is_of_kernel(chosen) and not _results(chosen[0], _nodes(chosen, hits, ()), hits):
+        return Confidence.LOW, "only the kernel's log has it, so the process may be another job's"
     if role is Role.SYMPTOM and is_located:
         return Confidence.MEDIUM, "it names the rank, and nothing shows why that rank is behind"
     if role is Role.SYMPTOM:
@@ -235,6 +239,11 @@ def _confidence(  # noqa: PLR0911  one line per rule
     if any(hit.signature.role is Role.ERROR and _is_beside(hit, chosen) for hit in hits):
         return Confidence.MEDIUM, "the program raised another error on the same rank or in the same log"
     return Confidence.HIGH, "the text names the cause, and all other errors follow from it"
+
+
+def _is_of_kernel(chosen: Sequence[Hit]) -> bool:
+    """True if the kernel killed a process for lack of memory, and no other log has it."""
+    return chosen[0].signature.kind == "memory" and all(hit.file.endswith(f"/{KERNEL_LOG}") for hit in chosen)
 
 
 def _is_beside(hit: Hit, chosen: Sequence[Hit]) -> bool:

@@ -173,6 +173,14 @@ def test_a_value_of_a_log_line_is_one_word_of_the_command_that_is_proposed(line:
     assert list(tokens) == command
 
 
+@pytest.mark.parametrize(("rank_line", "confidence"), [("rank 2 on n1 was killed by SIGKILL\n", HIGH), ("", LOW)])
+def test_a_process_that_the_kernel_killed_may_be_of_another_job(rank_line: str, confidence: Confidence) -> None:
+    line = "[12345.678] Memory cgroup out of memory: Killed process 4711 (python3) total-vm:81234kB\n"
+    evidence = search_log([line.encode()], "n1/kernel log", CATALOGUE, node="n1")
+    evidence += search_log([rank_line.encode()], "record of the run", CATALOGUE)
+    assert (weigh(evidence).signature, weigh(evidence).confidence) == ("cgroup-oom", confidence)
+
+
 def test_the_proof_is_the_line_itself() -> None:
     found = diagnosed(RUNS["the port is taken"][0])
     assert [(hit.location, hit.rank) for hit in found.proof] == [("log:1", 0)]
