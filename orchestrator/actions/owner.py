@@ -36,8 +36,12 @@ from orchestrator.supervision.viewers_terminal import ViewersTerminal
 def main() -> int:
     """Own the run that the viewer requests; argv[1] is the number of the link's descriptor."""
     link = OwnerLink(socket.socket(fileno=int(sys.argv[1])))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # from the viewer; a shell's `&` makes it ignored
+    if not link.request:  # the viewer has ended, as by Ctrl-C
+        link.join()
+        return 0
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # from the viewer; a shell's `&` makes it ignored
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # before anything inherits the viewer's mask
         os.chdir(link.request["cwd"])
         _run(link)
     except BaseException as exc:  # noqa: BLE001  the viewer reports it
