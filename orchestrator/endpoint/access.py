@@ -38,7 +38,7 @@ OPEN_FILES = 1 << 16
 MACOS_OPEN_FILES = 10240  # OPEN_MAX in <sys/syslimits.h> there
 OTHER_FILES, OTHER_THREADS = 64, 50  # in addition to those of the connections
 MANY = 20  # times as many as needed: then the threads that exist are not counted, which takes long on a large machine
-THREADS = 2  # per connection: paramiko's, and one that makes requests
+THREADS = 3  # per node: paramiko's, the supervisor's, and the one that follows its logs
 PROCESSES = Path("/proc")  # a folder for each on Linux
 
 _TOO_LOW = "the hard limit (`{}`) is too low: ask the administrator to raise it, or launch from another machine"

@@ -43,10 +43,10 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[int, int]]:
 
 
 def test_too_few_threads_are_refused_with_the_number_needed(limits: dict[int, tuple[int, int]]) -> None:
-    with pytest.raises(OrchError, match="1024 nodes need 2098 threads, and of the 200 processes and threads") as caught:
+    with pytest.raises(OrchError, match="1024 nodes need 3122 threads, and of the 200 processes and threads") as caught:
         require_limits(1024)
     assert "the hard limit (`ulimit -Hu`) is too low" in caught.value.hint
-    with pytest.raises(OrchError, match="1024 nodes need 2088 threads"):
+    with pytest.raises(OrchError, match="1024 nodes need 3112 threads"):
         require_limits(1024, connected=10)
     limits[resource.RLIMIT_NPROC] = (200, 1 << 16)  # the soft limit is raised
     require_limits(1024)
