@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -47,15 +48,9 @@ class Supervisor:
         self._states = self._poller.states
         self._refused_timeout_s: float | None = self._plan.ssh.get("refused_timeout_s")
 
-    def run(self, on_start: Callable[[], None]) -> None:
-        """
-        Supervise the run until its record is final, or no node can be polled any more.
-
-        Args:
-            on_start: called once the threads of supervision run: it may start others, if the user may have more.
-        """
+    def run(self) -> None:
+        """Supervise the run until its record is final, or no node can be polled any more."""
         with self._poller.running():
-            on_start()
             verdict = self._until_over()
             if verdict is not None:
                 return self._end_returning_nodes(self._end(verdict))
@@ -223,16 +218,18 @@ def supervise(folder: RunFolder, launcher: DirectLauncher, on_start: Callable[[]
     Supervise a run to its end; return whether no other process does.
 
     Args:
-        on_start: called when this process supervises the run.
+        on_start: called when this process is the run's supervisor.
     """
     try:
         with folder.supervision() as is_ours:
             if is_ours:
                 folder.add_event("supervisor-started", f"pid {os.getpid()} supervises")
                 folder.update(unsupervised={})
-                Supervisor(folder, launcher).run(on_start)
+                on_start()
+                Supervisor(folder, launcher).run()
             return is_ours
     except Exception as error:
+        traceback.print_exc()  # in supervisor.log
         cause = f"{type(error).__name__}: {error}"
         with contextlib.suppress(OSError):  # a full disk may be the cause
             folder.add_event("supervisor-failed", f"{cause}; the supervisor has ended, see supervisor.log")
