@@ -36,7 +36,7 @@ def orch(farm: Farm, clock: WallClock, tmp_path: Path) -> Orch:
 
 
 def _start(orch: Orch, script: str, *options: str) -> str:
-    run = orch("ssh-launch", "--detach", *options, "--", "sh", "-c", script).stdout.strip()
+    run = orch("ssh-launch", "--detach", "--skip", "clock", *options, "--", "sh", "-c", script).stdout.strip()
     until(lambda: orch.supervisor(run), awaited="the supervisor")
     return run
 
@@ -72,7 +72,7 @@ def test_log_is_in_order_whatever_the_clock_of_a_node_shows(orch: Orch, clock: W
     clock.set(ahead_s)
     began = time.time()
     with orch.start(
-        "ssh-launch", "--", "sh", "-c", "echo 1; sleep 0.6; echo 2; sleep 0.6; echo 3; sleep 0.6"
+        "ssh-launch", "--skip", "clock", "--", "sh", "-c", "echo 1; sleep 0.6; echo 2; sleep 0.6; echo 3; sleep 0.6"
     ) as watcher:
         shown, stderr = watcher.communicate(timeout=60)
     assert watcher.returncode == 0, stderr
