@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.names.hostlist import fold
+from orchestrator.node.digits import three_digits
 
 # The exit status that a shell reports for a command ended by SIGINT, by SIGPIPE.
 CTRL_C, CLOSED_PIPE = 130, 141
@@ -162,7 +163,7 @@ def os_error_text(exc: OSError) -> str:
         with suppress(OSError):
             disk = os.statvfs(Path(exc.filename).parent)
             free, size = (blocks * disk.f_frsize / 1e9 for blocks in (disk.f_bavail, disk.f_blocks))
-            text += f" ({free:.3g} of {size:.3g} GB free)"
+            text += f" ({three_digits(free)} of {three_digits(size)} GB free)"
     return f"{exc.filename}: {text}"
 
 

@@ -14,6 +14,7 @@ from orchestrator.checks.quick import CHECKS, most_serious_first
 from orchestrator.errors import UsageError
 from orchestrator.findings import Finding, Severity
 from orchestrator.names.hostlist import fold
+from orchestrator.node.digits import three_digits
 
 SETTINGS = ("passes=2", "timeout=20")
 CARD_SETTINGS = ("sizes=64K:256M:64", "seconds=0.3")
@@ -80,7 +81,7 @@ def with_measurements(checked: Checked, results: Mapping[str, Any] | None, secon
 def bandwidth_rows(checked: Checked, results: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """The table of bandwidths between nodes by size; empty if no pair of nodes was measured."""
     for row in rows_by_size(results, nominal_rates(checked.cluster)):
-        figures = (f"{value:.3g}" for value in (row.slowest, row.median, row.fastest))
+        figures = (three_digits(value) for value in (row.slowest, row.median, row.fastest))
         yield (
             size_text(row.size_bytes),
             str(row.pairs),

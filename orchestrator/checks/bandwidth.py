@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.findings import Finding, Severity
+from orchestrator.node.digits import three_digits
 
 # A pair is bad below a share of the usual bandwidth: the median over the nodes of their fastest pair, so that one slow node among
 # three does not decide it. The worst pairs are explained first: their cause must not hide behind others that are a little slow.
@@ -44,7 +45,7 @@ class Pair:
         """Its bandwidth for a person, as in `n0-n1 1.2 GB/s, 10 % of the network's rate`."""
         if self.bandwidth is None:
             return f"{self.first}-{self.second} failed: {self.error}"
-        text = f"{self.first}-{self.second} {self.bandwidth:.3g} GB/s"
+        text = f"{self.first}-{self.second} {three_digits(self.bandwidth)} GB/s"
         share = self.share(nominal)
         return text if share is None else f"{text}, {100 * share:.0f} % of the network's rate"
 
@@ -78,7 +79,7 @@ class _Report:
         if pair.bandwidth is None:
             text = f"no communication {between}"
         else:
-            text = f"the link {between} is slow: {pair.bandwidth:.3g} GB/s; {self._usual_text()}"
+            text = f"the link {between} is slow: {three_digits(pair.bandwidth)} GB/s; {self._usual_text()}"
         comparison = (
             "both are sound with other nodes"
             if self.has_others
@@ -93,7 +94,7 @@ class _Report:
         return "; ".join([*shown, *more])
 
     def _usual_text(self) -> str:
-        return f"{self.usual:.3g} GB/s is usual here"
+        return f"{three_digits(self.usual)} GB/s is usual here"
 
 
 def compare_pairs(pairs: Sequence[Pair], nominal: Mapping[str, float], limits: Limits = LIMITS) -> Iterator[Finding]:
@@ -134,7 +135,7 @@ def compare_nodes(
             text = f"the all-reduce inside {node} failed"
             yield Finding(Severity.FAIL, "all-reduce", text, (node,), errors.get(node, ""), remedy)
         elif severity := next((severity for share, severity in limits if bandwidth < share * usual), None):
-            text = f"the all-reduce inside {node} is slow: {bandwidth:.3g} GB/s; {usual:.3g} GB/s is usual here"
+            text = f"the all-reduce inside {node} is slow: {three_digits(bandwidth)} GB/s; {three_digits(usual)} GB/s is usual here"
             yield Finding(severity, "all-reduce", text, (node,), remedy=remedy)
 
 

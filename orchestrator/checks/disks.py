@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from orchestrator.checks.cluster import GIB, Cluster
 from orchestrator.findings import Finding, Severity
+from orchestrator.node.digits import three_digits
 from orchestrator.node.facts import Disk
 
 FOLDERS = ("workdir", "out", "tmp", "home")
@@ -59,4 +60,4 @@ def _space_for_checkpoints(entry: Disk) -> tuple[Severity, str] | None:
 
 
 def _size(count: float) -> str:
-    return f"{count / GIB:.3g} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
+    return f"{three_digits(count / GIB)} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"

@@ -15,6 +15,7 @@ from typing import Any
 from orchestrator.checks.bandwidth import CPU_LIMITS, LIMITS, Limits, Pair, compare_nodes, compare_pairs
 from orchestrator.checks.cluster import Cluster
 from orchestrator.findings import Finding, Severity
+from orchestrator.node.digits import three_digits
 
 Results = Mapping[str, Any]
 """The content of comm.json."""
@@ -146,6 +147,6 @@ def _devices(results: Results) -> Iterator[Finding]:
         for rank in tested:
             usual = statistics.median_high(by_name[rank["name"]])
             if rank[figure] < SLOW_DEVICE * usual:
-                text = f"device {rank['local_rank']} is slow: {rank[figure]:.3g} {words}; {usual:.3g} is usual here"
+                text = f"device {rank['local_rank']} is slow: {three_digits(rank[figure])} {words}; {three_digits(usual)} is usual here"
                 remedy = "look at clocks, temperature and power limit (nvidia-smi -q -d CLOCK,PERFORMANCE)"
                 yield Finding(Severity.WARN, "device", text, (rank["node"],), remedy=remedy)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from orchestrator.checks.cluster import GIB, Cluster
 from orchestrator.findings import Finding, Severity
+from orchestrator.node.digits import three_digits
 
 OPEN_FILES = 4096
 PROCESSES_PER_RANK = 512  # threads count as processes: a rank has about 100, and each data loader worker more
@@ -40,7 +41,7 @@ def locked_memory(cluster: Cluster) -> Iterator[Finding]:
     for node, value in cluster.values(lambda facts: facts["limits"].get("memlock")).items():
         limit = value["soft"]
         if limit is not None and limit < LOCKED_BYTES and any(hca["usable"] for hca in cluster.facts[node]["hcas"]):
-            text = f"a process may lock {limit / GIB:.2g} GiB of memory; RDMA needs {LOCKED_BYTES // GIB} GiB"
+            text = f"a process may lock {three_digits(limit / GIB)} GiB of memory; RDMA needs {LOCKED_BYTES // GIB} GiB"
             remedy = f"set memlock unlimited in {LIMITS_CONF} LimitMEMLOCK=infinity"
             yield Finding(Severity.WARN, "memlock", text, (node,), remedy=remedy)
 
@@ -50,7 +51,7 @@ def shared_memory(cluster: Cluster) -> Iterator[Finding]:
     for node, facts in cluster.facts.items():
         for disk in facts["disks"]:
             if disk["use"] == "shm" and disk["total"] < SHARED_MEMORY_BYTES and cluster.uses_cards(node):
-                text = f"{disk['path']} has {disk['total'] / GIB:.2g} GiB; NCCL and data loaders need {SHARED_MEMORY_BYTES // GIB}"
+                text = f"{disk['path']} has {three_digits(disk['total'] / GIB)} GiB; NCCL and data loaders need {SHARED_MEMORY_BYTES // GIB}"
                 remedy = "start the container with --shm-size=16g or --ipc=host"
                 yield Finding(Severity.WARN, "shm", text, (node,), remedy=remedy)
 
@@ -82,9 +83,13 @@ def clock(cluster: Cluster) -> Iterator[Finding]:
     for node, (least, most) in cluster.clocks.items():
         ahead = max(0.0, least - usual) or min(0.0, most - usual)
         if abs(ahead) >= WARN_SKEW_S:
-            text = f"the clock is {abs(ahead):.3g} s {'ahead of' if ahead > 0 else 'behind'} that of {reference}"
+            text = (
+                f"the clock is {three_digits(abs(ahead))} s {'ahead of' if ahead > 0 else 'behind'} that of {reference}"
+            )
             severity = Severity.FAIL if (abs(ahead) if has_majority else gap_s) >= FAIL_SKEW_S else Severity.WARN
-            evidence = "" if has_majority or not gap_s else f"the clocks of both nodes are {gap_s:.3g} s apart"
+            evidence = (
+                "" if has_majority or not gap_s else f"the clocks of both nodes are {three_digits(gap_s)} s apart"
+            )
             remedy = "start chronyd or systemd-timesyncd, and set the clock once with chronyc makestep"
             yield Finding(severity, "clock", text, (node,), evidence, remedy)
     drifting = {node for node, facts in cluster.facts.items() if facts["clock"]["synchronized"] is False}

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 
+from orchestrator.node.digits import three_digits
 from orchestrator.node.lean import dumps, loads, suppress
 
 TYPE_CHECKING = False
@@ -193,7 +194,7 @@ def full_disk(path: str) -> str:
     is_root = os.geteuid() == 0  # may use the reserve
     if (disk.f_bfree if is_root else disk.f_bavail) * disk.f_frsize < FULL_BYTES:
         size = disk.f_blocks * disk.f_frsize
-        return f"the disk of {path} is full (0 of {size / 1e9:.3g} GB free)"
+        return f"the disk of {path} is full (0 of {three_digits(size / 1e9)} GB free)"
     return (
         f"the disk of {path} has no inodes left"
         if disk.f_files and not (disk.f_ffree if is_root else disk.f_favail)

@@ -114,7 +114,7 @@ FAULTS: list[tuple[str, Severity, str, Change]] = [
         "out has 50 GiB free, and its newest checkpoint has 41 GiB",
         _out(free=50 * GIB, checkpoint=41 * GIB),
     ),
-    ("shm", WARN, "/dev/shm has 0.062 GiB", _set("disks", 2)(disk("shm", "/dev/shm", total=GIB // 16))),
+    ("shm", WARN, "/dev/shm has 0.0625 GiB", _set("disks", 2)(disk("shm", "/dev/shm", total=GIB // 16))),
     ("nofile", FAIL, "a process may open 256 files", _set("limits", "nofile")({"soft": 256, "hard": 256})),
     ("nproc", WARN, "the user may have 400 processes", _set("limits", "nproc")({"soft": 400, "hard": 400})),
     ("memlock", WARN, "may lock 6.1e-05 GiB", _set("limits", "memlock")({"soft": 65536, "hard": 65536})),

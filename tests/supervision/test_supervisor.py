@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.actions import owner
-from orchestrator.actions.launch import Launched
 from orchestrator.endpoint.replies import Finished, NodeObservation
 from orchestrator.errors import NotListening, RunNotFound
 from orchestrator.inventory.model import Inventory, Node, SshOptions
@@ -22,7 +18,6 @@ from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan
 from orchestrator.run import Program, Request, RunRecord, RunState
 from orchestrator.store import RunFolder
-from orchestrator.supervision.link import OwnerLink, frame, messages
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.supervision.supervisor import Supervisor, supervise
 from orchestrator.transports.local import LocalTransport
@@ -110,42 +105,6 @@ def test_supervisor_that_cannot_read_the_plan_records_why_it_has_ended(tmp_path:
     assert last["event"] == "supervisor-failed"
     assert last["text"].startswith("RunNotFound: ")
     assert last["text"].endswith("; the supervisor has ended, see supervisor.log")
-
-
-def _refuse(_: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
-
-
-def test_supervisor_without_threads_records_it_and_does_not_claim_to_supervise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, launcher = _run(tmp_path)
-    monkeypatch.setattr(threading.Thread, "start", _refuse)
-    with pytest.raises(RuntimeError, match="new thread"):
-        supervise(folder, launcher, lambda: pytest.fail("no node is polled"))
-    *_, last = map(json.loads, (tmp_path / "events.jsonl").read_text("utf-8").splitlines())
-    assert last["text"] == "RuntimeError: can't start new thread; the supervisor has ended, see supervisor.log"
-
-
-def test_run_whose_logs_get_no_thread_is_supervised_without_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, launcher = _run(tmp_path)
-    viewer, end = socket.socketpair()
-    with viewer:
-        viewer.sendall(frame({"follow": True, "quiet": False}))
-        link = OwnerLink(end)
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, "supervise", lambda _, __, begin: begin() is None)
-            patch.setattr(threading.Thread, "start", _refuse)
-            assert owner._supervise(link, Launched(folder, launcher))  # noqa: SLF001  the other threads must start
-        link.end()
-        launched, error = messages(viewer)
-        assert launched["kind"] == "launched"
-        assert error["type"] == "LaunchError"
-        assert error["text"].endswith("cannot be shown: can't start new thread; the run continues")
-        assert "ulimit -u" in error["hint"]
-    link.join()
 
 
 def _run(path: Path) -> tuple[RunFolder, DirectLauncher]:

@@ -16,6 +16,7 @@ from typing import Any
 from orchestrator.environment.lint.judge import LintFinding
 from orchestrator.environment.table.conditions import Context
 from orchestrator.findings import Finding, Severity
+from orchestrator.node.digits import three_digits
 
 ZERO = "zero_optimization"
 SOURCE = "DeepSpeed, runtime/zero/config.py"
@@ -251,7 +252,7 @@ def _lint_integer(name: str, value: object, report: _Report, comments: Mapping[i
     default = _INTEGERS[name]
     comment = comments.get(report.line(name), "")
     if name in _ELEMENTS and _BYTES.search(comment):
-        size = f"{value * 2 / 1e9:.3g} GB in bf16, {value * 4 / 1e9:.3g} GB in fp32"
+        size = f"{three_digits(value * 2 / 1e9)} GB in bf16, {three_digits(value * 4 / 1e9)} GB in fp32"
         report.key(Severity.WARN, name, f"the unit is elements, not bytes as in the comment: {size}")
     elif default is not None and value == default:
         report.key(Severity.INFO, name, "is the default")
