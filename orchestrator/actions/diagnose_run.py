@@ -17,6 +17,7 @@ from orchestrator.errors import OrchError
 from orchestrator.fanout import each, failed_nodes
 from orchestrator.launchers.base import AttemptFolder, Launcher
 from orchestrator.names.hostlist import fold
+from orchestrator.node.search import TIME_OVER
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.run import RunRecord
 
@@ -44,13 +45,19 @@ def diagnose_run(name: str, signatures_file: Path | None, on_progress: OnProgres
         results = _search_nodes(launcher, int(plan.ssh["fanout"]), signatures) if record.started else []
         batch_log = launcher.batch_log(BATCH_LOG_BYTES)
     bodies = [body for result in results if not isinstance(result, OrchError) for body in result["logs"]]
-    evidence = Evidence(world_size=plan.world_size)
+    remarks = [remark for result in results if not isinstance(result, OrchError) for remark in result["remarks"]]
+    missing = failed_nodes(results)
+    is_partial = (
+        missing is not None
+        or any(body["skipped"] for body in bodies)
+        or any(remark.endswith(TIME_OVER) for remark in remarks)
+    )
+    evidence = Evidence(world_size=plan.world_size, is_partial=is_partial)
     for body in bodies:
         evidence += _evidence_of(body, signatures)
     if batch_log is not None:
         evidence += search_log([batch_log.text.encode()], "batch log", signatures)
     evidence += _evidence_of_record(record, signatures)
-    remarks = [remark for result in results if not isinstance(result, OrchError) for remark in result["remarks"]]
     return Diagnosed(
         weigh(evidence),
         tuple(f"{body['node']}/{body['name']}" for body in bodies),
@@ -58,7 +65,7 @@ def diagnose_run(name: str, signatures_file: Path | None, on_progress: OnProgres
         run=record.id,
         state=record.state.value,
         remarks=folded_remarks(remarks),
-        missing=failed_nodes(results),
+        missing=missing,
     )
 
 

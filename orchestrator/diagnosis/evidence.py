@@ -31,9 +31,11 @@ class Hit:
 
     @property
     def rank(self) -> int | None:
-        """The rank that the text is about, else the one that wrote it."""
-        rank = self.values.get("rank", "")
-        return int(rank) if rank.isdigit() else self.origin.rank
+        """The rank that the text is about, else the one that wrote it, else the rank within a process group, which may differ."""
+        rank, group_rank = self.values.get("rank", ""), self.values.get("group_rank", "")
+        if rank.isdigit():
+            return int(rank)
+        return int(group_rank) if self.origin.rank is None and group_rank.isdigit() else self.origin.rank
 
     @property
     def node(self) -> str | None:
@@ -59,12 +61,15 @@ class Evidence:
     """The number of ranks, if it is known."""
     first_failure: tuple[int | None, str] | None = None
     """The rank, if it is known, and the node that failed first by the record of the run."""
+    is_partial: bool = False
+    """True if a part of the logs was not searched."""
 
     def __add__(self, more: Evidence) -> Evidence:
         counts = {name: self.counts.get(name, 0) + more.counts.get(name, 0) for name in {*self.counts, *more.counts}}
         progress_lines = {**self.progress_lines, **more.progress_lines}
         world_size, first_failure = self.world_size or more.world_size, self.first_failure or more.first_failure
-        return Evidence((*self.hits, *more.hits), counts, progress_lines, world_size, first_failure)
+        is_partial = self.is_partial or more.is_partial
+        return Evidence((*self.hits, *more.hits), counts, progress_lines, world_size, first_failure, is_partial)
 
 
 def patterns_of(signatures: Iterable[Signature]) -> list[PatternBody]:

@@ -94,7 +94,7 @@ def weigh(evidence: Evidence) -> Diagnosis:
     chosen = min(groups, key=lambda group: (not _is_reported(group, reported_rank), len({hit.rank for hit in group})))
     alternatives = [hit for group in groups if group is not chosen for hit in group]
     first = chosen[0]
-    culprits = _culprits(chosen, evidence.world_size)
+    culprits = _culprits(chosen, evidence)
     nodes = _nodes(chosen, hits, culprits)
     ranks = culprits or _ranks(chosen) or _ranks(_results(first, nodes, hits))
     if not ranks and not nodes:
@@ -185,14 +185,16 @@ def _is_reported(group: Sequence[Hit], reported: tuple[int, ...]) -> bool:
     return any(hit.rank in reported for hit in group)
 
 
-def _culprits(group: Sequence[Hit], world_size: int | None) -> tuple[int, ...]:
+def _culprits(group: Sequence[Hit], evidence: Evidence) -> tuple[int, ...]:
     """The ranks that the texts name as the cause, or that are behind: with a lower number of operations, or without a timeout."""
     named = {int(rank) for hit in group for rank in _NUMBERS.findall(hit.values.get("culprit", ""))}
     reached = {hit.rank: int(hit.values["seq"]) for hit in group if hit.rank is not None and "seq" in hit.values}
     if named or not reached:
         return tuple(sorted(named))
     behind = [rank for rank, number in reached.items() if number < max(reached.values())]
-    missing = set(range(world_size or max(reached) + 1)) - set(reached)
+    missing = set(range(evidence.world_size or max(reached) + 1)) - set(reached)
+    if evidence.is_partial or len(missing) > len(reached):  # not found, or of another process group
+        missing = set()
     return tuple(sorted(missing or behind))
 
 

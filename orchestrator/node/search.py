@@ -22,6 +22,7 @@ BEFORE_BYTES = 1024
 KEPT_BYTES = 1024  # of a line that is remembered
 MOST_REMEMBERED = 1 << 14  # lines
 HEAD_BYTES = 80
+TIME_OVER = "the time was over"  # ends the remark that a part of a log was not searched
 _DIGITS = b"0123456789"
 _RETURN_IS_NEWLINE = bytes.maketrans(b"\r", b"\n")  # a progress bar writes its states on one line
 _COLOURS = re.compile("\x1b\\[[0-9;:]*[A-Za-z]")

@@ -161,5 +161,14 @@ def test_a_log_without_errors_has_no_diagnosis() -> None:
 
 
 def test_the_ranks_that_left_no_line_are_found_by_the_size_of_the_world() -> None:
-    evidence = search_log([f"{TIMEOUT.format(0, 7)}\n".encode()], "log", CATALOGUE) + Evidence(world_size=3)
-    assert weigh(evidence).ranks == (1, 2)
+    timeouts = "".join(f"{TIMEOUT.format(rank, 7)}\n" for rank in (0, 2))
+    evidence = search_log([timeouts.encode()], "log", CATALOGUE) + Evidence(world_size=4)
+    assert weigh(evidence).ranks == (1, 3)
+    assert weigh(evidence + Evidence(is_partial=True)).ranks == (0, 2)
+
+
+def test_the_rank_within_a_process_group_is_not_the_rank_of_the_run() -> None:
+    timeouts = "".join(f"[n1:{rank}] {TIMEOUT.format(rank - 4, 7)}\n" for rank in (4, 5))
+    evidence = search_log([timeouts.encode()], "log", CATALOGUE) + Evidence(world_size=8)
+    assert [hit.rank for hit in evidence.hits] == [4, 5]
+    assert weigh(evidence).ranks == (4, 5)

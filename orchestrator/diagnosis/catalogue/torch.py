@@ -12,7 +12,7 @@ _consequence = partial(signature, Role.CONSEQUENCE)
 _note = partial(signature, Role.NOTE)
 _RUN = "torch 2.13, run here"
 _FIRST = "look at the first failing rank"
-_WATCHDOG = r"\[Rank (?P<rank>\d+)\] Watchdog caught collective operation timeout: Work(?:NCCL|ECCL)\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)"
+_WATCHDOG = r"\[Rank (?P<group_rank>\d+)\] Watchdog caught collective operation timeout: Work(?:NCCL|ECCL)\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)"
 
 TORCH: tuple[Signature, ...] = (
     _symptom("collective-timeout", _WATCHDOG, "hang", "a collective operation timed out: some rank did not take part in it",

@@ -12,7 +12,7 @@ from orchestrator.node.endpoint.report import READ_FIRST, streams
 from orchestrator.node.files import full_disk
 from orchestrator.node.machine import boot_id
 from orchestrator.node.run_folder import node_folders, read_agent
-from orchestrator.node.search import BLOCK_BYTES, Search
+from orchestrator.node.search import BLOCK_BYTES, TIME_OVER, Search
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def search(request: messages.SearchRequest, _payload: bytes) -> Tuple[messages.S
             if name in READ_FIRST:
                 continue
             if time.monotonic() >= deadline:
-                reply["remarks"].append(f"{node}: {name} was not searched: the time was over")
+                reply["remarks"].append(f"{node}: {name} was not searched: {TIME_OVER}")
                 continue
             path = os.path.join(folder, name)
             reply["logs"].append(_search_file(request, path, node=node, size=size, deadline=deadline))
