@@ -10,7 +10,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from pathlib import Path
@@ -179,9 +179,9 @@ class RunFolder:
         with _private(self._lock_file, "a+") as lock:
             is_ours = _lock(lock, LOCK_WAIT_S)
             if is_ours:
-                lock.truncate(0)
-                lock.write(f"{SupervisorProcess(os.getpid(), socket.gethostname())}\n")
-                lock.flush()
+                with suppress(OSError):  # a full disk must not end the supervision; the file has no pid then
+                    lock.truncate(0)
+                    os.write(lock.fileno(), f"{SupervisorProcess(os.getpid(), socket.gethostname())}\n".encode())
             yield is_ours
 
     def supervisor(self) -> SupervisorProcess | None:

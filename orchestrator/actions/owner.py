@@ -114,6 +114,10 @@ def _supervise(link: OwnerLink, launched: Launched) -> bool:
 
     try:
         return supervise(launched.folder, launcher, begin)
+    except Exception as exc:
+        cause, run = machine_error(exc) or exc, launched.folder.path.name
+        link.warn(f"the supervisor of the run has failed ({cause}); `orch attach {run}` starts another one")
+        raise
     finally:
         has_ended.set()
         if watching.is_alive():

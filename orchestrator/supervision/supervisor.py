@@ -224,7 +224,8 @@ def supervise(folder: RunFolder, launcher: DirectLauncher, on_start: Callable[[]
         with folder.supervision() as is_ours:
             if is_ours:
                 folder.add_event("supervisor-started", f"pid {os.getpid()} supervises")
-                folder.update(unsupervised={})
+                with contextlib.suppress(OSError):  # a full disk must not end the supervision
+                    folder.update(unsupervised={})
                 on_start()
                 Supervisor(folder, launcher).run()
             return is_ours

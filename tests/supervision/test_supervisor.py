@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.actions.launch import Launched
+from orchestrator.actions.owner import _supervise
 from orchestrator.endpoint.replies import Finished, NodeObservation
 from orchestrator.errors import NotListening, RunNotFound
 from orchestrator.inventory.model import Inventory, Node, SshOptions
@@ -18,6 +21,7 @@ from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan
 from orchestrator.run import Program, Request, RunRecord, RunState
 from orchestrator.store import RunFolder
+from orchestrator.supervision.link import OwnerLink, frame, messages
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.supervision.supervisor import Supervisor, supervise
 from orchestrator.transports.local import LocalTransport
@@ -105,6 +109,40 @@ def test_supervisor_that_cannot_read_the_plan_records_why_it_has_ended(tmp_path:
     assert last["event"] == "supervisor-failed"
     assert last["text"].startswith("RunNotFound: ")
     assert last["text"].endswith("; the supervisor has ended, see supervisor.log")
+
+
+def test_full_disk_does_not_end_a_supervision_that_begins(tmp_path: Path) -> None:
+    folder, launcher = _run(tmp_path)
+    folder.update(unsupervised={"n0": "the login was refused"})
+    for name in ("supervisor.lock", "events.jsonl"):
+        (tmp_path / name).symlink_to("/dev/full")
+    folder.change_lock.unlink()
+    folder.change_lock.mkdir()  # the record cannot be changed
+
+    class Started(Exception):
+        """The supervision has begun."""
+
+    def on_start() -> None:
+        raise Started
+
+    with pytest.raises(Started):
+        supervise(folder, launcher, on_start)
+
+
+def test_viewer_is_told_to_start_another_supervisor_if_this_one_fails(tmp_path: Path) -> None:
+    folder, launcher = _run(tmp_path)
+    (tmp_path / "supervisor.lock").mkdir()
+    viewer, far = socket.socketpair()
+    with viewer:
+        viewer.sendall(frame({"follow": True}))
+        link = OwnerLink(far)
+        with pytest.raises(IsADirectoryError):
+            _supervise(link, Launched(folder, launcher))
+        link.end()
+        [message] = messages(viewer)
+    link.join()
+    assert message["text"].startswith("the supervisor of the run has failed (")
+    assert message["text"].endswith(f"); `orch attach {tmp_path.name}` starts another one")
 
 
 def _run(path: Path) -> tuple[RunFolder, DirectLauncher]:
