@@ -183,7 +183,11 @@ class LogReader:
                     self._write(feed.gaps(result))
                 else:
                     self.unreadable.pop(feed.folder.name, None)
-            unread = [feed for feed, result in zip(unread, results, strict=True) if isinstance(result, list) and result]
+            unread = [
+                feed
+                for feed, result in zip(unread, results, strict=True)
+                if feed.has_read and not isinstance(result, NodeError)
+            ]
         self._write(_unfinished(self._feeds))
 
     def warn_unreadable(self, error: NodeError) -> None:

@@ -50,6 +50,8 @@ class Feed:
     nodes: dict[str, NodeLines] = field(default_factory=dict)
     failure: NodeError | None = None
     """Why its files could not be read to their ends."""
+    has_read: bool = False
+    """True if the last read returned bytes, even if no line ended in them."""
     _followed_to: str | None = None
     """The position that the endpoint keeps; None if the next request must send the offsets."""
     _write_times: int = MAX_WRITE_TIMES
@@ -97,6 +99,7 @@ class Feed:
         )
         lines = self._lines(chunks)
         self._followed_to = position
+        self.has_read = bool(chunks)
         return list(in_order(lines.values()))
 
     def read_until(self, ends: Mapping[str, int], *, max_bytes: int) -> dict[str, list[LogLines]]:
@@ -383,7 +386,7 @@ def _read_all(feed: Feed, exchange: _Exchange, chunk: int) -> None:
             continue
         pauses = backoff(LAST_RETRY_S)
         exchange.offer(batch)
-        if ended and not batch.lines:
+        if ended and not feed.has_read:
             return
 
 

@@ -10,26 +10,30 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.actions.log_reader import LogReader, Viewer
 from orchestrator.endpoint import connection
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.connection import frame
 from orchestrator.errors import NodeError
-from orchestrator.launchers.base import AttemptFolder
+from orchestrator.launchers.base import AttemptFolder, Launcher
 from orchestrator.logs import follow
-from orchestrator.logs.follow import Feed, history, read_all
+from orchestrator.logs.follow import Feed, history, live, read_all
 from orchestrator.logs.lines import LogLines, last
 from orchestrator.logs.selection import Selection
 from orchestrator.node import messages
 from orchestrator.node.endpoint import positions
+from orchestrator.plan.plan import LaunchPlan
 from orchestrator.transports.local import LocalTransport
 from tests.until import until
 
@@ -37,6 +41,17 @@ NAMES = ("rank-0.out", "rank-0.err", "rank-1.out", "rank-11.out")
 SERVER_AHEAD_S = 3600
 """The clock of the file system, which may be a server's, is ahead of the agent's."""
 TICKS = 3000  # some blocks of the index
+
+
+@pytest.fixture
+def long_line(tmp_path: Path) -> Iterator[AttemptFolder]:
+    """The folder of a finished attempt with a line that is longer than an answer."""
+    (tmp_path / "n0").mkdir()
+    finished = {"time": 1.0, "event": "agent-finished", "text": "over", "state": "DONE", "exit": None}
+    (tmp_path / "n0" / "events.jsonl").write_text(f"{json.dumps(finished)}\n")
+    (tmp_path / "n0" / "rank-0.out").write_text("x" * (6 * follow.LEAST_CHUNK_BYTES) + "\nend\n")
+    with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
+        yield AttemptFolder(lambda: endpoint, str(tmp_path), ("n0",))
 
 
 class Log:
@@ -270,3 +285,41 @@ def test_nodes_are_observed_once_more_after_an_event_or_after_a_while(
     assert node.agent
     monkeypatch.setattr(follow, "OBSERVATIONS_PER_S", math.inf)
     assert feed.observe() == []  # only events are news of an agent on another machine
+
+
+def test_a_line_that_is_longer_than_an_answer_is_followed_to_its_end(
+    long_line: AttemptFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "HELD_BYTES", follow.LEAST_CHUNK_BYTES)  # as with thousands of feeds
+    with live([Feed(long_line)]) as (arrivals, _):
+        lines = [group.text for batches in arrivals for batch in batches for group in batch.lines]
+    assert lines[-1].endswith("end")
+
+
+class OneFolder:
+    """A launcher whose only attempt has one folder."""
+
+    def __init__(self, folder: AttemptFolder) -> None:
+        self._folder = folder
+
+    def attempt_folders(self, _attempt: int, _nodes: frozenset[str] | None) -> list[AttemptFolder]:
+        return [self._folder]
+
+
+class Lines:
+    """Collects what a reader shows."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def write(self, lines: Iterable[LogLines]) -> None:
+        self.texts += [group.text for group in lines]
+
+
+def test_a_line_that_is_longer_than_an_answer_is_among_the_remaining_ones(
+    long_line: AttemptFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "HELD_BYTES", follow.LEAST_CHUNK_BYTES)
+    shown, plan = Lines(), SimpleNamespace(ssh={"fanout": 1})
+    LogReader(cast("Launcher", OneFolder(long_line)), cast("LaunchPlan", plan), cast("Viewer", shown)).show_remaining()
+    assert "".join(shown.texts).endswith("end")
