@@ -189,20 +189,29 @@ class Connection:
         return TimedReply(cast("ReplyT", reply), arrived.payload, clock)
 
     def _reply_to(self, number: int, answer_s: float) -> Arrived:
-        """Wait for a reply. One of the waiting threads receives those of all."""
-        deadline = time.monotonic() + answer_s
+        """
+        Wait for a reply, at most answer_s after the last byte from the node. One of the waiting threads receives those of all.
+
+        The node writes its replies one after the other: a long one that is still arriving delays those of other threads.
+        """
+        sent_s = time.monotonic()
+
+        def left_s() -> float:
+            return max(sent_s, self._reader.arrived_s) + answer_s - time.monotonic()
+
         while True:
             with self._changed:
                 while self._is_receiving and number not in self._arrived:
-                    if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    if (timeout_s := left_s()) <= 0:
                         raise TimeoutError
+                    self._changed.wait(timeout_s)
                 if number in self._arrived:
                     return self._arrived.pop(number)
                 if self._failure is not None:
                     raise self._failure
                 self._is_receiving = True
             try:
-                self._receive(max(0.0, deadline - time.monotonic()))
+                self._receive(max(0.0, left_s()))
             except BaseException as error:
                 self._first_failure(error, answer_s)
                 raise

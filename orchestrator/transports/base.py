@@ -4,6 +4,7 @@ The contract of transports: start a program on one machine and exchange bytes wi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -77,11 +78,13 @@ class ChannelReader:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._pending = bytearray()
+        self.arrived_s = float("-inf")
+        """When the last bytes arrived, of time.monotonic()."""
 
     def read_exactly(self, size: int, *, timeout_s: float) -> bytes:
         """Read size bytes."""
         while len(self._pending) < size:
-            self._pending += self._channel.read_some(timeout_s=timeout_s)
+            self._wait(timeout_s)
         return self._take(size)
 
     def skip_to(self, marker: bytes, *, limit: int, timeout_s: float) -> bytes:
@@ -101,11 +104,15 @@ class ChannelReader:
             if len(self._pending) > limit:
                 raise NoMarker(self.peek())
             searched = start if start >= 0 else max(0, len(self._pending) - len(marker))
-            self._pending += self._channel.read_some(timeout_s=timeout_s)
+            self._wait(timeout_s)
 
     def peek(self, size: int = 200) -> str:
         """The beginning of the bytes that have arrived and were not read, as text."""
         return self._pending[:size].decode("utf-8", "replace").strip()
+
+    def _wait(self, timeout_s: float) -> None:
+        self._pending += self._channel.read_some(timeout_s=timeout_s)
+        self.arrived_s = time.monotonic()
 
     def _take(self, size: int) -> bytes:
         data = bytes(memoryview(self._pending)[:size])

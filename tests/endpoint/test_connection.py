@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from orchestrator.endpoint import connection
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.connection import HEADER_LIMIT_BYTES, frame
 from orchestrator.endpoint.program import MARKER
 from orchestrator.errors import NodeError, Unreachable
+from orchestrator.transports import base
 from orchestrator.transports.base import ChannelClosed
+from tests.until import until
 
 NAMES = dict.fromkeys(("python", "hostname", "host_id", "home", "user"), "")
 FACTS = {**NAMES, "cards": {}, "pid": 1, "clock_ahead_s": 0.0}
@@ -93,6 +98,54 @@ def test_late_answer_is_not_taken_for_that_to_a_later_request() -> None:
     node.parts.append(OBSERVED)
     with pytest.raises(Unreachable, match="the connection is closed"):
         endpoint.observe("/a", None)
+
+
+class SlowNode(ScriptedNode):
+    """Each part takes 3 s by its clock; the first one after the start arrives when the node has read two requests."""
+
+    def __init__(self, parts: Sequence[bytes]) -> None:
+        super().__init__([PYTHON + HELLO])
+        self.now_s = 0.0
+        self.slow = list(parts)
+        self.has_both = threading.Event()
+        self.requests = -1  # without the first one
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time(self) -> float:
+        return self.now_s
+
+    def write(self, data: bytes, *, timeout_s: float) -> None:  # noqa: ARG002
+        self.requests += 1
+        if self.requests == 2:
+            self.has_both.set()
+
+    def read_some(self, *, timeout_s: float) -> bytes:
+        if self.parts:
+            return super().read_some(timeout_s=timeout_s)
+        assert self.has_both.wait(60)
+        if timeout_s < 3:
+            raise TimeoutError
+        self.now_s += 3
+        return self.slow.pop(0)
+
+
+def test_reply_that_arrives_after_a_long_one_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A heartbeat behind the output of ranks, over a slow connection: the node is not silent meanwhile."""
+    long = frame({**HEADER, "number": 2, "bytes": 5, "position": "b", "chunks": [], "clocks_ahead_s": {}}) + b"lines"
+    half = len(long) // 2
+    short = frame({**HEADER, "number": 1, "addresses": ["n1"]})
+    node = SlowNode([long[:4], long[4:half], long[half:-1], long[-1:], short[:2], short[2:]])
+    for module in (connection, base):
+        monkeypatch.setattr(module, "time", node)
+    endpoint = Endpoint.connect(node, "python3")
+    with ThreadPoolExecutor() as pool:
+        reaching = pool.submit(endpoint.reach, ["n1"], 1)  # which waits 8 s
+        until(lambda: node.requests == 1, awaited="the first request")
+        following = pool.submit(endpoint.follow, "/a", None, {}, position="a")
+        assert reaching.result() == {"n1"}
+        assert following.result() == ([], "b")
 
 
 @pytest.mark.parametrize(
