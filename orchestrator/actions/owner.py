@@ -24,7 +24,7 @@ from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.actions.log_reader import LogReader
 from orchestrator.actions.runs import find_run
 from orchestrator.actions.watch import Watch, watched_lines
-from orchestrator.errors import BUG, NodesError, OrchError, UsageError, machine_error
+from orchestrator.errors import BUG, LaunchError, NodesError, OrchError, UsageError, machine_error
 from orchestrator.launchers import direct_launcher
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.store import RunFolder
@@ -36,8 +36,12 @@ from orchestrator.supervision.viewers_terminal import ViewersTerminal
 def main() -> int:
     """Own the run that the viewer requests; argv[1] is the number of the link's descriptor."""
     link = OwnerLink(socket.socket(fileno=int(sys.argv[1])))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # from the viewer; a shell's `&` makes it ignored
+    if not link.request:  # the viewer has ended, as by Ctrl-C
+        link.join()
+        return 0
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # from the viewer; a shell's `&` makes it ignored
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # before anything inherits the viewer's mask
         os.chdir(link.request["cwd"])
         _run(link)
     except BaseException as exc:  # noqa: BLE001  the viewer reports it
@@ -107,10 +111,13 @@ def _supervise(link: OwnerLink, launched: Launched) -> bool:
 
     def begin() -> None:
         link.post("launched", run=launched.folder.path.name)
-        if link.request["follow"]:
+        if not link.request["follow"]:
+            return link.end()
+        try:
             watching.start()
-        else:
-            link.end()
+        except RuntimeError as error:  # the user may have no more threads
+            _post_unshown(link, launched.folder, error)
+        return None
 
     try:
         return supervise(launched.folder, launcher, begin)
@@ -133,7 +140,15 @@ def _watch(link: OwnerLink, folder: RunFolder, launcher: DirectLauncher) -> None
     except ViewerGone:
         return
     except Exception as exc:  # noqa: BLE001  the viewer reports it
-        _post_error(link, exc)
+        _post_unshown(link, folder, exc)
+
+
+def _post_unshown(link: OwnerLink, folder: RunFolder, exc: Exception) -> None:
+    """Report why the logs are not shown any more; a failure of this machine does not end the run."""
+    machine, run = machine_error(exc), folder.path.name
+    if machine is not None:
+        exc = LaunchError(f"the logs of run {run} cannot be shown: {machine}; the run continues", hint=machine.hint)
+    _post_error(link, exc)
 
 
 def _post_error(link: OwnerLink, exc: BaseException) -> None:

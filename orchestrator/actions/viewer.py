@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import errors
 from orchestrator.endpoint.access import PromptCancelled, Terminal
-from orchestrator.errors import LaunchError, OrchError
+from orchestrator.errors import LaunchError, OrchError, UsageError
 from orchestrator.logs.lines import LogLines
 from orchestrator.progress import OnProgress, Progress, no_progress
 from orchestrator.run import RunRecord
@@ -36,9 +36,11 @@ class Owner:
     """The process that owns a run; leaving the `with` statement leaves the run to it."""
 
     def __init__(self, request: Mapping[str, Any]) -> None:
-        self._link, far = socket.socketpair()
         self._terminal = Terminal()
-        with far:
+        common = {"cwd": _working_folder(), "is_terminal": self._terminal.is_available()}
+        self._request = frame({**request, **common})
+        self._link, far = socket.socketpair()
+        with far, _sigint_blocked():  # the owner unblocks it once it can report an interrupt
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "orchestrator.actions.owner", str(far.fileno())],
                 stdin=subprocess.DEVNULL,
@@ -50,9 +52,6 @@ class Owner:
             )
         self._messages = messages(self._link)
         self._is_interrupted = False
-        common = {"cwd": str(Path.cwd()), "is_terminal": self._terminal.is_available()}
-        with suppress(ConnectionError):  # it has ended already, which `until_launched` reports
-            self._link.sendall(frame({**request, **common}))
 
     @classmethod
     def of_launch(
@@ -85,6 +84,8 @@ class Owner:
             OrchError: the launch failed; what had started was stopped, or is named.
         """
         with self._passing_on(signal.SIGINT), self._passing_on(signal.SIGTERM):
+            with suppress(ConnectionError):  # it has ended already, which is reported below
+                self._link.sendall(self._request)  # only now: the owner of a viewer that ends before does nothing
             for message in self._reported():
                 if message["kind"] == "planned":
                     for text in message["warnings"]:
@@ -179,6 +180,23 @@ class Owner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Block SIGINT in this thread, and in a program that it starts."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _working_folder() -> str:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        raise UsageError("the working folder has been deleted", hint="cd to one that exists") from None
 
 
 def _error(message: Mapping[str, Any]) -> OrchError:

@@ -195,7 +195,8 @@ def nvlink(cluster: Cluster) -> Iterator[Finding]:
     for node, text in links.items():
         pairs = _pairs(cluster.facts[node]["topology"])
         kind, number = pairs.most_common(1)[0] if pairs else ("", 0)
-        if kind.startswith("NV") and pairs.total() // 2 < number < pairs.total():
+        total = sum(pairs.values())
+        if kind.startswith("NV") and total // 2 < number < total:
             yield Finding(
                 Severity.WARN, "nvlink", f"some pairs of cards have no {kind}: {text}", (node,), remedy=NVLINK
             )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -29,6 +31,8 @@ Log = Literal["rank", "batch", "kernel", "event"]
 PROGRAM: tuple[Log, ...] = ("rank", "batch", "event")
 KERNEL: tuple[Log, ...] = ("rank", "batch", "event", "kernel")
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_NUMBERS = re.compile(r"[\d, ]+")
+_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 _SPECIAL = re.compile(r"[.^$*+?{}\[\]|()]")
 _ESCAPE = re.compile(r"\\([^\w\s])")
 
@@ -114,6 +118,24 @@ def plain_text(pattern: str) -> str:
 def filled(text: str, values: Mapping[str, str | None]) -> str:
     """Replace each {name} in a cause or a remedy; an unknown value becomes <name>."""
     return _PLACEHOLDER.sub(lambda found: values.get(found[1]) or f"<{found[1]}>", text)
+
+
+def filled_remedy(text: str, values: Mapping[str, str | None]) -> str:
+    """Replace each {name} in a remedy by a shell word, an unknown one by NAME: values are from logs, and remedies are pasted into shells."""
+    words = {name: _shell_word(value) for name, value in values.items() if value}
+    return _PLACEHOLDER.sub(lambda found: words.get(found[1]) or found[1].upper(), text)
+
+
+def _shell_word(value: str) -> str | None:
+    """The value, quoted where a shell needs it; None for a text that a command would take for an option."""
+    if _NUMBERS.fullmatch(value):
+        return value
+    if _QUOTED.fullmatch(value):  # as Python prints a path
+        try:
+            value = str(ast.literal_eval(value))
+        except (SyntaxError, ValueError):
+            return None
+    return None if value.startswith("-") else shlex.quote(value)
 
 
 def signature(  # noqa: PLR0917  a row of a table

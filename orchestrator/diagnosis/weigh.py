@@ -14,9 +14,11 @@ from enum import Enum
 from typing import Any
 
 from orchestrator.diagnosis.evidence import MOST_PER_LOG, Evidence, Hit
-from orchestrator.diagnosis.signature import Kind, Retry, Role, filled
+from orchestrator.diagnosis.signature import Kind, Retry, Role, filled, filled_remedy
 from orchestrator.names.hostlist import fold
 
+KERNEL_LOG = "kernel log"
+"""The name of the kernel's log, as the nodes give it."""
 MOST_PROOF, MOST_ERRORS = 3, 5
 CONTINUED_LINES = 64
 """If a training writes progress so many lines after an error, it has survived the error."""
@@ -118,7 +120,7 @@ def weigh(evidence: Evidence) -> Diagnosis:
         confidence=confidence,
         reason=reason,
         proof=_different(chosen)[:MOST_PROOF],
-        remedy=tuple(filled(step, values) for step in first.signature.remedy),
+        remedy=tuple(filled_remedy(step, values) for step in first.signature.remedy),
         alternatives=_folded(alternatives, evidence),
         consequences=_folded([hit for hit in rest if hit.signature.role not in (Role.NOTE, Role.UNKNOWN)], evidence),
         observations=_folded([hit for hit in rest if hit.signature.role is Role.NOTE], evidence),
@@ -224,6 +226,8 @@ def _confidence(  # noqa: PLR0911  one line per rule
     earlier = hits[: hits.index(chosen[0])]
     if is_survived:
         return Confidence.LOW, "the training continued for many lines after it"
+    if _is_of_kernel(chosen) and not _results(chosen[0], _nodes(chosen, hits, ()), hits):
+        return Confidence.LOW, "only the kernel's log has it, so the process may be another job's"
     if role is Role.SYMPTOM and is_located:
         return Confidence.MEDIUM, "it names the rank, and nothing shows why that rank is behind"
     if role is Role.SYMPTOM:
@@ -234,7 +238,21 @@ def _confidence(  # noqa: PLR0911  one line per rule
         return Confidence.MEDIUM, "it is the program's own error, the only one that follows from no other"
     if any(hit.signature.role is Role.ERROR and hit.rank not in ranks for hit in earlier):
         return Confidence.MEDIUM, "another rank had raised an error before"
+    if any(hit.signature.role is Role.ERROR and _is_beside(hit, chosen) for hit in hits):
+        return Confidence.MEDIUM, "the program raised another error on the same rank or in the same log"
     return Confidence.HIGH, "the text names the cause, and all other errors follow from it"
+
+
+def _is_of_kernel(chosen: Sequence[Hit]) -> bool:
+    """True if the kernel killed a process for lack of memory, and no other log has it."""
+    return chosen[0].signature.kind == "memory" and all(hit.file.endswith(f"/{KERNEL_LOG}") for hit in chosen)
+
+
+def _is_beside(hit: Hit, chosen: Sequence[Hit]) -> bool:
+    """True if the hit is of a rank of the cause, or in its log if one of the two ranks is unknown."""
+    return any(
+        hit.file == cause.file if hit.rank is None or cause.rank is None else hit.rank == cause.rank for cause in chosen
+    )
 
 
 def _different(hits: Iterable[Hit]) -> tuple[Hit, ...]:

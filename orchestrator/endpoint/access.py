@@ -38,7 +38,10 @@ OPEN_FILES = 1 << 16
 MACOS_OPEN_FILES = 10240  # OPEN_MAX in <sys/syslimits.h> there
 OTHER_FILES, OTHER_THREADS = 64, 50  # in addition to those of the connections
 MANY = 20  # times as many as needed: then the threads that exist are not counted, which takes long on a large machine
-THREADS = 2  # per connection: paramiko's, and one that makes requests
+THREADS = 3  # per node: paramiko's, the supervisor's, and the one that follows its logs
+PROCESSES = Path("/proc")  # a folder for each on Linux
+
+_TOO_LOW = "the hard limit (`{}`) is too low: ask the administrator to raise it, or launch from another machine"
 
 TransportFactory: TypeAlias = Callable[[Destination], Transport]
 
@@ -63,7 +66,7 @@ def transport_factory(
     from orchestrator.transports.ssh.chosen import ChosenTransport  # noqa: PLC0415
     from orchestrator.transports.ssh.user_keys import Keyring  # noqa: PLC0415
 
-    _raise_file_limit()
+    _raise_limits()
     keyring, settings = Keyring(terminal or Terminal()), PlannedSsh.of(ssh) if isinstance(ssh, Mapping) else ssh
     login_slots = threading.BoundedSemaphore(settings.fanout)
     return lambda node: ChosenTransport(node, settings, keyring, login_slots)
@@ -75,42 +78,48 @@ def between_prompts(on_progress: OnProgress) -> OnProgress:
     return lambda progress: terminal.unless_prompting(lambda: on_progress(progress))
 
 
-def require_limits(connections: int) -> None:
+def require_limits(nodes: int, *, connected: int = 0) -> None:
     """
-    Check that the limits of this process allow as many connections over SSH.
+    Check that the limits of this process allow a run on as many nodes over SSH, some of which are connected already.
 
     Raises:
         OrchError: they do not; it has the number that is needed.
     """
-    _raise_file_limit()
-    files, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], connections + OTHER_FILES
+    _raise_limits()
+    files, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], nodes + OTHER_FILES
     if files != resource.RLIM_INFINITY and files < needed:
         raise OrchError(
-            f"{connections} nodes need {needed} open files, and the limit is {files}", hint=f"ulimit -n {needed}"
+            f"{nodes} nodes need {needed} open files, and the limit is {files}", hint=_TOO_LOW.format("ulimit -Hn")
         )
-    limit, needed = resource.getrlimit(resource.RLIMIT_NPROC)[0], THREADS * connections + OTHER_THREADS
+    limit, needed = resource.getrlimit(resource.RLIMIT_NPROC)[0], THREADS * nodes - connected + OTHER_THREADS
     if limit == resource.RLIM_INFINITY or os.geteuid() == 0 or limit > MANY * needed:
+        return
+    if not (PROCESSES / "self" / "task").is_dir():  # macOS shows no threads, and its limit counts processes
         return
     used = _threads_of_user()
     if used + needed > limit:
         raise OrchError(
-            f"{connections} nodes need {needed} threads, and of the {limit} processes and threads that the user may have, {used} exist",
-            hint=f"ulimit -u {used + needed}",
+            f"{nodes} nodes need {needed} threads, and of the {limit} processes and threads that the user may have, {used} exist",
+            hint=f"end other processes; or {_TOO_LOW.format('ulimit -Hu')}",
         )
 
 
 def _threads_of_user() -> int:
     """The threads of all processes of this user, as far as they are visible."""
     count = 0
-    for folder in Path("/proc").glob("[0-9]*"):
+    for folder in PROCESSES.glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has just ended
             if folder.stat().st_uid == os.geteuid():
                 count += sum(1 for _ in (folder / "task").iterdir())
     return count
 
 
-def _raise_file_limit() -> None:
-    """Raise the soft limit of open files: each connection needs one, and 1,024 nodes need more than the default 1,024."""
+def _raise_limits() -> None:
+    """Raise the soft limits: each connection needs an open file and threads, and by default 1,024 files are allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     for limit in (MACOS_OPEN_FILES, wanted):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from orchestrator.endpoint.access import Terminal, between_prompts, require_limits, transport_factory
+from orchestrator.endpoint.access import Terminal, between_prompts, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.direct import DirectLauncher
@@ -44,14 +44,7 @@ def direct_launcher(
     on_progress: OnProgress = no_progress,
     connected: Mapping[str, Endpoint] = MappingProxyType({}),
 ) -> DirectLauncher:
-    """
-    The launcher of a plan whose nodes orch connects to without a scheduler.
-
-    Raises:
-        OrchError: the limits of this process do not allow as many connections.
-    """
-    if plan.transport == "ssh":
-        require_limits(len(plan.nodes))
+    """The launcher of a plan whose nodes orch connects to without a scheduler."""
     return DirectLauncher(
         plan,
         transport_factory(plan.transport, plan.ssh, terminal),

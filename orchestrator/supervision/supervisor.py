@@ -48,9 +48,15 @@ class Supervisor:
         self._states = self._poller.states
         self._refused_timeout_s: float | None = self._plan.ssh.get("refused_timeout_s")
 
-    def run(self) -> None:
-        """Supervise the run until its record is final, or no node can be polled any more."""
+    def run(self, on_start: Callable[[], None]) -> None:
+        """
+        Supervise the run until its record is final, or no node can be polled any more.
+
+        Args:
+            on_start: called once the threads of supervision run: it may start others, if the user may have more.
+        """
         with self._poller.running():
+            on_start()
             verdict = self._until_over()
             if verdict is not None:
                 return self._end_returning_nodes(self._end(verdict))
@@ -218,7 +224,7 @@ def supervise(folder: RunFolder, launcher: DirectLauncher, on_start: Callable[[]
     Supervise a run to its end; return whether no other process does.
 
     Args:
-        on_start: called when this process is the run's supervisor.
+        on_start: called when this process supervises the run.
     """
     try:
         with folder.supervision() as is_ours:
@@ -226,8 +232,7 @@ def supervise(folder: RunFolder, launcher: DirectLauncher, on_start: Callable[[]
                 folder.add_event("supervisor-started", f"pid {os.getpid()} supervises")
                 with contextlib.suppress(OSError):  # a full disk must not end the supervision
                     folder.update(unsupervised={})
-                on_start()
-                Supervisor(folder, launcher).run()
+                Supervisor(folder, launcher).run(on_start)
             return is_ours
     except Exception as error:
         traceback.print_exc()  # in supervisor.log

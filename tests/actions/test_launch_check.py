@@ -109,6 +109,7 @@ def test_skipped_check_refuses_nothing_and_its_facts_are_not_kept(tmp_path: Path
     assert kept.read() == {}
 
 
+@pytest.mark.processes
 def test_unknown_check_is_refused_before_a_launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="--skip nofiles: there is no such check"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from orchestrator.diagnosis.catalogue import CATALOGUE
@@ -114,6 +116,22 @@ RUNS = {
         "[rank0]: SomeError: peer failed\n[rank1]: SomeError: peer failed\n[rank2]: ValueError: wrong label\n[rank3]: SomeError: peer failed\n",
         "python-error", (2,), (), LOW, set(),
     ),
+    "a rank that ended before its peers lost it": (
+        ("[n0:0] NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with error 12, opcode 0, len 0, vendor err 129\n"
+        "[n0:1] NCCL WARN socketPollConnect connect to 10.0.0.2<41109> returned Connection refused, exceeded error retry count\n"
+        "[n1:2] KeyError: 'a'\n"),
+        "python-error", (2,), ("n1",), MEDIUM, {"nccl-rdma-retry", "nccl-connection-refused"},
+    ),
+    "a link that flaps": (
+        "[n0:0] NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with error 12, opcode 0, len 0, vendor err 129\n"
+        + "".join(f"[n1:{rank}] {TIMEOUT.format(rank, 7)}\n" for rank in (2, 3)),
+        "nccl-rdma-retry", (0,), ("n0",), LOW, {"collective-timeout"},
+    ),
+    "a shell without module": ("bash: module: command not found\nKeyError: 'a'\n", "python-error", (), (), MEDIUM, {"command-missing"}),
+    "a package that may be missing": ("No module named 'flash_attn'\nKeyError: 'a'\n", "python-error", (), (), MEDIUM, set()),
+    "a module that was imported if there is one": (
+        "ModuleNotFoundError: No module named 'flash_attn'\nKeyError: 'a'\n", "module-not-found", (), (), MEDIUM, {"python-error"},
+    ),
     "a caught error": (
         "CUDA out of memory. Tried to allocate 2.00 GiB, trying a smaller batch\n" + "step=1 loss=2\n" * 100 + "[rank1]: KeyError: 'a'\n",
         "python-error", (1,), (), MEDIUM, {"cuda-oom"},
@@ -133,6 +151,34 @@ def test_the_cause_of_a_run(name: str) -> None:
     assert (found.signature, found.ranks, found.nodes, found.confidence) == (signature, ranks, nodes, confidence)
     assert {entry.signature for entry in found.consequences} == folded
     assert found.remedy
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'latest.tmp' -> 'latest.pt'", ["ls", "-l", "latest.tmp"]),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'a; rm -r b'", ["ls", "-l", "a; rm -r b"]),
+        ("FileNotFoundError: [Errno 2] No such file or directory: \"it's > $(x)\"", ["ls", "-l", "it's > $(x)"]),
+        (r"FileNotFoundError: [Errno 2] No such file or directory: 'a\nb'", ["ls", "-l", "a\nb"]),
+        (r"FileNotFoundError: [Errno 2] No such file or directory: b'/d/\'`x`'", ["ls", "-l", "/d/'`x`"]),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '-rf'", ["ls", "-l", "PATH"]),
+        ("The client socket has timed out after 5ms while trying to connect to ($(x);y, 29513).", ["nc", "-vz", "$(x);y", "29513"]),
+        ("ssh: connect to host $(x)>y port 22: Connection refused", ["ping", "$(x)>y", ";", "nc", "-vz", "$(x)>y", "22"]),
+    ],
+)  # fmt: skip
+def test_a_value_of_a_log_line_is_one_word_of_the_command_that_is_proposed(line: str, command: list[str]) -> None:
+    text = diagnosed(line).remedy[0].partition(": run")[0]
+    tokens = shlex.shlex(text, posix=True, punctuation_chars=True)
+    tokens.whitespace_split = True
+    assert list(tokens) == command
+
+
+@pytest.mark.parametrize(("rank_line", "confidence"), [("rank 2 on n1 was killed by SIGKILL\n", HIGH), ("", LOW)])
+def test_a_process_that_the_kernel_killed_may_be_of_another_job(rank_line: str, confidence: Confidence) -> None:
+    line = "[12345.678] Memory cgroup out of memory: Killed process 4711 (python3) total-vm:81234kB\n"
+    evidence = search_log([line.encode()], "n1/kernel log", CATALOGUE, node="n1")
+    evidence += search_log([rank_line.encode()], "record of the run", CATALOGUE)
+    assert (weigh(evidence).signature, weigh(evidence).confidence) == ("cgroup-oom", confidence)
 
 
 def test_the_proof_is_the_line_itself() -> None:

@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.endpoint import access
 from orchestrator.endpoint.access import require_limits
 from orchestrator.errors import OrchError
+from orchestrator.inventory.model import Inventory, Node
+from orchestrator.launchers import launcher_for
+from orchestrator.plan.make import make_plan
+from orchestrator.run import Program, Request
 from tests.grounds.cli import Orch
 from tests.grounds.inventories import write_inventory
 
@@ -23,16 +28,44 @@ def test_too_few_open_files_refuse_a_launch_before_anything_starts(tmp_path: Pat
     orch = Orch(tmp_path, prefix=("sh", "-c", 'ulimit -n 256; exec "$@"', "sh"))
     stderr = orch("ssh-launch", "--", "true", code=4).stderr
     assert "1024 nodes need 1088 open files, and the limit is 256" in stderr
-    assert "ulimit -n 1088" in stderr
+    assert "the hard limit (`ulimit -Hn`) is too low" in stderr
     assert not (orch.home / "runs").exists()
 
 
-def test_too_few_threads_are_refused_with_the_number_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[int, int]]:
+    """Limits of an ordinary user, 200 threads; the test may change them."""
     limits = {resource.RLIMIT_NPROC: (200, 200), resource.RLIMIT_NOFILE: (1 << 16, 1 << 16)}
     monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
     monkeypatch.setattr(os, "geteuid", os.getuid if os.getuid() else lambda: 65534)
-    with pytest.raises(OrchError, match="1024 nodes need 2098 threads, and of the 200 processes and threads") as caught:
+    return limits
+
+
+def test_too_few_threads_are_refused_with_the_number_needed(limits: dict[int, tuple[int, int]]) -> None:
+    with pytest.raises(OrchError, match="1024 nodes need 3122 threads, and of the 200 processes and threads") as caught:
         require_limits(1024)
-    assert caught.value.hint.startswith("ulimit -u 2")
-    limits[resource.RLIMIT_NPROC] = (1 << 16, 1 << 16)
+    assert "the hard limit (`ulimit -Hu`) is too low" in caught.value.hint
+    with pytest.raises(OrchError, match="1024 nodes need 3112 threads"):
+        require_limits(1024, connected=10)
+    limits[resource.RLIMIT_NPROC] = (200, 1 << 16)  # the soft limit is raised
     require_limits(1024)
+
+
+def test_threads_are_not_counted_where_the_system_shows_none(
+    limits: dict[int, tuple[int, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As on macOS."""
+    monkeypatch.setattr(access, "PROCESSES", tmp_path)
+    require_limits(1024)
+    assert limits[resource.RLIMIT_NPROC] == (200, 200)
+
+
+def test_limits_refuse_only_a_launch(limits: dict[int, tuple[int, int]]) -> None:
+    """A run that is watched from a machine whose limit its supervisor nearly reaches can still be stopped."""
+    limits[resource.RLIMIT_NOFILE] = (1, 1)
+    inventory = Inventory(name="here", nodes=(Node(name="n0", address="127.0.0.1"),))
+    request = Request("ssh", Program("executable", ("true",)))
+    plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
+    assert plan.transport == "ssh"
+    launcher_for(plan).close()

@@ -80,6 +80,18 @@ def test_killed_rank_ends_all_ranks_and_is_named(orch: Orch, number: signal.Sign
     until(lambda: _has_no_process(orch, run), awaited="every process of the run to be gone")
 
 
+def test_rank_that_ignores_the_stop_delays_no_heartbeat(orch: Orch) -> None:
+    """The agent of n1 kills its rank 10 s after the stop; the connection to n1 must not be taken for lost before that."""
+    script = 'if [ "$RANK" = 0 ]; then sleep 1; exit 3; fi; trap "" TERM; while :; do echo words; sleep 0.2; done'
+    printed = orch("ssh-launch", "--nodes", "n0,n1", "-j", "2x1", "--", "sh", "-c", script, code=None)
+    assert "no answer" not in printed.stdout + printed.stderr
+    assert "gap" not in printed.stdout + printed.stderr
+    [run] = orch.records()
+    assert run["state"] == "FAILED"
+    assert (run["exit"]["node"], run["exit"]["rank"]) == ("n0", 0)
+    assert "node-failed" not in (orch.home / "runs" / run["id"] / "events.jsonl").read_text("utf-8")
+
+
 @pytest.mark.parametrize("victims", [("agent",), ("guard",), ("guard", "agent")])
 def test_killed_agent_ends_all_ranks_and_is_named(orch: Orch, victims: tuple[str, ...]) -> None:
     """Its own ranks end within 10 s, whether agent, guard or both are killed."""

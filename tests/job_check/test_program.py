@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import bundle
+from tests.checks.facts import gpu_node
 from tests.node.agent.test_agent_ground import PYTHON38
 
 
@@ -25,7 +26,7 @@ def test_bundle_has_all_that_the_check_needs_on_python_3_8(tmp_path: Path) -> No
         shutil.copy(source, target)
     folder = tmp_path / "run" / "attempt-1"
     folder.mkdir(parents=True)
-    usual = {"ranks": 1, "accelerator": "cpu", "network": "auto", "env": [], "private": []}
+    usual = {"ranks": 1, "accelerator": "auto", "network": "auto", "env": [], "private": []}
     request = {"workdir": str(tmp_path), "out": None, "code": None, "skipped": ["nofile"], "python_may_differ": False}
     (folder / "check.json").write_text(
         json.dumps({**request, "usual": usual, "nodes": {"n1": {"address": "127.0.0.1"}}})
@@ -43,6 +44,10 @@ def test_bundle_has_all_that_the_check_needs_on_python_3_8(tmp_path: Path) -> No
     begun = str(time.time())
     for name in ("n0", "n1"):
         run("probe", name)
-        assert (tmp_path / "run" / "facts" / "0" / f"{name}.json").stat().st_mode & 0o777 == 0o600
+        file = tmp_path / "run" / "facts" / "0" / f"{name}.json"
+        assert file.stat().st_mode & 0o777 == 0o600
+        with_cards = gpu_node(name, cards=3)
+        cards = {"cards": with_cards["cards"], "topology": with_cards["topology"]}
+        file.write_text(json.dumps({**json.loads(file.read_text()), **cards}))
     run("check", "n0", begun)
     run("variables", "n0")

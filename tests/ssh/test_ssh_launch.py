@@ -275,3 +275,12 @@ def test_more_nodes_than_the_limit_of_open_files(farm: Farm, tmp_path: Path) -> 
     orch = Orch(tmp_path, prefix=("sh", "-c", 'ulimit -Sn 20; exec "$@"', "sh"))
     orch("ssh-launch", "--", "sh", "-c", "echo up")
     assert sum(line["text"] == "up" for line in orch.lines()) == 24
+
+
+def test_detached_launch_through_a_proxy_command_closes_the_pipe_of_its_errors(farm: Farm, tmp_path: Path) -> None:
+    config = farm.write_ssh_config(tmp_path / "config", ProxyCommand=f"ssh -F {farm.ssh_config} -W %h:%p n3")
+    farm.inventory(tmp_path, nodes=1, ssh={"config": str(config)})
+    orch = Orch(tmp_path)
+    run = orch("ssh-launch", "--detach", "--", "sleep", "1000", timeout_s=60).stdout.strip()
+    orch("stop", run)
+    until(lambda: orch.supervisor(run) is None, awaited="the supervisor to end")

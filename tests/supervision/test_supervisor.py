@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.actions import owner
 from orchestrator.actions.launch import Launched
-from orchestrator.actions.owner import _supervise
 from orchestrator.endpoint.replies import Finished, NodeObservation
 from orchestrator.errors import NotListening, RunNotFound
 from orchestrator.inventory.model import Inventory, Node, SshOptions
@@ -137,12 +138,48 @@ def test_viewer_is_told_to_start_another_supervisor_if_this_one_fails(tmp_path: 
         viewer.sendall(frame({"follow": True}))
         link = OwnerLink(far)
         with pytest.raises(IsADirectoryError):
-            _supervise(link, Launched(folder, launcher))
+            owner._supervise(link, Launched(folder, launcher))  # noqa: SLF001  as below
         link.end()
         [message] = messages(viewer)
     link.join()
     assert message["text"].startswith("the supervisor of the run has failed (")
     assert message["text"].endswith(f"); `orch attach {tmp_path.name}` starts another one")
+
+
+def _refuse(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_supervisor_without_threads_records_it_and_does_not_claim_to_supervise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, launcher = _run(tmp_path)
+    monkeypatch.setattr(threading.Thread, "start", _refuse)
+    with pytest.raises(RuntimeError, match="new thread"):
+        supervise(folder, launcher, lambda: pytest.fail("no node is polled"))
+    *_, last = map(json.loads, (tmp_path / "events.jsonl").read_text("utf-8").splitlines())
+    assert last["text"] == "RuntimeError: can't start new thread; the supervisor has ended, see supervisor.log"
+
+
+def test_run_whose_logs_get_no_thread_is_supervised_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, launcher = _run(tmp_path)
+    viewer, end = socket.socketpair()
+    with viewer:
+        viewer.sendall(frame({"follow": True, "quiet": False}))
+        link = OwnerLink(end)
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, "supervise", lambda _, __, begin: begin() is None)
+            patch.setattr(threading.Thread, "start", _refuse)
+            assert owner._supervise(link, Launched(folder, launcher))  # noqa: SLF001  the other threads must start
+        link.end()
+        launched, error = messages(viewer)
+        assert launched["kind"] == "launched"
+        assert error["type"] == "LaunchError"
+        assert error["text"].endswith("cannot be shown: can't start new thread; the run continues")
+        assert "ulimit -u" in error["hint"]
+    link.join()
 
 
 def _run(path: Path) -> tuple[RunFolder, DirectLauncher]:

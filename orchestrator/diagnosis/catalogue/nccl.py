@@ -12,6 +12,10 @@ _consequence = partial(signature, Role.CONSEQUENCE)
 _note = partial(signature, Role.NOTE)
 _INFO = "launch again with --debug: NCCL then prints the reason in a line with `NCCL WARN` before this one"
 _CARDS = ("xid", "cuda-ecc", "cuda-assert", "cuda-illegal-access", "cuda-fell-off-bus", "cuda-nvlink")
+_PEER_LOST = (
+    "python-error", "cuda-oom", "module-not-found", "file-not-found", "oom-killer", "cgroup-oom", "slurm-oom", "slurm-oom-task", "killed",
+    "segmentation-fault", "bus-error",
+)  # fmt: skip
 _NETWORK = (
     "nccl-gid-index", "nccl-qp-timeout", "nccl-qp-unreachable", "nccl-qp-no-device", "nccl-memlock", "nccl-rdma-retry", "nccl-shm-full",
     "nccl-connection-refused", "nccl-no-interface", "nccl-rdma-protection", "nccl-port-fatal", "shm-full",
@@ -57,12 +61,12 @@ NCCL: tuple[Signature, ...] = (
     _root("nccl-qp-timeout", r"ibv_modify_qp failed with (?:error|110) Connection timed out", "network", "an RDMA adapter cannot reach the GID of the peer",
         "orch bench comm --pairs: names the pair of nodes", "NCCL_CROSS_NIC=0, if adapters of different rails have no route to each other", literal="ibv_modify_qp failed with",
         sample="Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_0:1", near="ibv_modify_qp failed with 22 Invalid argument", source="NCCL 2.21 and newer"),
-    _root("nccl-memlock", r"ibv_(?:reg_mr\w*|create_cq|create_qp)(?: failed with error Cannot allocate memory| failed)", "config", "the limit of locked memory is too low for RDMA",
+    _root("nccl-memlock", r"ibv_(?:reg_mr\w*|create_cq|create_qp) failed(?: with (?:error|12) Cannot allocate memory|\s*$)", "config", "the limit of locked memory is too low for RDMA",
         "ulimit -l: must print unlimited in the shell, in sshd, in slurmd and in the container", literal="Call to ibv_",
         sample=("misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory", "NCCL WARN Call to ibv_create_qp failed",
-                "NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory"), near="Call to ibv_reg_mr succeeded", source="nccl-tests#206, nccl#562, nccl#1191"),
-    _root("nccl-rdma-retry", r"NET/IB.*? peer (?P<peer>[^\s<]+)\S* with (?:error 12,|status=\S*\(12\))", "network", "an RDMA adapter got no answer from the peer: a link that flaps, a lost peer, or a lossy RoCE network",
-        "ibstat; ethtool -S: look at the state and the error counters of the ports of {peer}", "orch bench comm --pairs: names the link", "NCCL_IB_TIMEOUT=22 allows more time", literal="NET/IB",
+                "NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory"), near="misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr failed with error Bad address", source="nccl-tests#206, nccl#562, nccl#1191"),
+    _symptom("nccl-rdma-retry", r"NET/IB.*? peer (?P<peer>[^\s<]+)\S* with (?:error 12,|status=\S*\(12\))", "network", "an RDMA adapter got no answer from the peer: a link that flaps, a lost peer, or a lossy RoCE network",
+        "ibstat; ethtool -S: look at the state and the error counters of the ports of {peer}", "orch bench comm --pairs: names the link", "NCCL_IB_TIMEOUT=22 allows more time", literal="NET/IB", follows=_PEER_LOST,
         sample=("NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with error 12, opcode 0, len 0, vendor err 129",
                 "NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=1 vendor_err=129 hca mlx5_0"),
         near="NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with error 5, opcode 0, len 0, vendor err 249", source="NCCL up to 2.26; from 2.27 with `status=`"),
@@ -78,8 +82,8 @@ NCCL: tuple[Signature, ...] = (
     _note("nccl-port-event", r"Got non-fatal async event: (?:port error|GID table)", "network", "a port of an RDMA adapter changed: its link flapped, or its addresses were changed",
         "ibstat: shows the state of the port", "pin the addresses: NetworkManager and bonding may change the GID table", literal="non-fatal async event",
         sample="NCCL WARN NET/IB : mlx5_0:1 Got non-fatal async event: port error(10)", near="NET/IB : mlx5_0:1 Got non-fatal async event: port active(9)", source="NCCL 2.23 and newer"),
-    _root("nccl-connection-refused", r"NCCL WARN .*?[Cc]onnect to (?P<peer>\S+) (?:failed : |returned )Connection refused", "network", "{peer} refused NCCL's connection: a firewall, the wrong interface, or a rank that ended early",
-        "orch check --level full: tests the connections between the nodes", "open the ephemeral ports between the nodes (net.ipv4.ip_local_port_range)", "set NCCL_SOCKET_IFNAME to the interface that the nodes share", literal="Connection refused",
+    _symptom("nccl-connection-refused", r"NCCL WARN .*?[Cc]onnect to (?P<peer>\S+) (?:failed : |returned )Connection refused", "network", "{peer} refused NCCL's connection: a firewall, the wrong interface, or a rank that ended early",
+        "orch check --level full: tests the connections between the nodes", "open the ephemeral ports between the nodes (net.ipv4.ip_local_port_range)", "set NCCL_SOCKET_IFNAME to the interface that the nodes share", literal="Connection refused", follows=_PEER_LOST,
         sample=("include/socket.h:403 NCCL WARN Connect to 10.148.3.247<56821> failed : Connection refused",
                 "NCCL WARN socketPollConnect connect to 10.0.0.2<41109> returned Connection refused, exceeded error retry count after 35 attempts"),
         near="curl: (7) Failed to connect to proxy port 8080: Connection refused", source="stas00/ml-engineering; NCCL 2.30, socket.cc"),

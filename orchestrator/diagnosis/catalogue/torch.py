@@ -16,7 +16,7 @@ _WATCHDOG = r"\[Rank (?P<group_rank>\d+)\] Watchdog caught collective operation 
 
 TORCH: tuple[Signature, ...] = (
     _symptom("collective-timeout", _WATCHDOG, "hang", "a collective operation timed out: some rank did not take part in it",
-        "compare SeqNum and OpType of all ranks: the rank without this line, or with a lower SeqNum, is the culprit", "look at the stacks and the flight records of the ranks (orch status names the folder)", literal="Watchdog caught collective",
+        "compare SeqNum and OpType of all ranks: the rank without this line, or with a lower SeqNum, is the culprit", "look at the stacks and the flight records of the ranks (orch status names the folder)", literal="Watchdog caught collective", follows=("nccl-rdma-retry", "nccl-connection-refused"),
         sample=("[E ProcessGroupNCCL.cpp:474] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=120000) ran for 120621 milliseconds before timing out.",
                 "[rank0]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=BROADCAST, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600021 milliseconds before timing out."),
         near="[Rank 1] Watchdog started with a timeout of 600000 ms", source="picotron_tutorial#6; with the prefix from torch 2.2 on"),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
 import time
 
 from orchestrator.node.digits import three_digits
-from orchestrator.node.endpoint.report import READ_FIRST, streams
+from orchestrator.node.endpoint.report import READ_FIRST, clock_ahead_s, streams
+from orchestrator.node.events import read_history
 from orchestrator.node.files import full_disk
 from orchestrator.node.machine import boot_id
 from orchestrator.node.run_folder import node_folders, read_agent
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 MOST_HITS = 3  # of each pattern in one file
 KERNEL_S = 2.0
+LATE_S = 5.0  # messages of the kernel from after the end of a run may be about it
 KERNEL_LOGS = (("dmesg",), ("journalctl", "-k", "-b", "--no-pager", "-o", "short-monotonic", "-n", "20000"))
 _SINCE_BOOT = re.compile(r"^\[ *(\d+\.\d+)\]", re.MULTILINE)
 LITTLE_MEMORY = 0.03  # of all
@@ -42,8 +45,7 @@ def search(request: messages.SearchRequest, _payload: bytes) -> Tuple[messages.S
             reply["logs"].append(_search_file(request, path, node=node, size=size, deadline=deadline))
         agent = read_agent(folder)
         if agent is not None and agent.get("boot_id") == boot_id():
-            begun_s = agent["start_time"] / os.sysconf("SC_CLK_TCK")
-            _search_machine(request, node, folder, begun_s=begun_s, reply=reply)
+            _search_machine(request, node, folder, period=period_s(folder, agent), reply=reply)
     return reply, b""
 
 
@@ -75,16 +77,23 @@ def _log(found: Search, node: str, name: str, skipped: int) -> messages.LogBody:
     }
 
 
+def period_s(folder: str, agent: messages.AgentBody) -> Tuple[float, float]:
+    """The start and the end of an agent of this boot, in seconds since boot; an unknown end is infinite."""
+    finished, ahead_s = read_history(folder).finished, clock_ahead_s(agent)
+    ended_s = math.inf if finished is None or ahead_s is None else finished["time"] - ahead_s
+    return agent["start_time"] / os.sysconf("SC_CLK_TCK"), ended_s
+
+
 def _search_machine(
-    request: messages.SearchRequest, node: str, folder: str, *, begun_s: float, reply: messages.SearchReply
+    request: messages.SearchRequest, node: str, folder: str, *, period: Tuple[float, float], reply: messages.SearchReply
 ) -> None:
-    """Search the kernel's log since the start of the agent, and look at disks and memory."""
+    """Search the kernel's log from the start to the end of the agent, and look at disks and memory."""
     text, reason = kernel_log()
     if text is None:
         reply["remarks"].append(f"{node}: the log of the kernel cannot be read: {reason}")
     else:
         found = Search([body for body in request["patterns"] if body["id"] in request["kernel"]], MOST_HITS)
-        found.feed("".join(lines_since(text, begun_s)).encode("utf-8", "replace"))
+        found.feed("".join(lines_between(text, *period)).encode("utf-8", "replace"))
         found.close()
         reply["logs"].append(_log(found, node, "kernel log", 0))
     disks = filter(None, map(full_disk, (folder, os.environ.get("TMPDIR", "/tmp"), "/dev/shm")))  # noqa: S108
@@ -110,13 +119,13 @@ def kernel_log() -> Tuple[Optional[str], str]:
     return None, reason
 
 
-def lines_since(text: str, begun_s: float) -> Iterator[str]:
-    """The lines of a kernel log that were written after a time since boot."""
-    is_new = False
+def lines_between(text: str, begun_s: float, ended_s: float) -> Iterator[str]:
+    """The lines of a kernel log that were written between two times since boot, or a little later."""
+    is_wanted = False
     for line in text.splitlines(keepends=True):
         stamp = _SINCE_BOOT.match(line)
-        is_new = float(stamp.group(1)) >= begun_s - 1 if stamp else is_new
-        if is_new:
+        is_wanted = begun_s - 1 <= float(stamp.group(1)) <= ended_s + LATE_S if stamp else is_wanted
+        if is_wanted:
             yield line
 
 

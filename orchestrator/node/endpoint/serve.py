@@ -188,10 +188,10 @@ def lines_since(request: messages.LinesSinceRequest, payload: bytes) -> Tuple[me
     return handle(request, payload)
 
 
-def stop(request: messages.StopRequest, payload: bytes) -> Tuple[messages.StopReply, bytes]:
+def stop(request: messages.StopRequest) -> Steps[messages.StopReply]:
     from orchestrator.node.endpoint.stop import stop as handle  # noqa: PLC0415  most connections do not need it
 
-    return handle(request, payload)
+    return handle(request)
 
 
 def active_runs(request: messages.ActiveRunsRequest, payload: bytes) -> Tuple[messages.ActiveRunsReply, bytes]:
@@ -364,7 +364,7 @@ def all_handlers(starter: Starter, umask: int) -> Handlers:
     handlers.add_waiting(HEARTBEAT, heartbeat)
     handlers.add(REACH, reach)
     handlers.add(CONNECT, connect)
-    handlers.add(STOP, stop)
+    handlers.add_waiting(STOP, stop)
     handlers.add(FILE_SYSTEM, file_system)
     handlers.add(WRITE_MARKER, write_marker)
     handlers.add(FIND_MARKER, find_marker)
@@ -379,37 +379,50 @@ def all_handlers(starter: Starter, umask: int) -> Handlers:
     return handlers
 
 
+class InProgress:
+    """A request that is being answered, and when to continue with it."""
+
+    def __init__(self, op: object, steps: Steps[Dict[str, object]]) -> None:
+        self.op, self.steps = op, steps
+        self.due_s = 0.0
+
+
 def serve(stream: BufferedReader) -> None:
     """Answer requests until the stream ends."""
     umask = os.umask(0o077)
     out = os.dup(1)
     os.dup2(2, 1)  # other output on stdout must not break the frames
     starter = Starter(umask)
+    waiting: List[InProgress] = []
     try:
-        answer_all(Requests(stream), all_handlers(starter, umask), starter, out)
+        answer_all(Requests(stream), all_handlers(starter, umask), starter, out, waiting=waiting)
     except (EOFError, BrokenPipeError):
-        return
+        for request in waiting:
+            if request.op == STOP:  # also without its controller, it kills what ignores SIGTERM
+                for pause_s in request.steps:
+                    time.sleep(pause_s)
 
 
-def answer_all(requests: Requests, handlers: Handlers, starter: Starter, out: int) -> None:
-    """Answer requests until none has arrived for too long."""
+def answer_all(
+    requests: Requests, handlers: Handlers, starter: Starter, out: int, *, waiting: List[InProgress]
+) -> None:
+    """Answer requests until none has arrived for too long; `waiting` has those that are not answered yet."""
     idle_s = IDLE_S
-    waiting: List[Tuple[float, Steps[Dict[str, object]]]] = []  # when to continue, and the request in progress
     while True:
         now = time.monotonic()
-        frame = requests.next(min((due - now for due, _ in waiting), default=idle_s))
+        frame = requests.next(min((request.due_s - now for request in waiting), default=idle_s))
         if frame is not None:
             starter.reap()
-            if frame[0].get("op") == HEARTBEAT:
+            op = frame[0].get("op")
+            if op == HEARTBEAT:
                 idle_s = SUPERVISOR_IDLE_S
-            waiting.append((now, handlers.answer(*frame)))
+            waiting.append(InProgress(op, handlers.answer(*frame)))
         elif not waiting and time.monotonic() - now >= idle_s:
             return
         now = time.monotonic()
-        due = [steps for due, steps in waiting if due <= now]
-        waiting = [(due, steps) for due, steps in waiting if due > now]
-        for steps in due:
+        for request in [request for request in waiting if request.due_s <= now]:
             try:
-                waiting.append((time.monotonic() + next(steps), steps))
+                request.due_s = time.monotonic() + next(request.steps)
             except StopIteration as end:
+                waiting.remove(request)
                 write_frame(out, *end.value)

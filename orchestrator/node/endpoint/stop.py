@@ -20,11 +20,12 @@ from orchestrator.node.run_folder import attempt_number, node_folders, process_n
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Optional, Set, Tuple
+    from typing import Dict, Generator, List, Optional, Set, Tuple
 
     from orchestrator.node import messages
     from orchestrator.node.events import Event
     from orchestrator.node.ownership import Key
+    from orchestrator.node.protocol import Steps
 
 AGENT_MARGIN_S = 5.0  # after the grace, the agent kills its ranks and ends
 KILL_WAIT_S = 5.0
@@ -98,21 +99,21 @@ class Target:
             self.signalled.append({"pid": key[0], "role": role, "signal": number.name})
 
 
-def sweep(targets: List[Target], number: signal.Signals, deadline: float) -> List[Target]:
+def sweep(targets: List[Target], number: signal.Signals, deadline: float) -> Generator[float, None, List[Target]]:
     """Signal living processes until none is left or the deadline has passed; return the targets that still have some."""
     while True:
         targets = [target for target in targets if target.signal_all(number)]
         if not targets or time.monotonic() >= deadline:
             return targets
-        time.sleep(POLL_S)
+        yield POLL_S
 
 
-def stop(request: messages.StopRequest, _payload: bytes) -> Tuple[messages.StopReply, bytes]:
+def stop(request: messages.StopRequest) -> Steps[messages.StopReply]:
     """End the agents of all node folders at once, within grace_s and a margin; then kill the remaining processes."""
     targets = [Target(node, folder) for node, folder in node_folders(request)]
     margin_s = AGENT_MARGIN_S if any("agent" in target.alive().values() for target in targets) else 0.0
-    alive = sweep(targets, signal.SIGTERM, time.monotonic() + request["grace_s"] + margin_s)
-    alive = sweep(alive, signal.SIGKILL, time.monotonic() + KILL_WAIT_S)
+    alive = yield from sweep(targets, signal.SIGTERM, time.monotonic() + request["grace_s"] + margin_s)
+    alive = yield from sweep(alive, signal.SIGKILL, time.monotonic() + KILL_WAIT_S)
     remaining = {target.node: sorted(pid for pid, _ in target.alive()) for target in alive}
     results: List[messages.StopBody] = [
         {"node": target.node, "signalled": target.signalled, "remaining": remaining.get(target.node, [])}

@@ -9,9 +9,7 @@ import getpass
 import logging
 import os
 import select
-import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -28,6 +26,7 @@ from orchestrator.transports.ssh.commands import SESSION_REFUSED, command_line, 
 from orchestrator.transports.ssh.config import lookup
 from orchestrator.transports.ssh.host_keys import HostKeyPolicy
 from orchestrator.transports.ssh.login import ClosedInQueue, Login, NeedsProgram
+from orchestrator.transports.ssh.proxy_command import ProxyCommand
 from orchestrator.transports.ssh.route import Destination, Hop, SshSettings, route
 from orchestrator.transports.ssh.user_keys import Keyring
 
@@ -35,7 +34,6 @@ KEEPALIVE_S = 15
 LOST_AFTER_S = 30.0
 LAST_RETRY_S = 2.0
 LOGIN_FACTOR = 3  # on a busy node, or one with a remote user directory, a login takes longer than the connection
-PROXY_END_S = 2.0
 SILENT_S = 3.0  # a node that has not answered by then waits without a login slot
 HUNG_UP = "hung up before the login"
 
@@ -94,7 +92,7 @@ class SshTransport:
         self._connections: list[Connection] = []
         self._is_closed = False
         self._queued_s = 0.0  # for login slots
-        self._proxy: subprocess.Popen[bytes] | None = None
+        self._proxy: ProxyCommand | None = None
         self._may_need_program = may_need_program
         self.hops: Sequence[Hop] = ()
         """The route, once a connection was tried."""
@@ -136,13 +134,8 @@ class SshTransport:
             connection.client.close()
         proxy = self._proxy
         self._proxy = None
-        if proxy is not None:  # it leads a process group
-            os.killpg(proxy.pid, signal.SIGTERM)
-            try:
-                proxy.wait(PROXY_END_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(proxy.pid, signal.SIGKILL)
-                proxy.wait()
+        if proxy is not None:
+            proxy.end()
 
     def _connect(self) -> None:
         """Connect; if the server hangs up before the login, retry until the connect timeout, without the time in the queue."""
@@ -177,10 +170,13 @@ class SshTransport:
             begun = time.monotonic()
             silent_s = min(SILENT_S, timeout_s)
             sock = self._connected(hop, begun, silent_s)
+            connected = time.monotonic()  # later than `begun` by a slow DNS or a first address without an answer
             if sock is not None and _answers(sock, begun + silent_s):
                 return self._log_in(hops, sock)
-        sock = sock or self._connected(hop, begun, timeout_s)
-        if sock is None or not _answers(sock, begun + timeout_s):
+        if sock is None:
+            sock = self._connected(hop, begun, timeout_s)
+            connected = time.monotonic()
+        if sock is None or not _answers(sock, connected + timeout_s):
             if sock is not None:
                 sock.close()
             raise Unreachable(self.node, f"timed out after {timeout_s:g} s", at=_address(hop), hint=self._hint())
@@ -258,11 +254,8 @@ class SshTransport:
     def _socket(self, hop: Hop, sock: socket.socket | None) -> socket.socket:
         """The connection to a host: `sock`, or one through the host's ProxyCommand, or a new one."""
         if hop.proxy_command:
-            near, far = socket.socketpair()
-            with far:  # by a shell, as in ssh: the user wrote the command, and the names in it are checked
-                argv = ["/bin/sh", "-c", f"exec {hop.proxy_command}"]
-                self._proxy = subprocess.Popen(argv, stdin=far.fileno(), stdout=far.fileno(), start_new_session=True)
-            return near
+            self._proxy = ProxyCommand(hop.proxy_command)
+            return self._proxy.connection
         sock = sock or socket.create_connection((hop.host, hop.port), self._ssh.connect_timeout_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: close the connection if data are not acknowledged

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from orchestrator.node.endpoint.search import lines_since, search
+from orchestrator.node.endpoint.search import LATE_S, lines_between, period_s, search
 from orchestrator.node.files import write_json
 from orchestrator.node.machine import process_record
 
@@ -77,5 +79,15 @@ def test_the_kernel_log_is_that_of_the_machine_of_the_agent(request_: messages.S
 
 
 def test_lines_of_the_kernel_from_before_the_run_are_left_out() -> None:
-    assert list(lines_since(KERNEL, 60.0)) == KERNEL.splitlines(keepends=True)[1:]
-    assert list(lines_since(KERNEL, 300.0)) == []
+    assert list(lines_between(KERNEL, 60.0, math.inf)) == KERNEL.splitlines(keepends=True)[1:]
+    assert list(lines_between(KERNEL, 300.0, math.inf)) == []
+
+
+def test_lines_of_the_kernel_from_after_the_run_are_left_out(tmp_path: Path) -> None:
+    agent = cast("messages.AgentBody", {**process_record(), "start_time": 0, "clock_ahead_s": 1000.0})
+    assert period_s(str(tmp_path), agent) == (0.0, math.inf)
+    finished = {"time": 1120.0, "event": "agent-finished", "text": "", "state": "FAILED", "exit": None}
+    (tmp_path / "events.jsonl").write_text(f"{json.dumps(finished)}\n")
+    assert period_s(str(tmp_path), agent) == (0.0, 120.0)
+    assert list(lines_between(KERNEL, 0.0, 120.0)) == KERNEL.splitlines(keepends=True)[:-1]
+    assert list(lines_between(KERNEL, 0.0, 200.25 - LATE_S)) == KERNEL.splitlines(keepends=True)

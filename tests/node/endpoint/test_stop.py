@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from orchestrator.endpoint.client import Endpoint
+from orchestrator.endpoint.client import Endpoint, Heartbeat
 from orchestrator.endpoint.replies import Signalled
+from orchestrator.errors import Unreachable
 from orchestrator.node.machine import START_TIME, live_fields
 from orchestrator.node.ownership import signal_exactly
 from orchestrator.transports.local import LocalTransport
@@ -84,6 +86,47 @@ def test_stop_kills_an_agent_that_ignores_sigterm_and_then_its_ranks(endpoint: E
         (rank, "SIGKILL"),
     ]
     assert result.remaining == ()
+
+
+STUBBORN = """
+rank()
+signal.signal(signal.SIGTERM, lambda *_: event("got-sigterm"))
+ready()
+while True: time.sleep(1000)"""
+
+
+def test_heartbeats_are_answered_while_a_stop_waits(endpoint: Endpoint, ground: Ground) -> None:
+    pid = ground.start(endpoint, STUBBORN)
+    rank = ground.rank()
+    with ThreadPoolExecutor() as pool:
+        stopping = pool.submit(endpoint.stop, str(ground.attempt), ["n0"], grace_s=1000)
+        _await_sigterm(ground)
+        for _ in range(2):
+            observation, _ = endpoint.heartbeat(str(ground.attempt), "n0", Heartbeat(None, (), 0.1))
+            assert observation.alive
+        assert not stopping.done()
+        for victim in (pid, rank):
+            os.kill(victim, signal.SIGKILL)
+        (result,) = stopping.result()
+    assert result.signalled == (Signalled(pid, "agent", "SIGTERM"),)
+    assert result.remaining == ()
+
+
+def test_stop_kills_what_ignores_sigterm_also_if_its_controller_has_gone(endpoint: Endpoint, ground: Ground) -> None:
+    pid = ground.start(endpoint, STUBBORN)
+    rank = ground.rank()
+    with ThreadPoolExecutor() as pool:
+        stopping = pool.submit(endpoint.stop, str(ground.attempt), ["n0"], grace_s=-3.0)  # 2 s, by the margin
+        _await_sigterm(ground)
+        endpoint.close()  # waits until the program on the node has ended
+        with pytest.raises(Unreachable):
+            stopping.result()
+    assert not alive(pid)
+    assert not alive(rank)
+
+
+def _await_sigterm(ground: Ground) -> None:
+    until(lambda: "got-sigterm" in [event["event"] for event in ground.events()], awaited="the agent to get SIGTERM")
 
 
 def test_stop_ends_the_groups_of_ranks_that_lost_their_agent(endpoint: Endpoint, ground: Ground) -> None:

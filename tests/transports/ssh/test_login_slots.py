@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 
 import pytest
 
 from orchestrator.endpoint.access import transport_factory
-from orchestrator.errors import NodesError, OrchError, Unreachable
+from orchestrator.errors import LoginRefused, NodesError, OrchError, Unreachable
 from orchestrator.fanout import each, successes
 from orchestrator.inventory.model import Node, SshOptions
 from orchestrator.transports.base import Channel
@@ -40,6 +42,32 @@ def test_silent_nodes_wait_together_whatever_the_limit_of_logins(monkeypatch: py
     message = str(caught.value)
     assert message.startswith("n[0-39]: 127.0.0.1 port")
     assert message.endswith("timed out after 1 s (40 of 40)")
+
+
+def test_slow_lookup_of_a_name_leaves_the_server_its_time_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The silence of a server begins when it is connected: a resolver may take longer than the connect timeout."""
+    clock, allowed_s = [1000.0], list[float]()
+
+    def connected(*_: object) -> socket.socket:
+        clock[0] += 20
+        return socket.socket()
+
+    def answers(_: socket.socket, deadline: float) -> bool:
+        allowed_s.append(deadline - clock[0])
+        return deadline > clock[0]
+
+    def log_in(_: SshTransport, __: object, sock: socket.socket) -> None:
+        sock.close()
+        raise LoginRefused("n0", "it has answered")
+
+    monkeypatch.setattr(ssh, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(ssh, "_answers", answers)
+    monkeypatch.setattr(SshTransport, "_connected", connected)
+    monkeypatch.setattr(SshTransport, "_log_in", log_in)
+    options = SshOptions(config=os.devnull, connect_timeout_s=10)
+    with pytest.raises(LoginRefused, match="it has answered"):
+        SshTransport(Node(name="n0", address="127.0.0.1"), options).open(["true"])
+    assert allowed_s == [-17.0, 10.0]
 
 
 def test_a_transport_that_is_closed_before_its_turn_makes_no_connection() -> None:

@@ -1,0 +1,44 @@
+"""The process that owns a run and the command that starts it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from orchestrator.actions.viewer import Owner
+from orchestrator.errors import UsageError
+
+
+def _unused(text: str) -> None:
+    pytest.fail(text)
+
+
+@pytest.mark.processes
+def test_interrupt_before_the_owner_is_ready_cancels_the_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path))
+    with Owner.of_run("none", follow=False, quiet=False) as owner:
+        owner._process.send_signal(signal.SIGINT)  # noqa: SLF001  as Ctrl-C while it imports
+        with pytest.raises(KeyboardInterrupt):
+            owner.until_launched(_unused, _unused)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.processes
+def test_owner_ends_quietly_if_its_viewer_ends_before_the_request(capfd: pytest.CaptureFixture[str]) -> None:
+    with Owner.of_run("none", follow=False, quiet=False) as owner:
+        pass
+    assert owner._process.wait(timeout=30) == 0  # noqa: SLF001
+    assert capfd.readouterr().err == ""
+
+
+def test_deleted_working_folder_is_named_and_no_owner_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(UsageError, match="the working folder has been deleted"):
+        Owner.of_run("none", follow=False, quiet=False)
