@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from pathlib import Path
@@ -112,7 +113,8 @@ def test_supervisor_that_cannot_read_the_plan_records_why_it_has_ended(tmp_path:
     assert last["text"].endswith("; the supervisor has ended, see supervisor.log")
 
 
-def test_full_disk_does_not_end_a_supervision_that_begins(tmp_path: Path) -> None:
+def test_full_disk_does_not_end_a_supervision_that_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Poller, "running", lambda _: nullcontext())  # no node is queried
     folder, launcher = _run(tmp_path)
     folder.update(unsupervised={"n0": "the login was refused"})
     for name in ("supervisor.lock", "events.jsonl"):
