@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from orchestrator.node.lean import signal
@@ -38,7 +39,9 @@ def spawn(
                 signal.signal(number, signal.SIG_DFL)
             execute(argv, environment)
         except OSError as error:
-            os.write(writer, f"{error.errno} {error.strerror}".encode())
+            os.write(writer, f"{error.errno} {error.strerror}".encode(errors="backslashreplace"))
+        except ValueError as error:  # an argument with a null byte, or with a character that the locale cannot encode
+            os.write(writer, f"{errno.EINVAL} {error}".encode(errors="backslashreplace"))
         finally:
             os._exit(NOT_STARTED)
     os.close(writer)

@@ -95,6 +95,15 @@ def test_missing_program_is_named(endpoint: Endpoint, ground: Ground) -> None:
         endpoint.start(["/nope/sh"], str(ground.folder))
 
 
+@pytest.mark.parametrize(("argument", "reason"), [("\ud800", "surrogates not allowed"), ("a\0b", "embedded null byte")])
+def test_argument_that_cannot_be_passed_is_the_reason_why_the_agent_did_not_start(
+    endpoint: Endpoint, ground: Ground, argument: str, reason: str
+) -> None:
+    endpoint.put_files(str(ground.folder), [])
+    with pytest.raises(NodeError, match=f"/bin/sh: .*{reason}"):
+        endpoint.start(["/bin/sh", argument], str(ground.folder))
+
+
 def test_an_agent_that_never_writes_its_record_is_ended(endpoint: Endpoint, ground: Ground) -> None:
     program = "print(os.getpid(), flush=True); time.sleep(1000)"
     with pytest.raises(NodeError, match=r"no agent.json after 0.5 s, the agent was killed\n\d+"):
