@@ -53,6 +53,7 @@ class AgentFork:
             import traceback  # noqa: PLC0415  slow to import
 
             traceback.print_exc()
+            sys.stderr.flush()  # os._exit does not; it is buffered in blocks before Python 3.9
         finally:
             os._exit(code)
 

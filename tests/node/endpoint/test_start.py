@@ -14,10 +14,12 @@ import pytest
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import ReportedExit
 from orchestrator.errors import NodeError
+from orchestrator.node import messages
 from orchestrator.node.machine import is_alive, live_fields
 from orchestrator.plan.shell import render
 from orchestrator.transports.local import LocalTransport
 from tests.grounds.stand_in import AGENT, Ground, alive
+from tests.node.agent.test_agent_ground import PYTHONS
 from tests.until import until
 
 
@@ -102,6 +104,29 @@ def test_argument_that_cannot_be_passed_is_the_reason_why_the_agent_did_not_star
     endpoint.put_files(str(ground.folder), [])
     with pytest.raises(NodeError, match=f"/bin/sh: .*{reason}"):
         endpoint.start(["/bin/sh", argument], str(ground.folder))
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_traceback_of_a_forked_agent_is_in_its_log(ground: Ground, python: str) -> None:
+    with Endpoint.connect(LocalTransport("n0"), python) as endpoint:
+        endpoint.put_files(str(ground.folder), [])
+        with pytest.raises(NodeError, match=r"exited with code 1 (?s:.)*\nModuleNotFoundError: No module named"):
+            endpoint.start(["/bin/false"], str(ground.folder), agent=_agent_start(ground, python))
+
+
+def _agent_start(ground: Ground, python: str) -> messages.AgentStart:
+    """The values of an agent without a bundle."""
+    return {
+        "python": python,
+        "python_folder": "",
+        "bundle": str(ground.attempt / "no-bundle"),
+        "job": str(ground.attempt / "job.json"),
+        "node": "n0",
+        "node_rank": 0,
+        "rendezvous": "",
+        "env": {},
+        "defaults": {},
+    }
 
 
 def test_an_agent_that_never_writes_its_record_is_ended(endpoint: Endpoint, ground: Ground) -> None:
