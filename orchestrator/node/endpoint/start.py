@@ -104,8 +104,8 @@ class Starter:
 
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         log = os.open(os.path.join(folder, AGENT_LOG), flags, 0o600)
-        fork = AgentFork(request["agent"], folder) if request["agent"] is not None else None
         try:
+            fork = AgentFork(request["agent"], folder) if request["agent"] is not None else None
             if fork is not None and fork.is_possible():
                 return Child(fork.start(log, self.umask))
             return Child(spawn([expanded_argument(arg) for arg in request["argv"]], os.environb, (log, log), prepare))

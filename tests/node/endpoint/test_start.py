@@ -114,6 +114,16 @@ def test_traceback_of_a_forked_agent_is_in_its_log(ground: Ground, python: str) 
             endpoint.start(["/bin/false"], str(ground.folder), agent=_agent_start(ground, python))
 
 
+def test_agent_that_cannot_be_forked_leaves_no_open_log(endpoint: Endpoint, ground: Ground) -> None:
+    endpoint.put_files(str(ground.folder), [])
+    agent = _agent_start(ground, sys.executable)
+    agent["env"] = {"NAME": "\ud800"}
+    with pytest.raises(NodeError, match="surrogates not allowed"):
+        endpoint.start(["/bin/false"], str(ground.folder), agent=agent)
+    descriptors = Path(f"/proc/{endpoint.facts.pid}/fd")
+    assert ground.folder / "agent.log" not in [descriptor.readlink() for descriptor in descriptors.iterdir()]
+
+
 def _agent_start(ground: Ground, python: str) -> messages.AgentStart:
     """The values of an agent without a bundle."""
     return {
