@@ -28,7 +28,7 @@ from orchestrator.errors import BUG, LaunchError, NodesError, OrchError, UsageEr
 from orchestrator.launchers import direct_launcher
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.store import RunFolder
-from orchestrator.supervision.link import OwnerLink, ViewerGone
+from orchestrator.supervision.link import ANSWER_S, OwnerLink, ViewerGone
 from orchestrator.supervision.supervisor import supervise
 from orchestrator.supervision.viewers_terminal import ViewersTerminal
 
@@ -119,6 +119,7 @@ def _supervise(link: OwnerLink, launched: Launched) -> bool:
             _post_unshown(link, launched.folder, error)
         return None
 
+    link.answer_s = ANSWER_S  # a prompt keeps the other logins and the end of the run waiting
     try:
         return supervise(launched.folder, launcher, begin)
     except Exception as exc:

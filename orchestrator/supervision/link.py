@@ -10,10 +10,11 @@ import base64
 import json
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import asdict, astuple
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from orchestrator.logs.lines import LogLines
@@ -21,6 +22,7 @@ from orchestrator.progress import Progress
 
 SIZE_BYTES = 4
 FRAME_CHARACTERS = 1 << 19  # of log lines in one frame, unless one line is longer
+ANSWER_S = 120.0  # for a prompt during supervision, as sshd waits for a login (LoginGraceTime)
 MOST_WAITING = 4  # frames of log lines, so that memory stays bounded while the viewer is stopped
 
 
@@ -61,7 +63,11 @@ class OwnerLink:
         """The newest progress that is not sent yet; an older one is of no use."""
         self._is_open = True
         self._has_ended = False
-        self._answers: SimpleQueue[bytes | None] = SimpleQueue()
+        self.answer_s: float | None = None
+        """How long the user has for an answer; None without a limit."""
+        self._questions = 0
+        self._answers: SimpleQueue[tuple[int, bytes | None]] = SimpleQueue()
+        """The answers by number: the viewer answers all questions in turn."""
         self._receiver = threading.Thread(target=self._receive, name="from viewer", daemon=True)
         self._receiver.start()
         self._sender = threading.Thread(target=self._send, name="to viewer", daemon=True)
@@ -116,9 +122,19 @@ class OwnerLink:
             self._add(frame({"kind": "lines", "lines": groups}), has_lines=True)
 
     def answer_to(self, question: str, *, echo: bool) -> bytes | None:
-        """Let the user answer a question; None if the user cancels it, or there is no viewer."""
+        """Let the user answer a question; None if the user cancels it or gives no answer in time, or there is no viewer."""
+        self._questions += 1
         self.post("question", question=question, echo=echo)
-        return self._answers.get() if self._is_open else None
+        end = None if self.answer_s is None else time.monotonic() + self.answer_s
+        while self._is_open:
+            left_s = None if end is None else max(0.0, end - time.monotonic())
+            try:
+                number, text = self._answers.get(timeout=left_s)
+            except Empty:
+                return None
+            if number == self._questions:  # else a late answer to an earlier question
+                return text
+        return None
 
     def end(self) -> None:
         """Close the link once everything is sent; do not wait for that."""
@@ -165,9 +181,9 @@ class OwnerLink:
 
     def _receive(self) -> None:
         try:
-            for message in self._received:
+            for number, message in enumerate(self._received, 1):
                 answer = message["answer"]
-                self._answers.put(None if answer is None else base64.b64decode(answer))
+                self._answers.put((number, None if answer is None else base64.b64decode(answer)))
         except OSError:
             pass
         finally:
@@ -178,7 +194,7 @@ class OwnerLink:
             self._is_open = False
             self._waiting.clear()
             self._changed.notify_all()
-        self._answers.put(None)
+        self._answers.put((0, None))  # wakes `answer_to`
         try:
             self._link.shutdown(socket.SHUT_RDWR)
         except OSError:  # the viewer has gone

@@ -19,7 +19,7 @@ class ViewersTerminal(Terminal):
         return self._is_terminal and self._link.is_open
 
     def prompt(self, question: str, *, echo: bool = False) -> bytes:
-        """Prompt with the terminal locked, and wait for the answer."""
+        """Prompt with the terminal locked, and wait for the answer; if there is none in time, no prompt follows."""
         answer = self._link.answer_to(question, echo=echo)
         if answer is None:
             self.is_cancelled = True

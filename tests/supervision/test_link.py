@@ -10,9 +10,11 @@ from contextlib import closing, contextmanager
 
 import pytest
 
+from orchestrator.endpoint.access import PromptCancelled
 from orchestrator.logs.lines import LogLines
 from orchestrator.progress import Progress
 from orchestrator.supervision.link import FRAME_CHARACTERS, MOST_WAITING, OwnerLink, ViewerGone, answer, frame, messages
+from orchestrator.supervision.viewers_terminal import ViewersTerminal
 from tests.until import until
 
 FRAMES = MOST_WAITING + 8  # more than the socket and the queue hold
@@ -70,6 +72,21 @@ def test_viewer_answers_a_question_or_cancels_it() -> None:
             assert link.answer_to("password: ", echo=False) == text
         with closing(messages(viewer)) as questions:
             assert next(questions) == {"kind": "question", "question": "password: ", "echo": False}
+
+
+def test_unanswered_question_is_given_up_and_its_late_answer_is_not_that_to_the_next() -> None:
+    """A password must not be sent to another node."""
+    with _linked() as (link, viewer):
+        link.answer_s = 0.01
+        terminal = ViewersTerminal(link, is_terminal=True)
+        with pytest.raises(PromptCancelled):
+            terminal.prompt("n0: password: ")
+        with pytest.raises(PromptCancelled), terminal.locked():  # the other logins are refused at once
+            pytest.fail("the user is prompted")
+        link.answer_s = None
+        answer(viewer, b"n0's")
+        answer(viewer, b"n1's")
+        assert link.answer_to("n1: password: ", echo=False) == b"n1's"
 
 
 @pytest.mark.parametrize("last", [b"", b"\0\0", frame({"answer": None})[:-1]])
