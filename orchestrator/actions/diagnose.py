@@ -72,8 +72,10 @@ def diagnose_files(words: Sequence[str], signatures_file: Path | None) -> Diagno
         signatures_file: the user's signatures; by default $ORCH_HOME/signatures, if it exists.
 
     Raises:
-        UsageError: a file cannot be read, or the signatures are wrong.
+        UsageError: a file cannot be read, standard input is given twice, or the signatures are wrong.
     """
+    if words.count(STDIN) > 1:
+        raise UsageError("standard input (-) is given twice", hint="it can be read once: give - once")
     signatures = CATALOGUE | user_signatures(signatures_file)
     files = [file for word in words for file in _files(word)]
     evidence, size_bytes = Evidence(), 0

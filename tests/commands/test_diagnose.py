@@ -113,6 +113,11 @@ def test_equal_remarks_of_several_nodes_are_one() -> None:
     assert folded_remarks(remarks) == ("n[0,2]: the disk of /data is full", "n1: little memory: 1 GB")
 
 
+def test_standard_input_is_read_once() -> None:
+    with pytest.raises(UsageError, match="standard input"):
+        orch("-", "-", stdin=b"KeyError: 'a'\n")
+
+
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="none: No such file or directory"):
         orch(str(tmp_path / "none"))

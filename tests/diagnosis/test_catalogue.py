@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
 from orchestrator.diagnosis.catalogue import CATALOGUE, PROGRAMS
 from orchestrator.diagnosis.evidence import Evidence, search_log
 from orchestrator.diagnosis.signature import Role, Signature, filled, plain_text
+from orchestrator.node.search import LOOKAHEAD_BYTES
 
 SAMPLES = [(row, sample) for row in CATALOGUE.values() for sample in row.samples]
 
@@ -61,3 +63,12 @@ def test_the_literal_of_a_plain_pattern_is_its_text() -> None:
     assert plain_text(r"uncorrectable ECC error, \(twice\)") == "uncorrectable ECC error, (twice)"
     with pytest.raises(ValueError, match="not plain text"):
         plain_text("rank .* failed")
+
+
+@pytest.mark.parametrize("row", CATALOGUE.values(), ids=CATALOGUE)
+def test_a_line_that_repeats_a_text_is_searched_quickly(row: Signature) -> None:
+    begun = time.process_time()
+    for text in row.texts:
+        for line in (text, f"{text} ", f"{text}<"):
+            row.expression.search((line * LOOKAHEAD_BYTES)[:LOOKAHEAD_BYTES])
+    assert time.process_time() - begun < 1.0

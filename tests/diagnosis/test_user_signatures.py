@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from orchestrator.diagnosis.catalogue import CATALOGUE
@@ -9,6 +11,7 @@ from orchestrator.diagnosis.evidence import search_log
 from orchestrator.diagnosis.signature import Role
 from orchestrator.diagnosis.user_signatures import SignatureError, read_signatures
 from orchestrator.diagnosis.weigh import Confidence, weigh
+from orchestrator.node.search import LOOKAHEAD_BYTES
 
 LICENCE = """\
 # of our site
@@ -62,3 +65,16 @@ def test_a_mistake_is_named_with_its_line(changed: tuple[str, str], message: str
 def test_the_same_id_twice_is_a_mistake() -> None:
     with pytest.raises(SignatureError, match=r"mine:12: \[licence-server\] is the id of another signature"):
         read_signatures(f"{LICENCE}\n{LICENCE}", "mine", CATALOGUE)
+
+
+def test_a_text_with_many_wildcards_is_searched_in_linear_time() -> None:
+    row = read_signatures(
+        LICENCE.replace("text: no licence from * after", "text: lic*lic*lic*lic*licence server").replace(
+            "sample: no licence from lic0 after 30 s", "sample: lic lic, lic of lic: (lic) licence server"
+        ),
+        "mine",
+        CATALOGUE,
+    )["licence-server"]
+    begun = time.process_time()
+    assert row.expression.search("lic" * (LOOKAHEAD_BYTES // 3)) is None
+    assert time.process_time() - begun < 0.5

@@ -90,7 +90,7 @@ NCCL: tuple[Signature, ...] = (
     _consequence("nccl-peer-closed", r"Connection closed by remote peer", "network", "a rank that this one talks to has ended", "look at the first failing rank",
         sample="misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer dgxh100-3<41109>", near="Connection closed by peer", source="nccl-tests#185"),
     _consequence("nccl-aborted", r"NCCL communicator was aborted", "network", "the communicator was closed after an error of another rank", "look at the first failing rank", sample="RuntimeError: NCCL communicator was aborted on rank 3.", near="NCCL communicator was created on rank 3.", source="torch, NCCLUtils.hpp"),
-    _root("nccl-shm-full", r"/dev/shm/nccl-\S+.*No space left on device|No space left on device.*?/dev/shm/nccl-", "storage", "/dev/shm is full or too small for NCCL",
+    _root("nccl-shm-full", r"/dev/shm/nccl-.*No space left on device|No space left on device.*/dev/shm/nccl-", "storage", "/dev/shm is full or too small for NCCL",
         "df -h /dev/shm", "docker run --shm-size=16g or --ipc=host; rm /dev/shm/nccl-* if no job of yours runs there", literal="/dev/shm/nccl-",
         sample="Error: failed to extend /dev/shm/nccl-Xy12ab to 33030528 bytes, error: No space left on device", near="NCCL INFO shmOpen /dev/shm/nccl-Xy12ab", source="NCCL 2.30", retry="elsewhere"),
     _note("nccl-shm-removed", r"unlink shared memory /dev/shm/nccl-\S+ failed", "config", "somebody else removed NCCL's file in /dev/shm, as systemd does after a logout",
