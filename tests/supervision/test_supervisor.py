@@ -132,7 +132,7 @@ def test_full_disk_does_not_end_a_supervision_that_begins(tmp_path: Path, monkey
         supervise(folder, launcher, on_start)
 
 
-def test_viewer_is_told_to_start_another_supervisor_if_this_one_fails(tmp_path: Path) -> None:
+def test_supervisor_that_fails_names_the_command_for_another_one(tmp_path: Path) -> None:
     folder, launcher = _run(tmp_path)
     (tmp_path / "supervisor.lock").mkdir()
     viewer, far = socket.socketpair()
