@@ -43,6 +43,7 @@ def main() -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from the viewer; a shell's `&` makes it ignored
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # before anything inherits the viewer's mask
         os.chdir(link.request["cwd"])
+        _restore_pythonpath(link.request["pythonpath"])
         _run(link)
     except BaseException as exc:  # noqa: BLE001  the viewer reports it
         _post_error(link, exc)
@@ -50,6 +51,14 @@ def main() -> int:
     finally:
         link.join()
     return 0
+
+
+def _restore_pythonpath(value: str | None) -> None:
+    """Set the user's PYTHONPATH; this process was started with the root of orch in front of it."""
+    if value is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = value
 
 
 def _run(link: OwnerLink) -> None:

@@ -37,7 +37,8 @@ class Owner:
 
     def __init__(self, request: Mapping[str, Any]) -> None:
         self._terminal = Terminal()
-        common = {"cwd": _working_folder(), "is_terminal": self._terminal.is_available()}
+        pythonpath = os.environ.get("PYTHONPATH")  # ranks on this machine inherit it
+        common = {"cwd": _working_folder(), "pythonpath": pythonpath, "is_terminal": self._terminal.is_available()}
         self._request = frame({**request, **common})
         self._link, far = socket.socketpair()
         with far, _sigint_blocked():  # the owner unblocks it once it can report an interrupt

@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.actions.viewer import Owner
 from orchestrator.errors import UsageError
+from tests.grounds.cli import Orch
 
 
 def _unused(text: str) -> None:
@@ -33,6 +34,22 @@ def test_owner_ends_quietly_if_its_viewer_ends_before_the_request(capfd: pytest.
         pass
     assert owner._process.wait(timeout=30) == 0  # noqa: SLF001
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("value", ["/users/modules", None])
+def test_ranks_on_this_machine_inherit_the_users_pythonpath_and_no_blocked_signal(
+    value: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "inventory.yaml").write_text(
+        "name: here\naccelerator: cpu\ndevices: 1\ntransport: local\n"
+        f"defaults: {{workdir: {tmp_path}/work}}\nnodes: [{{name: n0}}]\n"
+    )
+    prefix = ("env", "-u", "PYTHONPATH") if value is None else ("env", f"PYTHONPATH={value}")
+    orch = Orch(tmp_path, prefix=prefix)
+    done = orch("ssh-launch", "--", "sh", "-c", "echo path ${PYTHONPATH-unset}; grep SigBlk /proc/self/status")
+    assert f"path {value or 'unset'}\n" in done.stdout
+    assert "SigBlk:\t0000000000000000\n" in done.stdout
 
 
 def test_deleted_working_folder_is_named_and_no_owner_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
