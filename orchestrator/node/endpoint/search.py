@@ -42,7 +42,10 @@ def search(request: messages.SearchRequest, _payload: bytes) -> Tuple[messages.S
                 reply["remarks"].append(f"{node}: {name} was not searched: {TIME_OVER}")
                 continue
             path = os.path.join(folder, name)
-            reply["logs"].append(_search_file(request, path, node=node, size=size, deadline=deadline))
+            log = _search_file(request, path, node=node, size=size, deadline=deadline)
+            reply["logs"].append(log)
+            if log["skipped"] + log["bytes"] < size:
+                reply["remarks"].append(f"{node}: {name}: only its first part was searched: {TIME_OVER}")
         agent = read_agent(folder)
         if agent is not None and agent.get("boot_id") == boot_id():
             _search_machine(request, node, folder, period=period_s(folder, agent), reply=reply)

@@ -68,6 +68,14 @@ def test_a_file_for_which_no_time_is_left_is_named(request_: messages.SearchRequ
     assert (reply["logs"], reply["remarks"]) == ([], ["n0: rank-0.err was not searched: the time was over"])
 
 
+def test_a_file_that_is_cut_by_the_time_is_named(request_: messages.SearchRequest, tmp_path: Path) -> None:
+    with (tmp_path / "n0" / "rank-0.err").open("r+b") as file:
+        file.truncate(1 << 33)  # without blocks on the disk; its search takes seconds
+    reply, _ = search({**request_, "nodes": ["n0"], "max_bytes": 1 << 33, "wait_s": 0.2}, b"")
+    assert reply["remarks"] == ["n0: rank-0.err: only its first part was searched: the time was over"]
+    assert hits(reply) == [("n0", "rank-0.err", 2, "KeyError: 'a'")]
+
+
 def test_the_kernel_log_is_that_of_the_machine_of_the_agent(request_: messages.SearchRequest, tmp_path: Path) -> None:
     write_json(str(tmp_path / "n0" / "agent.json"), {**process_record(), "boot_id": "of another machine"})
     write_json(str(tmp_path / "n1" / "agent.json"), process_record())
