@@ -35,6 +35,7 @@ LOST_AFTER_S = 30.0
 LAST_RETRY_S = 2.0
 LOGIN_FACTOR = 3  # on a busy node, or one with a remote user directory, a login takes longer than the connection
 SILENT_S = 3.0  # a node that has not answered by then waits without a login slot
+CLOSED = "the connection was closed before the login"
 HUNG_UP = "hung up before the login"
 
 # Failures reach the user as NodeErrors. Without a handler logging would also print paramiko's tracebacks.
@@ -108,8 +109,11 @@ class SshTransport:
             if not self._connections:
                 self._is_closed = False  # a lost connection is closed before the next one
                 self._connect()
+            connections = self._connections
+        if not connections:
+            raise Unreachable(self.node, CLOSED)
         try:
-            channel = self._connections[-1].transport.open_session(timeout=self._login_timeout_s)
+            channel = connections[-1].transport.open_session(timeout=self._login_timeout_s)
             with answered_within(self._login_timeout_s, channel):
                 channel.exec_command(command_line(argv))
         except paramiko.ChannelException as error:
@@ -190,7 +194,7 @@ class SshTransport:
         with self._login_slots:
             self._queued_s += time.monotonic() - begun
             if self._is_closed:
-                raise Unreachable(self.node, "the connection was closed before the login")
+                raise Unreachable(self.node, CLOSED)
             yield
 
     def _connected(self, hop: Hop, begun: float, timeout_s: float) -> socket.socket | None:
@@ -203,15 +207,20 @@ class SshTransport:
                 return None
 
     def _log_in(self, hops: Sequence[Hop], sock: socket.socket | None = None) -> None:
+        connection: Connection | None = None
         for hop in hops:
             with self._mapped(hop, direct=len(hops) == 1):
-                connection = self._prepared(hop, self._connections[-1] if self._connections else None, sock)
+                connection = self._prepared(hop, connection, sock)
                 self._connections.append(connection)
                 connection.open()
-                connection.transport.set_keepalive(KEEPALIVE_S)
-        if len(hops) == 1:  # a jump host's thread sends keepalives only if it wakes more often than the node's
-            # by default ten times a second, a fifth of a core with a thousand connections
-            self._connections[0].transport.sock.settimeout(KEEPALIVE_S / 3)
+                transport = connection.transport
+                if self._is_closed or transport is None:  # `close` came meanwhile, perhaps before there was a transport
+                    connection.client.close()
+                    raise Unreachable(self.node, CLOSED)
+                transport.set_keepalive(KEEPALIVE_S)
+                if len(hops) == 1:  # a jump host's thread sends keepalives only if it wakes more often than the node's
+                    # by default ten times a second, a fifth of a core with a thousand connections
+                    transport.sock.settimeout(KEEPALIVE_S / 3)
 
     @property
     def _login_timeout_s(self) -> float:

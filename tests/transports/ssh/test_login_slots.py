@@ -70,6 +70,32 @@ def test_slow_lookup_of_a_name_leaves_the_server_its_time_to_answer(monkeypatch:
     assert allowed_s == [-17.0, 10.0]
 
 
+@pytest.mark.parametrize("is_connected", [False, True])
+def test_a_transport_that_is_closed_during_its_login_is_unreachable(
+    monkeypatch: pytest.MonkeyPatch, is_connected: bool
+) -> None:
+    """The next hop must not be connected to without its jump host."""
+    transport = SshTransport(
+        Node(name="n0", address="127.0.0.1"), SshOptions(config=os.devnull, proxy_jump="jump.invalid")
+    )
+    closed: list[object] = []
+
+    class Closing:
+        """A connection during whose login the transport is closed."""
+
+        transport = SimpleNamespace(set_keepalive=closed.append) if is_connected else None
+        client = SimpleNamespace(close=lambda: closed.append("client"))
+
+        def open(self) -> None:
+            assert not closed, "a second hop"
+            transport.close()
+
+    monkeypatch.setattr(SshTransport, "_prepared", lambda *_: Closing())
+    with pytest.raises(Unreachable, match="closed before the login"):
+        transport.open(["true"])
+    assert set(closed) == {"client"}
+
+
 def test_a_transport_that_is_closed_before_its_turn_makes_no_connection() -> None:
     waiting, freed = threading.Event(), threading.Event()
 
