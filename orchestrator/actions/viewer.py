@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -40,12 +41,13 @@ class Owner:
         pythonpath = os.environ.get("PYTHONPATH")  # ranks on this machine inherit it
         common = {"cwd": _working_folder(), "pythonpath": pythonpath, "is_terminal": self._terminal.is_available()}
         self._request = frame({**request, **common})
-        self._link, far = socket.socketpair()
+        self._link, far = _link()
         with far, _sigint_blocked():  # the owner unblocks it once it can report an interrupt
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "orchestrator.actions.owner", str(far.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL if sys.__stderr__ is None else None,  # None: closed from the beginning
                 cwd="/",  # so that nothing is imported from the user's folder
                 env=_environment(Path(__file__).parents[2]),
                 pass_fds=(far.fileno(),),
@@ -181,6 +183,13 @@ class Owner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _link() -> tuple[socket.socket, socket.socket]:
+    """The two ends of a new link; the second one keeps its number in the owner, where 0 to 2 are the standard streams."""
+    near, low = socket.socketpair()
+    with low:
+        return near, socket.socket(fileno=fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 3))
 
 
 @contextmanager

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from orchestrator.actions.viewer import Owner
 from orchestrator.errors import UsageError
 from tests.grounds.cli import Orch
+from tests.paths import ROOT
 
 
 def _unused(text: str) -> None:
@@ -50,6 +54,30 @@ def test_ranks_on_this_machine_inherit_the_users_pythonpath_and_no_blocked_signa
     done = orch("ssh-launch", "--", "sh", "-c", "echo path ${PYTHONPATH-unset}; grep SigBlk /proc/self/status")
     assert f"path {value or 'unset'}\n" in done.stdout
     assert "SigBlk:\t0000000000000000\n" in done.stdout
+
+
+WITHOUT_STREAMS = """
+import os
+from orchestrator.actions.viewer import Owner
+from orchestrator.errors import RunNotFound
+with Owner.of_run("none", follow=False, quiet=False) as owner:
+    streams = [os.readlink(f"/proc/{owner._process.pid}/fd/{number}") for number in range(3)]
+    try:
+        owner.until_launched(print, print)
+    except RunNotFound:
+        with open("found", "w") as found:
+            print(*streams, file=found)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("closed", [(0, 1), (0, 2), (0, 1, 2)])
+def test_owner_of_a_command_without_standard_streams_has_all_three(closed: tuple[int, ...], tmp_path: Path) -> None:
+    script = " ".join(['exec "$@"', *(f"{number}>&-" for number in closed)])
+    argv = ["sh", "-c", script, "sh", sys.executable, "-c", WITHOUT_STREAMS]
+    environ = {**os.environ, "ORCH_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
+    subprocess.run(argv, check=True, cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL, timeout=60)
+    assert (tmp_path / "found").read_text("utf-8") == "/dev/null /dev/null /dev/null\n"
 
 
 def test_deleted_working_folder_is_named_and_no_owner_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
