@@ -13,6 +13,7 @@ variables of a restarted attempt, from the facts that the allocation has already
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 os.umask(0o077)  # facts and byte code are private
@@ -23,10 +24,10 @@ sys.path[0] = os.path.abspath(__file__).rpartition("/orchestrator/")[0]
 def main() -> int:
     verb, path, *more = sys.argv[1:]
     if verb == "probe":
-        from orchestrator.job_check.probe import write_facts  # noqa: PLC0415  the other nodes need no checks
+        from orchestrator.job_check.probe import probe  # noqa: PLC0415  the other nodes need no checks
 
-        write_facts(path)
-        return 0
+        return probe(path)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # for the batch script, which then ends the job
     from orchestrator.job_check import judge  # noqa: PLC0415  as above
 
     try:

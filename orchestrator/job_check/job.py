@@ -12,7 +12,7 @@ from orchestrator.environment.request import NodeRequest
 from orchestrator.node.batch.allocation import facts_folder, node_names
 from orchestrator.node.facts import read_facts
 from orchestrator.node.files import read_at, read_json, tail
-from orchestrator.node.run_folder import attempt_folder
+from orchestrator.node.run_folder import AGENT_LOG, attempt_folder
 from orchestrator.node.visible_devices import VISIBLE
 
 if TYPE_CHECKING:
@@ -87,6 +87,6 @@ class JobCheck:
         return facts, failures
 
     def _reason(self, node: str) -> str:
-        """The failure of a setup line on the node, which setup.sh records, if that is why the node has no facts."""
-        log = tail(os.path.join(self.folder, node, "agent.log"), LOG_BYTES)
+        """The failure of a setup line or of the probe on the node, if one was recorded."""
+        log = tail(os.path.join(self.folder, node, AGENT_LOG), LOG_BYTES)
         return log.strip() or "no answer to the probe in the allocation"

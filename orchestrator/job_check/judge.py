@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from orchestrator.findings import Finding
 
-REFUSED = 3
+REFUSED, UNCHECKED = 3, 1
 VARIABLES = "variables.sh"  # in the attempt's folder; node.sh reads it
 HINT = "correct that and submit again; --skip NAME leaves out one check, --no-check all of them"
 
@@ -33,19 +34,29 @@ def check_job(path: str, begun_s: float) -> int:
     """
     Judge all nodes of the allocation before its first attempt; return REFUSED if the job must not start.
 
+    UNCHECKED without the facts of any node: then the step of the probe failed, rather than the nodes. Also if Slurm ends or requeues
+    the job meanwhile, which may end the probe as well.
+
     Args:
         begun_s: when the probe began, by this node's clock.
     """
     job = JobCheck(path, os.environ)
     cluster = _cluster(job, begun_s)
+    events = node_events(job.folder)
+    if not cluster.facts:
+        text = f"the nodes were not checked: {'; '.join(dict.fromkeys(cluster.failures.values()))}"
+        print(f"orch: {text}", file=sys.stderr)
+        events.write_message(text)
+        return UNCHECKED
     findings = _check(job, cluster)
     left_out, remaining = without_failed(job, cluster, findings)
-    events = node_events(job.folder)
     for finding in remaining:
         if finding.severity is not Severity.FAIL:
             events.write_message(f"{finding.severity.value}  {finding.check}: {finding}")
     failed = [finding for finding in findings if finding.severity is Severity.FAIL]
     if failed and not left_out:
+        if signal.SIGTERM in signal.sigpending():
+            return UNCHECKED
         lines = ["the check of the nodes failed, so nothing was started", *(finding.report() for finding in failed)]
         text = "\n  ".join([*lines, f"next: {HINT}"])
         print(f"orch: {text}", file=sys.stderr)

@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 import os
+import sys
+import traceback
 
 from orchestrator.job_check.job import JobCheck
 from orchestrator.node.files import write_json
 from orchestrator.node.probe.collect import collect
 from orchestrator.node.probe.source import Source
+from orchestrator.node.run_folder import AGENT_LOG
+
+
+def probe(path: str) -> int:
+    """Write the facts of this node. If that fails, write the reason where a setup line's failure is written; `check` reads it."""
+    try:
+        write_facts(path)
+    except Exception as error:  # noqa: BLE001  also a defect of the probe
+        traceback.print_exc()
+        folder = os.path.join(os.path.dirname(os.path.abspath(path)), os.environ["SLURMD_NODENAME"])
+        os.makedirs(folder, exist_ok=True)
+        text = f"the probe failed: {error!r}"
+        print(f"orch: {text}", file=sys.stderr)
+        with open(os.path.join(folder, AGENT_LOG), "w", encoding="utf-8") as file:
+            file.write(f"{text}\n")
+        return 1
+    return 0
 
 
 def write_facts(path: str) -> None:

@@ -29,6 +29,8 @@ cat >/data/orch/runs/h800-20260102-030405-0abc/attempt-1/node.sh <<'END_OF_FILE'
 #!/bin/sh
 # Run h800-20260102-030405-0abc: environment and agent of each node; srun runs this script once per node.
 set -eu
+# A probe that Slurm's warning or a preemption ends would count as a node without an answer; SIGKILL follows if the job is over.
+[ "$1" != probe ] || trap '' USR2 TERM
 # python, torchrun and the like are those beside the inventory's python
 export PATH=/opt/conda/bin"${PATH:+:$PATH}"
 export NCCL_NET='IB'
@@ -108,14 +110,17 @@ trap 'ended=1' TERM
 
 # Each node of the allocation writes its facts, and `check` judges them: it exits with 3 if the job must not start.
 begun=$(date +%s)
-srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --wait=30 --time=3 \
+srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --wait=600 --time=15 \
     /bin/sh "$folder/node.sh" probe </dev/null &
-wait "$!" || true # a node that did not answer is a finding of `check`
+wait "$!" || true # `check` names the nodes that did not answer
 if [ "$ended" = 1 ]; then
     exit 143
 fi
 code=0
 /bin/sh "$folder/node.sh" check "$begun" || code=$?
+if [ "$ended" = 1 ]; then
+    exit 143
+fi
 if [ "$code" = 3 ]; then
     exit 3
 fi

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +17,8 @@ import pytest
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.inventory.slurm import SlurmOptions
 from orchestrator.job_check import job as job_check
-from orchestrator.job_check.judge import REFUSED, VARIABLES, check_job, write_variables
+from orchestrator.job_check.judge import REFUSED, UNCHECKED, VARIABLES, check_job, write_variables
+from orchestrator.job_check.probe import probe
 from orchestrator.node.batch.allocation import usable_nodes
 from orchestrator.node.events import read_history
 from orchestrator.node.facts import NodeFacts
@@ -168,7 +171,48 @@ def test_facts_of_an_earlier_allocation_are_no_answer(job: Callable[..., Job], m
     requeued = job()
     assert requeued.check() == 0
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    new = requeued.run_dir / "facts" / "1"
+    new.mkdir()
+    (new / "n1.json").write_text(json.dumps(requeued.facts["n1"]))
     assert check_job(str(requeued.attempt(2) / "job.json"), time.time()) == REFUSED
+
+
+def test_probe_that_failed_on_all_nodes_does_not_prevent_the_job(
+    job: Callable[..., Job], capfd: pytest.CaptureFixture[str]
+) -> None:
+    unchecked = job()
+    unchecked.facts.clear()
+    assert unchecked.check() == UNCHECKED
+    text = "the nodes were not checked: no answer to the probe in the allocation"
+    assert unchecked.messages() == [text]
+    assert capfd.readouterr().err == f"orch: {text}\n"
+
+
+def test_reason_of_a_probe_that_fails_is_in_the_finding(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    damaged = job()
+    del damaged.facts["n1"]
+    with monkeypatch.context() as on_n1:
+        on_n1.setenv("SLURMD_NODENAME", "n1")
+        on_n1.delenv("SLURM_JOB_NODELIST")
+        assert probe(str(damaged.folder / "job.json")) == 1
+    assert "orch: the probe failed: KeyError" in capfd.readouterr().err
+    assert damaged.check() == REFUSED
+    assert "FAIL  answer: n1: the probe failed: " in damaged.finished
+
+
+def test_job_that_slurm_ends_during_the_check_is_not_refused(job: Callable[..., Job]) -> None:
+    preempted = job()
+    del preempted.facts["n1"]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        assert preempted.check() == UNCHECKED
+    finally:
+        signal.sigtimedwait({signal.SIGTERM}, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert not any(text.startswith("the check") for text in preempted.messages())
 
 
 def test_spare_replaces_a_node_that_failed(job: Callable[..., Job]) -> None:
