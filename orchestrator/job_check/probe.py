@@ -30,7 +30,11 @@ def probe(path: str) -> int:
 
 
 def write_facts(path: str) -> None:
-    """Collect the facts in the environment of the ranks, setup lines and the inventory's variables included."""
+    """
+    Collect the facts in the environment of the ranks, setup lines and the inventory's variables included.
+
+    Values of `env_file` too: discovery needs them, and the file is as private as node.sh. No output shows them.
+    """
     check, node = JobCheck(path, os.environ), os.environ["SLURMD_NODENAME"]
     folders = {"workdir": check.request["workdir"]}
     if check.request["out"] is not None and node == check.nodes[0]:
@@ -39,7 +43,5 @@ def write_facts(path: str) -> None:
         {"node": node, "names": check.names_to_resolve(node), "folders": folders, "code": check.request["code"]},
         Source(),
     )
-    private = check.node_request(node, {}).private
-    kept = {name: value for name, value in facts["environment"].items() if name not in private}
     os.makedirs(check.facts_folder, exist_ok=True)
-    write_json(os.path.join(check.facts_folder, f"{node}.json"), {**facts, "environment": kept})
+    write_json(os.path.join(check.facts_folder, f"{node}.json"), facts)
