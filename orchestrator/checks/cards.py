@@ -177,13 +177,13 @@ def pcie(cluster: Cluster) -> Iterator[Finding]:
 
 
 def nvlink(cluster: Cluster) -> Iterator[Finding]:
-    """The links between the cards of a node, compared with those of all nodes that have as many cards of the same models."""
+    """The links between the cards of a node, compared with those of all nodes with cards of the same models in the same slots."""
     links = {node: _links(cluster.facts[node]["topology"]) for node in cluster.facts if cluster.uses_cards(node)}
     groups: dict[tuple[str, ...], dict[str, str]] = {}
     for node, text in links.items():
         if text:
-            models = tuple(sorted(str(card["name"]) for card in cluster.facts[node]["cards"]))
-            groups.setdefault(models, {})[node] = text
+            slots = tuple(sorted(f"{card['name']} {card['pci']}" for card in cluster.facts[node]["cards"]))
+            groups.setdefault(slots, {})[node] = text
     for differs in filter(None, map(difference, groups.values())):
         yield Finding(
             Severity.WARN if differs.majority is None else Severity.FAIL,

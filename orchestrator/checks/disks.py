@@ -32,12 +32,13 @@ def disk(cluster: Cluster) -> Iterator[Finding]:
 
 def _fault(entry: Disk) -> tuple[Severity, str] | None:
     name, free = entry["use"], entry["free"]
+    severity = Severity.FAIL if name != "home" else Severity.WARN
     if entry["writable"] is False:
-        return (Severity.FAIL if name != "home" else Severity.WARN), f"{name} {entry['path']} cannot be written"
+        return severity, f"{name} {entry['path']} cannot be written"
     if free < FULL_BYTES:
-        return (Severity.FAIL if name != "home" else Severity.WARN), f"{name} is full: {_size(free)} left"
+        return severity, f"{name} is full: {_size(free)} left"
     if entry["inodes_free"] is not None and 0 < entry["inodes_free"] < LEAST_INODES:
-        return Severity.FAIL, f"{name} has {entry['inodes_free']} inodes left"
+        return severity, f"{name} has {entry['inodes_free']} inodes left"
     return _space_for_checkpoints(entry) if name in WITH_CHECKPOINTS else None
 
 

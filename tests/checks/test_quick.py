@@ -251,6 +251,23 @@ def test_links_are_compared_between_nodes_with_the_same_cards() -> None:
     assert _brief(check(nodes)) == [(WARN, "cards", ("n2",))]
 
 
+def test_links_of_other_cards_of_the_same_model_are_not_compared() -> None:
+    nodes = cluster(gpu_node, 3, "cuda", 2)
+    facts = nodes.facts["n2"]  # Slurm gave the job two other cards of this node
+    facts["topology"]["GPU0"]["GPU1"] = "SYS"
+    for index, card in enumerate(facts["cards"]):
+        card["pci"] = f"0000:{index + 4:02x}:00.0"
+    assert check(nodes) == []
+
+
+def test_home_with_few_inodes_is_a_warning() -> None:
+    nodes = cluster(cpu_node, 1)
+    home = disk("home", "/home/u")
+    home["inodes_free"] = 9
+    nodes.facts["n0"]["disks"].append(home)
+    assert _brief(check(nodes)) == [(WARN, "disk", ("n0",))]
+
+
 def test_ports_without_a_majority_are_a_warning() -> None:
     nodes = cluster(gpu_node, 4, "cuda", 2)
     for name in ("n1", "n2", "n3"):
