@@ -55,6 +55,7 @@ class Owner:
             )
         self._messages = messages(self._link)
         self._is_interrupted = False
+        self._is_prompting = False
 
     @classmethod
     def of_launch(
@@ -138,12 +139,12 @@ class Owner:
                     yield message
 
     def _prompt(self, question: str, *, echo: bool) -> None:
-        try:
+        text = None
+        self._is_prompting = True
+        with suppress(PromptCancelled, OSError):
             text = self._terminal.prompt(question, echo=echo)
-        except (PromptCancelled, OSError):
-            answer(self._link, None)
-        else:
-            answer(self._link, text)
+        self._is_prompting = False
+        answer(self._link, text)
 
     @contextmanager
     def _passing_on(self, number: signal.Signals) -> Iterator[None]:
@@ -157,6 +158,9 @@ class Owner:
         def pass_on(*_: object) -> None:
             self._is_interrupted = True
             self._process.send_signal(signal.SIGINT)
+            if self._is_prompting:
+                self._is_prompting = False
+                raise PromptCancelled
 
         signal.signal(number, pass_on)
         try:
@@ -211,7 +215,7 @@ def _working_folder() -> str:
 
 def _error(message: Mapping[str, Any]) -> OrchError:
     """The error that the owner reports; one that names nodes becomes a LaunchError."""
-    kind = getattr(errors, message["type"])
+    kind = getattr(errors, message["type"], LaunchError)  # the errors of a node may be defined elsewhere
     error: OrchError = (LaunchError if issubclass(kind, LaunchError) else kind)(message["text"], hint=message["hint"])
     error.exit_code = message["exit_code"]
     return error

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.actions.viewer import Owner
-from orchestrator.errors import UsageError
+from orchestrator.actions.viewer import Owner, _error
+from orchestrator.errors import LaunchError, UsageError
 from tests.grounds.cli import Orch
 from tests.paths import ROOT
 
@@ -78,6 +78,13 @@ def test_owner_of_a_command_without_standard_streams_has_all_three(closed: tuple
     environ = {**os.environ, "ORCH_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
     subprocess.run(argv, check=True, cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL, timeout=60)
     assert (tmp_path / "found").read_text("utf-8") == "/dev/null /dev/null /dev/null\n"
+
+
+@pytest.mark.parametrize("kind", ["NeedsProgram", "RendezvousPortTaken", "Unreachable"])
+def test_error_that_names_a_node_is_a_launch_error_here(kind: str) -> None:
+    error = _error({"type": kind, "text": "n0: refused", "hint": "`ssh n0`", "exit_code": 4})
+    assert type(error) is LaunchError
+    assert (str(error), error.hint) == ("n0: refused", "`ssh n0`")
 
 
 def test_deleted_working_folder_is_named_and_no_owner_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,10 @@ class Screen:
         """Type a text; a newline is Enter."""
         os.write(self._ours, text.encode())
 
+    def terminate(self) -> None:
+        """Send SIGTERM to the program."""
+        self._process.terminate()
+
     def echoes(self) -> bool:
         """True if the terminal echoes input and turns Ctrl-C into a signal."""
         flags = termios.tcgetattr(self._theirs)[3]

@@ -79,6 +79,16 @@ def test_password_prompts_come_one_node_at_a_time_and_no_answer_is_stored(orch: 
     assert screen.text.count("password: ") == 2
 
 
+def test_sigterm_at_a_prompt_cancels_the_launch(orch: Orch, farm: Farm) -> None:
+    with _password(farm, **BY_PASSWORD), _screen(orch) as screen:
+        screen.until("password: ")
+        screen.terminate()
+        assert screen.ended() == 4, screen.text
+        assert screen.echoes()
+        assert screen.text.count("password: ") == 1
+        assert "Traceback" not in screen.text
+
+
 def test_three_wrong_passwords_are_refused_over_one_connection(farm: Farm, orch: Orch, tmp_path: Path) -> None:
     _orch(farm, tmp_path, nodes=1)
     log = farm.folder / "sshd.log"
