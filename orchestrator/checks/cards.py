@@ -74,9 +74,9 @@ def uuids(cluster: Cluster) -> Iterator[Finding]:
 
 
 def errors(cluster: Cluster) -> Iterator[Finding]:
-    """Uncorrectable memory errors, rows that wait for a remapping, and failed self-checks."""
-    for node, facts in cluster.facts.items():
-        for card in facts["cards"]:
+    """Uncorrectable memory errors, rows that wait for a remapping, and failed self-checks, of the cards of the ranks."""
+    for node in filter(cluster.uses_cards, cluster.facts):
+        for card in cluster.used_cards(node):
             for key, fault in _ERRORS.items():
                 value = card["health"].get(key, "")
                 if _number(value) > 0:
@@ -96,15 +96,22 @@ _ERRORS = {
 
 
 def xid(cluster: Cluster) -> Iterator[Finding]:
-    """Errors of NVIDIA's driver in the kernel log; it is kept since the start of the node, so old ones are warnings only."""
+    """
+    Errors of NVIDIA's driver in the kernel log.
+
+    It is kept since the start of the node and has the cards of all users, so old ones and those of other cards are warnings only.
+    """
     for node, facts in cluster.facts.items():
+        cards = cluster.used_cards(node) if cluster.uses_cards(node) else []
+        used = {f"pci:{card['pci'].rpartition('.')[0].lower()}" for card in cards if card["pci"]}
         for line in facts["kernel_messages"]:
             found = _XID.search(line)
             if found is None:
                 continue
             number = int(found["number"])
             is_recent = line[:19] >= _moment(facts["clock"]["time"] - RECENT_S)
-            severity = Severity.FAIL if number in FATAL_XIDS and is_recent else Severity.WARN
+            is_fatal = number in FATAL_XIDS and is_recent and found["card"].lower() in used
+            severity = Severity.FAIL if is_fatal else Severity.WARN
             yield Finding(severity, "xid", f"Xid {number} of {found['card']} in the kernel log", (node,), line, RESET)
 
 

@@ -309,6 +309,16 @@ def test_cards_that_the_ranks_do_not_use_may_be_in_use() -> None:
     assert _brief(check(replace(nodes, expected=chosen))) == [(FAIL, "strangers", ("n0",))]
 
 
+def test_errors_of_cards_that_the_ranks_do_not_use_fail_no_node() -> None:
+    nodes = cluster(gpu_node, 1, "cuda", 1)
+    nodes.facts["n0"]["cards"][1]["health"]["remapped_rows.pending"] = "1"
+    nodes.facts["n0"]["kernel_messages"] = [XID]
+    assert _brief(check(nodes)) == [(WARN, "xid", ("n0",))]
+    nodes.facts["n0"]["cards"][1]["pci"] = "0000:01:00.0".upper()
+    chosen = {"n0": replace(nodes.expected["n0"], env={"CUDA_VISIBLE_DEVICES": "1"})}
+    assert _brief(check(replace(nodes, expected=chosen))) == [(FAIL, "ecc", ("n0",)), (FAIL, "xid", ("n0",))]
+
+
 def test_one_machine_under_two_names_is_found_by_its_cards() -> None:
     nodes = cluster(gpu_node, 2, "cuda", 2)
     nodes.facts["n1"]["cards"] = nodes.facts["n0"]["cards"]
