@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,16 +17,20 @@ CHECKPOINT = re.compile(
     r"(?:step_|checkpoint-|global_step)([0-9]{1,12})\Z"
 )  # of the shared trainer, Hugging Face, DeepSpeed
 RUN_TIME = re.compile(r"-([0-9]{8}-[0-9]{6})-[0-9a-f]{4}\Z")  # in a run's id
+SCAN_S = 1.0  # below DISK_S of collect.py: a checkpoint of thousands of files on a busy server is no fault of the disk
 MOST_RUNS = 8  # that are looked at: a workdir may have thousands
 
 
 def newest_checkpoint_bytes(source: Source, use: str, path: str) -> Optional[int]:
-    """The bytes of the newest checkpoint in a folder of checkpoints, or of the newest runs in a workdir; None if there is none."""
+    """The bytes of the newest checkpoint in a folder of checkpoints, or of the newest runs in a workdir; None if there is none, or not in time."""
     for folder in [path] if use == "out" else checkpoint_folders(source, path):
         found = ((CHECKPOINT.match(name), name) for name in source.names(folder))
         steps = {int(match.group(1)): name for match, name in found if match}
         if steps:
-            return folder_bytes(source.path(f"{folder}/{steps[max(steps)]}"))
+            try:
+                return folder_bytes(source.path(f"{folder}/{steps[max(steps)]}"), time.monotonic() + SCAN_S)
+            except OSError:  # TimeoutError is one; or the checkpoint has just been removed
+                return None
     return None
 
 
@@ -36,13 +41,15 @@ def checkpoint_folders(source: Source, workdir: str) -> Iterator[str]:
     return (f"{workdir}/runs/{name}/checkpoints" for _, name in newest)
 
 
-def folder_bytes(folder: str) -> int:
-    """The bytes of all files below a folder."""
+def folder_bytes(folder: str, deadline: float) -> int:
+    """The bytes of all files below a folder; TimeoutError at the deadline."""
     total = 0
-    for entry in os.scandir(folder):
-        total += (
-            folder_bytes(entry.path)
-            if entry.is_dir(follow_symlinks=False)
-            else entry.stat(follow_symlinks=False).st_size
-        )
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+            if entry.is_dir(follow_symlinks=False):
+                total += folder_bytes(entry.path, deadline)
+            else:
+                total += entry.stat(follow_symlinks=False).st_size
     return total

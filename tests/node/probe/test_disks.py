@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.node.probe import checkpoints
 from orchestrator.node.probe.disks import disk, is_writable
 from orchestrator.node.probe.source import Source
 from tests.paths import ROOT
@@ -45,3 +46,11 @@ def test_a_probe_that_is_killed_while_it_writes_leaves_no_file(tmp_path: Path) -
     argv = [sys.executable, "-S", "-c", KILLED_WHILE_WRITING, str(tmp_path)]
     assert subprocess.run(argv, cwd=ROOT, check=False).returncode == -signal.SIGXFSZ
     assert list(tmp_path.iterdir()) == []
+
+
+def test_checkpoint_that_is_not_scanned_in_time_has_no_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "step_2").mkdir()
+    (tmp_path / "step_2" / "model").write_bytes(b"12345")
+    assert disk(Source(), "out", str(tmp_path))["checkpoint"] == 5
+    monkeypatch.setattr(checkpoints, "SCAN_S", 0.0)
+    assert disk(Source(), "out", str(tmp_path))["checkpoint"] is None
