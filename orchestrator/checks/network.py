@@ -53,25 +53,25 @@ def firmware(cluster: Cluster) -> Iterator[Finding]:
 
 def ports(cluster: Cluster) -> Iterator[Finding]:
     """
-    A port that is active on most nodes must be active on all, at the same rate and with the same link layer.
+    A port that is active on most nodes must be active on all with that adapter, at the same rate and with the same link layer.
 
     Only on nodes whose ranks use RDMA. Without a majority, the difference may be intended, such as a port that one node has for storage.
     """
     nodes = [
         node for node in cluster.facts if cluster.uses_cards(node) and cluster.expected[node].network != "ethernet"
     ]
-    states: dict[str, dict[str, str]] = {}
-    rates: dict[str, dict[str, str]] = {}
+    states: dict[tuple[str, str | None], dict[str, str]] = {}  # by name and board: nodes may have other adapters
+    rates: dict[tuple[str, str | None], dict[str, str]] = {}
     for node in nodes:
         for hca, port in _ports(cluster.facts[node]):
-            name = _name(hca, port)
-            states.setdefault(name, {})[node] = f"{port['state']} ({port['physical_state']})"
+            adapter = _name(hca, port), hca["board"]
+            states.setdefault(adapter, {})[node] = f"{port['state']} ({port['physical_state']})"
             if port["state"] == "ACTIVE" and port["rate"] is not None:
-                rates.setdefault(name, {})[node] = f"{port['rate']:g} Gb/s {port['link_layer']}"
+                rates.setdefault(adapter, {})[node] = f"{port['rate']:g} Gb/s {port['link_layer']}"
     remedy = (
         "check cable, switch port and subnet manager (ibstat: Polling means no peer, Initializing no subnet manager)"
     )
-    for name, by_node in states.items():
+    for (name, _), by_node in states.items():
         down = tuple(node for node, state in by_node.items() if not state.startswith("ACTIVE"))
         if down and len(down) < len(by_node):
             text = f"{name} is {by_node[down[0]]}; ACTIVE on {_count(len(by_node) - len(down))}"
@@ -84,7 +84,7 @@ def ports(cluster: Cluster) -> Iterator[Finding]:
             yield Finding(
                 severity, "ports", "no RDMA port is active; NCCL would use TCP instead", (node,), remedy=remedy
             )
-    for name, rate_by_node in rates.items():
+    for (name, _), rate_by_node in rates.items():
         if differs := difference(rate_by_node):
             text = f"the rate of {name} differs: {differs.text()}"
             slow = "a damaged cable lowers the rate: compare ibstat, and replace the cable"

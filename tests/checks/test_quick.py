@@ -278,6 +278,13 @@ def test_ports_without_a_majority_are_a_warning() -> None:
     assert _brief(check(nodes)) == [(WARN, "ports", ("n0", "n1"))]
 
 
+def test_ports_of_different_adapters_are_not_compared() -> None:
+    nodes = cluster(gpu_node, 4, "cuda", 2)
+    nodes.facts["n2"]["hcas"][1]["board"] = "MT_0000000223"
+    nodes.facts["n2"]["hcas"][1]["ports"][0]["rate"] = 200.0
+    assert "ports" not in {finding.check for finding in check(nodes)}
+
+
 def test_two_nodes_have_no_majority_so_both_are_named() -> None:
     nodes = cluster(cpu_node, 2)
     nodes.facts["n1"]["software"]["torch"] = "2.5.1"
