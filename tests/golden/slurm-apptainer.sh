@@ -66,7 +66,7 @@ cat >/data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1/node.sh <<'E
 # Run slurm-apptainer-20260102-030405-0abc: environment and agent of each node; srun runs this script once per node.
 set -eu
 # A probe that Slurm's warning or a preemption ends would count as a node without an answer; SIGKILL follows if the job is over.
-[ "$1" != probe ] || trap '' USR2 TERM
+[ "${1-}" != probe ] || trap '' USR2 TERM
 if [ -z "${ORCH_IS_SET_UP:-}" ]; then
     ORCH_IS_SET_UP=1 exec /bin/bash /data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1/setup.sh /bin/sh "$0" "$@"
 fi

@@ -29,7 +29,7 @@ cat >/data/orch/runs/slurm-spares-20260102-030405-0abc/attempt-1/node.sh <<'END_
 # Run slurm-spares-20260102-030405-0abc: environment and agent of each node; srun runs this script once per node.
 set -eu
 # A probe that Slurm's warning or a preemption ends would count as a node without an answer; SIGKILL follows if the job is over.
-[ "$1" != probe ] || trap '' USR2 TERM
+[ "${1-}" != probe ] || trap '' USR2 TERM
 # python, torchrun and the like are those beside the inventory's python
 export PATH=/opt/conda/bin"${PATH:+:$PATH}"
 ORCH_ADDRESS=$SLURMD_NODENAME
