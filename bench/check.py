@@ -14,7 +14,7 @@ SINGLE, MANY = "1 node", f"{NODES} nodes"
 
 DESCRIPTION = f"""\
 `orch check` of {NODES} loopback addresses of one sshd, and of one of them: from the command to its end, with the login to each node and its
-facts. Each node has a working folder of its own, so each is probed, and all logins and probes share the processors of this machine; on
+facts. The nodes have separate working folders, so each is probed, and all logins and probes share the processors of this machine; on
 a cluster the nodes do most of that in parallel."""
 
 
