@@ -163,21 +163,21 @@ def test_training_that_is_killed_warned_and_preempted_continues_bit_for_bit_each
     run = orch("submit", "--detach", "--nodes", "n0,n1", *TRAINING, f"out={out}").stdout.strip()
     job = orch.slurm_job(run)
 
-    until(lambda: len(_steps(out)) == 12, deadline_s=90, awaited="the first steps")
+    until(lambda: len(_steps(out)) == 12, deadline_s=200, awaited="the first steps")
     events = (orch.node_folder(run, "n1") / "events.jsonl").read_text("utf-8").splitlines()
     [pid] = [event["pid"] for event in map(json.loads, events) if event["event"] == "rank-started"]
     killed = time.time()
     os.kill(pid, signal.SIGKILL)
-    until(lambda: "resuming from" in orch.printed(run), deadline_s=90, awaited="the second attempt")
+    until(lambda: "resuming from" in orch.printed(run), deadline_s=200, awaited="the second attempt")
     _advance(held, out)
     started = _next_start(orch, run)
-    assert started - killed < 20  # orch's part and Slurm's: under 2 s on an idle machine
-    assert _first_step_after(out, started) - killed < 60
+    assert started - killed < 90  # orch's part and Slurm's: under 2 s on an idle machine
+    assert _first_step_after(out, started) - killed < 200
 
     cluster.signal(job, "USR2")
     _advance_until_saved(orch, run, held, out, count=1)
     cluster.start_soon(job)
-    until(lambda: orch.printed(run).count("resuming from") == 2, deadline_s=90, awaited="the third attempt")
+    until(lambda: orch.printed(run).count("resuming from") == 2, deadline_s=200, awaited="the third attempt")
     _advance(held, out)
     cluster.preempt("n0", "n1")
     _advance_until_saved(orch, run, held, out, count=2)
