@@ -43,6 +43,13 @@ def _is_held(out: Path) -> bool:
 def hold(out: Path, *, steps: int = 0) -> Path:
     """Make `out` with the file in it; training continues when the file is removed."""
     out.mkdir(mode=0o700, parents=True)
-    (out / HOLD).write_text(str(steps))
-    (out / HOLD).chmod(0o644)
+    allow(out / HOLD, steps=steps)
     return out / HOLD
+
+
+def allow(held: Path, *, steps: int) -> None:
+    """Let training run until that step; the file is replaced at once, as ranks read it all the time."""
+    new = held.with_name(f"{held.name}.new")
+    new.write_text(str(steps))
+    new.chmod(0o644)
+    new.replace(held)

@@ -197,7 +197,7 @@ def test_training_that_is_killed_warned_and_preempted_continues_bit_for_bit_each
 def _advance(held: Path, out: Path) -> None:
     """Let one more step run than have been made, and wait for it."""
     steps = len(_steps(out)) + 1
-    held.write_text(str(steps))
+    held_task.allow(held, steps=steps)
     until(lambda: len(_steps(out)) >= steps, deadline_s=90, awaited=f"step {steps}")
 
 
@@ -205,10 +205,10 @@ def _advance_until_saved(orch: Orch, run: str, held: Path, out: Path, *, count: 
     """Let steps run one by one until the signal has arrived, after which the ranks save and exit."""
 
     def saved() -> bool:
-        held.write_text(str(len(_steps(out)) + 1))
+        held_task.allow(held, steps=len(_steps(out)) + 1)
         return orch.printed(run).count("preempted: saved at step") == count
 
-    until(saved, deadline_s=60, awaited="the ranks to save")
+    until(saved, deadline_s=200, awaited=lambda: f"the ranks to save, after:\n{orch.printed(run)[-4000:]}")
 
 
 def _next_start(orch: Orch, run: str) -> float:
