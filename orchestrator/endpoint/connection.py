@@ -95,7 +95,7 @@ class Connection:
         self._one_request = threading.Lock()
         self._sending = threading.Lock()
         self._changed = threading.Condition()
-        """Guards the next four, which all threads with a request share."""
+        """Guards `_is_receiving`, `_unanswered`, `_arrived` and `_failure`, which all threads with a request share."""
         self._is_receiving = False
         """A thread receives replies, its own and those of the others."""
         self._unanswered: set[int] = set()

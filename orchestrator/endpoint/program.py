@@ -98,7 +98,7 @@ def _packed(packages: Sequence[str], compiled: Sequence[str] | None = None) -> b
     return b"%d\n%b%b %d %d\n%b%b" % (len(bootstrap), bootstrap, magic, len(code), len(text), code, text)
 
 
-# What only an agent needs is in the bundle, and not sent.
+# Modules that only an agent needs are not sent: the bundle holds them.
 _NAME = rf"{NODE}\.(?!agent\.)[.\w]+"
 _IMPORT = re.compile(rf"^ *from ({_NAME}) import", re.MULTILINE)
 _IMPORT_AT_START = re.compile(rf"^from ({_NAME}) import", re.MULTILINE)  # at module level

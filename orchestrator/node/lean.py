@@ -40,7 +40,7 @@ if not TYPE_CHECKING:
 
         def refuse(value: object) -> None:
             """Raise the error for a value that JSON does not have."""
-            raise TypeError(f"{type(value).__name__} is no type of JSON")
+            raise TypeError(f"{type(value).__name__} is not a type of JSON")
 
         scan = make_scanner(Syntax)
         encode = make_encoder(None, refuse, encode_basestring_ascii, None, ": ", ", ", False, False, True)  # noqa: FBT003

@@ -14,9 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-RESET = struct.pack(
-    "ii", 1, 0
-)  # closed by a reset, a connection leaves nothing behind that would keep the port from others
+# SO_LINGER that closes a connection by a reset: it leaves nothing behind that would keep the port from others.
+RESET = struct.pack("ii", 1, 0)
 BACKLOG = 1024
 
 

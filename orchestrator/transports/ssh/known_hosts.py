@@ -58,7 +58,7 @@ class _Index:
         self._plain = plain
         self._patterned = patterned
         self._hashed = hashed
-        """Those that are of none of the names looked up so far."""
+        """The hashed lines that match none of the names looked up so far."""
         self._by_name: dict[str, list[KnownKey]] = {}
         self._lock = threading.Lock()
 

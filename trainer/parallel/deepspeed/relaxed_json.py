@@ -36,7 +36,7 @@ def read_relaxed_json(path: str) -> Dict[str, Any]:
         return dict(pairs)
 
     def refuse(name: str) -> None:
-        raise UserError(f"{path}: {name} is no JSON number")
+        raise UserError(f"{path}: {name} is not a JSON number")
 
     try:
         tree = json.loads(_strict(text), object_pairs_hook=no_duplicates, parse_float=_number, parse_constant=refuse)

@@ -74,7 +74,7 @@ def test_comments_trailing_commas_and_exponents_are_read(tmp_path: Path) -> None
         ("{", "not valid JSON (comments and trailing commas may stand in it)"),
         ("// c\n{\n'a': 1}", "line 3"),
         ('{"a": 1, "a": 2}', "key 'a' is given twice"),
-        ('{"a": NaN}', "NaN is no JSON number"),
+        ('{"a": NaN}', "NaN is not a JSON number"),
         ('{"a": 1e999}', "1e999 is larger than any number"),
         ("[1]", "must hold a mapping"),
         (None, "cannot read deepspeed="),
