@@ -11,21 +11,8 @@ from enum import Enum
 from functools import cached_property
 from typing import Literal
 
-Kind = Literal["config", "code", "memory", "storage", "network", "node", "numbers", "hang", "preemption"]
-"""The class of a failure. All but node and preemption are also reported by the shared trainer."""
-Retry = Literal["retry", "elsewhere", "never"]
-"""If another attempt can help: as it is, on other nodes, or not before something was changed."""
-RETRY_BY_KIND: Mapping[Kind, Retry] = {
-    "config": "never",
-    "code": "never",
-    "memory": "never",
-    "storage": "never",
-    "numbers": "never",
-    "network": "retry",
-    "hang": "retry",
-    "preemption": "retry",
-    "node": "elsewhere",
-}
+from orchestrator.failure_class import FailureClass, Retry
+
 Log = Literal["rank", "batch", "kernel", "event"]
 """Output of a rank or a launcher, log of a batch script, log of the kernel, events of the agent."""
 PROGRAM: tuple[Log, ...] = ("rank", "batch", "event")
@@ -67,7 +54,7 @@ class Signature:
     pattern: str
     """A regular expression for a part of one line, or of `lines` lines joined by newlines."""
     role: Role
-    kind: Kind
+    kind: FailureClass
     cause: str
     """One sentence."""
     remedy: tuple[str, ...]
@@ -90,7 +77,7 @@ class Signature:
     @property
     def retry(self) -> Retry:
         """If another attempt can help."""
-        return self.retries or RETRY_BY_KIND[self.kind]
+        return self.retries or self.kind.retry
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
@@ -142,7 +129,7 @@ def signature(  # noqa: PLR0917  a row of a table
     role: Role,
     name: str,
     pattern: str,
-    kind: Kind,
+    kind: str,
     cause: str,
     *remedy: str,
     sample: str | tuple[str, ...],
@@ -152,11 +139,24 @@ def signature(  # noqa: PLR0917  a row of a table
     logs: tuple[Log, ...] = PROGRAM,
     follows: tuple[str, ...] = (),
     lines: int = 1,
-    retry: Retry | None = None,
+    retry: str | None = None,
 ) -> Signature:
     """A row."""
     samples = (sample,) if isinstance(sample, str) else sample
     literals = (literal,) if isinstance(literal, str) else literal
     return Signature(
-        name, pattern, role, kind, cause, remedy, samples, near, source, literals, logs, follows, lines, retry
+        name,
+        pattern,
+        role,
+        FailureClass(kind),
+        cause,
+        remedy,
+        samples,
+        near,
+        source,
+        literals,
+        logs,
+        follows,
+        lines,
+        Retry(retry) if retry else None,
     )

@@ -15,16 +15,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast, get_args
 
-from orchestrator.diagnosis.signature import RETRY_BY_KIND, Kind, Retry, Role, Signature
+from orchestrator.diagnosis.signature import Role, Signature
+from orchestrator.failure_class import FailureClass, Retry
 
 LEAST_TEXT = 6
 """Characters of the longest part of a text without `*`: a search for a shorter one finds half of the log."""
 MOST_TEXT, MOST_WILDCARDS = 500, 4
 _ID = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _ROLES = {"root": Role.ROOT, "symptom": Role.SYMPTOM, "consequence": Role.CONSEQUENCE, "note": Role.NOTE}
-_CHOICES = {"role": tuple(_ROLES), "kind": tuple(RETRY_BY_KIND), "retry": get_args(Retry)}
+_KINDS = tuple(kind.value for kind in FailureClass if kind is not FailureClass.UNKNOWN)
+_CHOICES = {"role": tuple(_ROLES), "kind": _KINDS, "retry": tuple(retry.value for retry in Retry)}
 _REQUIRED, _OPTIONAL, _REPEATED = ("text", "cause", "remedy", "sample"), ("near", *_CHOICES), ("remedy", "sample")
 
 
@@ -117,19 +118,19 @@ def _signature(section: _Section, position: str, file: str) -> Signature:
         raise SignatureError(
             f"{position} text: is longer than {MOST_TEXT} characters, or has more than {MOST_WILDCARDS} `*`, which is slow"
         )
-    kind = cast("Kind", section.value("kind") or "code")
+    retry = section.value("retry")
     row = Signature(
         id=section.name,
         pattern=_pattern(parts),
         role=_ROLES[section.value("role") or "root"],
-        kind=kind,
+        kind=FailureClass(section.value("kind") or "code"),
         cause=section.value("cause"),
         remedy=tuple(section.values["remedy"]),
         samples=tuple(section.values["sample"]),
         near_miss=section.value("near"),
         source=file,
         literals=(literal,),
-        retries=cast("Retry | None", section.value("retry") or None),
+        retries=Retry(retry) if retry else None,
     )
     for sample in row.samples:
         if row.expression.search(sample) is None:

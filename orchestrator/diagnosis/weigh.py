@@ -14,7 +14,8 @@ from enum import Enum
 from typing import Any
 
 from orchestrator.diagnosis.evidence import MOST_PER_LOG, Evidence, Hit
-from orchestrator.diagnosis.signature import Kind, Retry, Role, filled, filled_remedy
+from orchestrator.diagnosis.signature import Role, filled, filled_remedy
+from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.names.hostlist import fold
 
 KERNEL_LOG = "kernel log"
@@ -49,7 +50,7 @@ class Diagnosis:
 
     cause: str = ""
     signature: str | None = None
-    kind: Kind | None = None
+    kind: FailureClass | None = None
     retry: Retry | None = None
     nodes: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
@@ -71,8 +72,8 @@ class Diagnosis:
         return {
             "cause": self.cause or None,
             "signature": self.signature,
-            "kind": self.kind,
-            "retry": self.retry,
+            "kind": self.kind.value if self.kind else None,
+            "retry": self.retry.value if self.retry else None,
             "nodes": list(self.nodes),
             "ranks": list(self.ranks),
             "confidence": self.confidence.value if self.confidence else None,
@@ -245,7 +246,9 @@ def _confidence(  # noqa: PLR0911  one line per rule
 
 def _is_of_kernel(chosen: Sequence[Hit]) -> bool:
     """True if the kernel killed a process for lack of memory, and no other log has it."""
-    return chosen[0].signature.kind == "memory" and all(hit.file.endswith(f"/{KERNEL_LOG}") for hit in chosen)
+    return chosen[0].signature.kind is FailureClass.MEMORY and all(
+        hit.file.endswith(f"/{KERNEL_LOG}") for hit in chosen
+    )
 
 
 def _is_beside(hit: Hit, chosen: Sequence[Hit]) -> bool:

@@ -46,7 +46,7 @@ def test_a_signature_of_the_user_is_found_and_weighed() -> None:
         (("[licence-server]", "[cuda-oom]"), "mine:2: [cuda-oom] is the id of another signature; choose a new one"),
         (("[licence-server]", ""), "mine:3: 'text: no licence from * after' is not `key: value` below an [id]"),
         (("kind: network", "kind"), "mine:9: 'kind' is not `key: value` below an [id]"),
-        (("kind: network", "kind: site"), "mine:9: kind: 'site' is none of config, code, memory, storage, numbers, network, hang, preemption, node"),
+        (("kind: network", "kind: site"), "mine:9: kind: 'site' is none of config, code, memory, storage, network, node, numbers, hang, preemption"),
         (("kind: network", "pattern: x"), "mine:9: pattern: no such key; the keys are text, cause, remedy, sample, near, role, kind, retry"),
         (("kind: network", "cause: x"), "mine:9: cause: is in [licence-server] twice"),
         (("cause: the licence server did not answer\n", ""), "mine:2: [licence-server] has no cause: line"),

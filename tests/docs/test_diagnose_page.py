@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from orchestrator.diagnosis.catalogue import CATALOGUE, PROGRAMS
-from orchestrator.diagnosis.signature import RETRY_BY_KIND, Role, Signature
+from orchestrator.diagnosis.signature import Role, Signature
+from orchestrator.failure_class import FailureClass
 from tests.paths import ROOT
 
 PAGE = ROOT / "docs" / "diagnose.md"
@@ -26,7 +27,7 @@ def _row(row: Signature) -> str:
         row.role.value,
         row.cause,
         row.remedy[0] if row.remedy else "",
-        f"{row.kind}: {row.retry}",
+        f"{row.kind.value}: {row.retry.value}",
         row.source,
     )
     return f"| {' | '.join(map(_cell, cells))} |"
@@ -51,7 +52,7 @@ def test_catalogue_of_the_page_is_current(request: pytest.FixtureRequest) -> Non
     assert generated == text
 
 
-def test_page_explains_every_role_and_kind() -> None:
+def test_page_explains_every_role_and_class() -> None:
     page = PAGE.read_text("utf-8")
     assert all(f"| {role.value} |" in page for role in Role if role is not Role.UNKNOWN)
-    assert all(f"`{kind}`" in page for kind in RETRY_BY_KIND)
+    assert all(f"| `{kind.value}` | {kind.text} | {kind.retry.value} |" in page for kind in FailureClass)
