@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.endpoint.clock import ClockBounds
 from orchestrator.endpoint.replies import Finished, NodeObservation
-from orchestrator.node.endpoint.serve import Handlers
+from orchestrator.node.endpoint.handlers import Handlers
 from orchestrator.node.events import Clock
 from orchestrator.node.protocol import HELLO
 from tests.until import until
