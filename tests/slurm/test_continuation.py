@@ -118,7 +118,7 @@ def test_retries_are_bounded_though_each_makes_progress(start: Start, orch: Orch
     cluster.start_soon(job)
     status = cluster.wait_for(orch, run, "FAILED")
     assert status["attempt"] == 2
-    assert "attempt 2 was the last: slurm.max_retries is 1" in status["message"]
+    assert "attempt 2 was the last: max_retries is 1" in status["message"]
 
 
 @pytest.mark.parametrize(

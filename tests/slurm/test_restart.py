@@ -127,7 +127,7 @@ def test_job_fails_after_three_attempts_without_progress(orch: Orch, cluster: Cl
     assert "exited 7" in status["message"]
     log = orch("logs", run).stdout
     assert (
-        log.count("3 attempts in a row made no progress, so the job is not restarted: the newest saved step is 3") == 1
+        log.count("3 attempts in a row made no progress, so the run is not restarted: the newest saved step is 3") == 1
     )
 
 

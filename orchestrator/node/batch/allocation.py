@@ -1,4 +1,4 @@
-"""The nodes of a Slurm allocation that an attempt runs on: nodes that failed are left out while there are others."""
+"""The nodes of a Slurm allocation that can be used: all but those that failed a check."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from orchestrator.node.files import read_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping, Sequence
-
-    from orchestrator.node.batch.history import Attempt
+    from collections.abc import Mapping
 
 LEFT_OUT = "left-out.json"  # beside the facts: the nodes that failed a check
 
@@ -47,20 +45,3 @@ def numbers(span: str) -> list[str]:
     """The numbers of `7` or `08-11`, with their zero padding."""
     first, _, last = span.partition("-")
     return [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
-
-
-def choose(names: Sequence[str], count: int, attempts: Sequence[Attempt], spares: Container[str]) -> list[str]:
-    """
-    The nodes of the next attempt, in the order of the allocation; fewer than count if too few are left.
-
-    Args:
-        names: the allocation.
-        attempts: all so far. A node that was lost in this allocation is excluded; one that failed is used if there is no other.
-        spares: the nodes that are unused until another one fails.
-    """
-    in_allocation = [attempt for attempt in attempts if attempt.requeues == attempts[-1].requeues]
-    lost = {name for attempt in in_allocation for name in attempt.lost}
-    failed_nodes = [attempt.first_failed_node for attempt in attempts]
-    usable = [name for name in names if name not in lost]
-    best = sorted(usable, key=lambda name: (failed_nodes.count(name), name in spares))[:count]
-    return [name for name in names if name in best]

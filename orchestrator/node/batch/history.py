@@ -8,12 +8,11 @@ import time
 
 from orchestrator.node.events import NodeHistory, State, cause_s, read_history
 from orchestrator.node.files import read_json
+from orchestrator.node.retry import saved_step
 from orchestrator.node.run_folder import node_folders
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from orchestrator.node.events import Event
 
 POLL_S = 0.2
@@ -116,13 +115,11 @@ class Attempt:
 
 
 def newest_step(folder: str) -> int | None:
-    """The newest step that ranks of a node have saved; for programs that do not report saving, the newest step."""
-    steps = []
-    for name in os.listdir(folder) if os.path.isdir(folder) else []:
-        progress = (read_json(os.path.join(folder, name)) or {}) if name.endswith(".json") else {}
-        step = progress.get("saved", progress.get("step"))
-        steps += [step] if isinstance(step, int) else []
-    return max(steps, default=None)
+    """The newest step that ranks of a node have saved."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    files = (os.path.join(folder, name) for name in names if name.endswith(".json"))
+    steps = (saved_step(read_json(file) or {}) for file in files)
+    return max((step for step in steps if step is not None), default=None)
 
 
 def wait_for_ends(folder: str, nodes: int, patience_s: float) -> Attempt:
@@ -133,17 +130,3 @@ def wait_for_ends(folder: str, nodes: int, patience_s: float) -> Attempt:
         if len(attempt.ends) >= nodes or time.monotonic() >= deadline:
             return attempt
         time.sleep(POLL_S)
-
-
-def attempts_without_progress(attempts: Sequence[Attempt]) -> int:
-    """
-    Count the last attempts in a row without progress.
-
-    An attempt makes progress if it saves a new step; if it reports no steps, if it runs until Slurm's warning.
-    """
-    best, count = 0, 0
-    for attempt in attempts:
-        has_progress = attempt.was_warned if attempt.saved is None else attempt.saved > best
-        count = 0 if has_progress else count + 1
-        best = max(best, attempt.saved or 0)
-    return count

@@ -8,12 +8,19 @@ import shutil
 import signal
 import sys
 
-from orchestrator.node.batch.allocation import choose, usable_nodes
-from orchestrator.node.batch.history import Attempt, attempts_without_progress, wait_for_ends
+from orchestrator.node.batch.allocation import usable_nodes
+from orchestrator.node.batch.history import Attempt, wait_for_ends
 from orchestrator.node.batch.requeue import requeue
 from orchestrator.node.events import Clock, EventLog, Kind
 from orchestrator.node.files import write_json
 from orchestrator.node.job import load_job
+from orchestrator.node.retry import (
+    attempts_without_progress,
+    choose_nodes,
+    newest_saved,
+    reason_against_restart,
+    retry_may_help,
+)
 from orchestrator.node.run_folder import attempt_folder, newest_attempt
 
 TYPE_CHECKING = False
@@ -22,7 +29,6 @@ if TYPE_CHECKING:
 
     from orchestrator.node.job import Job
 
-MOST_WITHOUT_PROGRESS = 3  # attempts in a row
 LATE_S = 2.0  # the wait for Slurm's SIGTERM, which may arrive after the ranks' SIGTERM, and for the agents' last events
 SAVING_S = 20.0  # the wait for a save that runs at the time limit; Slurm kills after 30 s (KillWait)
 
@@ -71,24 +77,17 @@ def nodes_for(path: str) -> list[str]:
     """The nodes on which the attempt of that job.json is to run."""
     job = load_job(path, os.environ["SLURMD_NODENAME"], 0)
     assert job.slurm is not None, "a job of Slurm"
-    return choose(usable_nodes(job.run_dir, os.environ), len(job.ranks), attempts_of(job), job.slurm["spares"])
-
-
-def retry_may_help(attempts: Sequence[Attempt]) -> bool:
-    """True if another attempt may succeed: a step was saved, or the cause of the failure was a node or Slurm."""
-    last = attempts[-1]
-    start_failed = len(attempts) > 1 and not last.started  # the program can start: it did so before
-    return not last.no_retry and bool(last.broken or start_failed or any(attempt.saved for attempt in attempts))
+    return choose_nodes(usable_nodes(job.run_dir, os.environ), len(job.ranks), attempts_of(job), job.slurm["spares"])
 
 
 def restart(job: Job, folder: str, attempts: Sequence[Attempt], status: int) -> int:
     """Prepare the next attempt in this allocation; requeue if it has too few usable nodes or too little time left."""
     assert job.slurm is not None, "a job of Slurm"
-    names = choose(usable_nodes(job.run_dir, os.environ), len(job.ranks), attempts, job.slurm["spares"])
+    names = choose_nodes(usable_nodes(job.run_dir, os.environ), len(job.ranks), attempts, job.slurm["spares"])
     last = attempts[-1]
     if len(names) < len(job.ranks) or last.was_warned or not last.started:
         return restart_from_queue(job, folder, attempts, status, at_limit=False)
-    reason = reason_against_restart(job, attempts)
+    reason = reason_against_restart(attempts, job.slurm["max_retries"])
     events = node_events(folder)
     if reason:
         print(f"orch: {reason}", file=sys.stderr)
@@ -122,26 +121,10 @@ def reason_against_requeue(job: Job, attempts: Sequence[Attempt], *, at_limit: b
     """The reason not to requeue the job; empty if there is none."""
     assert job.slurm is not None, "a job of Slurm"
     if job.slurm["requeue"] == "never":
-        return "the job is not restarted: slurm.requeue is never"
+        return "the run is not restarted: slurm.requeue is never"
     if at_limit and (attempts[-1].saved is None or attempts_without_progress(attempts)):
-        return f"the time limit came before progress was saved, so the job is not restarted: {newest_saved(attempts)}"
-    return reason_against_restart(job, attempts)
-
-
-def reason_against_restart(job: Job, attempts: Sequence[Attempt]) -> str:
-    """The reason against any further attempt; empty if there is none."""
-    assert job.slurm is not None, "a job of Slurm"
-    retries, newest = job.slurm["max_retries"], newest_saved(attempts)
-    if attempts_without_progress(attempts) >= MOST_WITHOUT_PROGRESS:
-        return f"{MOST_WITHOUT_PROGRESS} attempts in a row made no progress, so the job is not restarted: {newest}"
-    if job.attempt > retries:
-        return f"attempt {job.attempt} was the last: slurm.max_retries is {retries}; {newest}"
-    return ""
-
-
-def newest_saved(attempts: Sequence[Attempt]) -> str:
-    step = max((attempt.saved or 0 for attempt in attempts), default=0)
-    return f"the newest saved step is {step}" if step else "nothing was saved"
+        return f"the time limit came before progress was saved, so the run is not restarted: {newest_saved(attempts)}"
+    return reason_against_restart(attempts, job.slurm["max_retries"])
 
 
 def node_events(folder: str) -> EventLog:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from orchestrator.node.batch import requeue, restart
-from orchestrator.node.batch.allocation import choose, node_names
-from orchestrator.node.batch.history import Attempt, attempts_without_progress
+from orchestrator.node.batch.allocation import node_names
+from orchestrator.node.batch.history import Attempt
 from orchestrator.node.job import Job
+from orchestrator.node.retry import attempts_without_progress, choose_nodes, retry_may_help
 
 LEFT: dict[str, Any] = {"event": "rank-exited", "rank": 0, "code": 99, "done": False}
 FAILED: dict[str, Any] = {"event": "agent-finished", "state": "FAILED", "exit": {"code": 1, "time": 5.0}}
@@ -100,10 +101,10 @@ def test_program_that_reports_no_progress_makes_some_if_it_runs_until_it_is_warn
             [5, 5, 5, 5],
             {},
             False,
-            "3 attempts in a row made no progress, so the job is not restarted: the newest saved step is 5",
+            "3 attempts in a row made no progress, so the run is not restarted: the newest saved step is 5",
         ),
         ([5, 5, 5], {}, False, ""),
-        ([1, 2, 3], {"max_retries": 2}, False, "attempt 3 was the last: slurm.max_retries is 2"),
+        ([1, 2, 3], {"max_retries": 2}, False, "attempt 3 was the last: max_retries is 2"),
         ([1, 2, 3], {"max_retries": 3}, False, ""),
         ([0], {"max_retries": 0}, False, "attempt 1 was the last"),
         ([1], {"requeue": "never"}, False, "slurm.requeue is never"),
@@ -256,7 +257,7 @@ FINE, FAILS, LOST = [STARTED, STOPPED], [STARTED, _failed(5.0)], [STARTED]
 def test_nodes_of_the_next_attempt_are_those_that_did_not_fail(
     tmp_path: Path, attempts: list[tuple[int, dict[str, list[dict[str, Any]]]]], chosen: list[str]
 ) -> None:
-    assert choose(["a", "b", "s"], 2, _attempts(tmp_path, *attempts), ["s"]) == chosen
+    assert choose_nodes(["a", "b", "s"], 2, _attempts(tmp_path, *attempts), ["s"]) == chosen
 
 
 KILLED: dict[str, Any] = {"event": "agent-finished", "state": "FAILED", "exit": None}
@@ -277,4 +278,4 @@ TRAINS: dict[str, Any] = {"event": "rank-started", "rank": 0}
 def test_failed_run_is_restarted_if_a_retry_may_help(
     tmp_path: Path, nodes: list[list[dict[str, Any]]], saved: int, *, expected: bool
 ) -> None:
-    assert restart.retry_may_help([_read(tmp_path, 1, *nodes, progress={"saved": saved})]) is expected
+    assert retry_may_help([_read(tmp_path, 1, *nodes, progress={"saved": saved})]) is expected
