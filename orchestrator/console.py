@@ -15,7 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TextIO
 
 from orchestrator.errors import OrchError
-from orchestrator.logs.folding import Fold, Folder
+from orchestrator.logs.folding import Fold, Folding
 from orchestrator.logs.lines import LogLines, prefix_of, prefixed
 from orchestrator.logs.printable import printable
 from orchestrator.names.hostlist import fold
@@ -178,7 +178,7 @@ class LogView:
         """
         self._as_json = as_json
         self._ranks_of = ranks_of
-        self._folder = Folder()
+        self._folding = Folding()
         self._quiet = quiet
         self._stream = stream or sys.stdout
         self._colour = self._stream.isatty() and not os.environ.get("NO_COLOR")
@@ -197,11 +197,11 @@ class LogView:
         if self._ranks_of is None:
             self._print(map(self._text, lines))
         else:
-            self._print(map(self._fold_text, chain(self._folder.add(lines), self._folder.overdue())))
+            self._print(map(self._fold_text, chain(self._folding.add(lines), self._folding.overdue())))
 
     def close(self) -> None:
         """Print the lines that were kept to fold others with them."""
-        self._print(map(self._fold_text, self._folder.rest()))
+        self._print(map(self._fold_text, self._folding.rest()))
 
     def _print(self, parts: Iterable[str]) -> None:
         texts, size = [], 0

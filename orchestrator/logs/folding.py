@@ -14,7 +14,7 @@ from orchestrator.names.hostlist import fold, fold_last_number
 
 WINDOW_S = 1.0
 MAX_LINES = 100_000
-"""Of all folds that are held; a cluster's ranks print fewer in a second, unless their lines differ."""
+"""The most lines in memory; the ranks of a cluster print fewer different lines in a second."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Fold:
         return f"[{_folded(nodes)}:{'*' if has_all else fold_last_number(map(str, ranks)).strip('[]')}]"
 
 
-class Folder:
+class Folding:
     """
     Folds lines that are equal, of the same stream, and at most WINDOW_S later than the first of them.
 
@@ -61,7 +61,7 @@ class Folder:
 
     def __init__(self) -> None:
         self._folds: deque[Fold] = deque()
-        """Those that are not yet yielded, in the order of their first lines."""
+        """The folds that later lines can still join, in the order of their first lines."""
         self._by_text: dict[tuple[str, str, bool], deque[Fold]] = {}
         self._latest: dict[tuple[str, int | None, str], int] = {}
         """The number of the fold with the last line of each rank's stream."""

@@ -19,9 +19,9 @@ Stream = Literal["out", "err", "event", "batch"]
 MAX_LINE_BYTES = 1 << 20
 """A longer line is cut into pieces of this size, so that an endless line cannot fill the memory."""
 MAX_WRITE_TIMES = 8192
-"""Unread ones of one file, half an hour; of a longer time, fewer are kept, further apart."""
+"""The most write times in memory of the unread part of one file, those of half an hour. If there are more, every second one is dropped."""
 MIN_READ_TIMES = 64
-"""Of bytes that were read: fewer are not worth dropping."""
+"""The write times of bytes that were read are dropped once they are so many, because dropping copies all others."""
 
 
 @dataclass(frozen=True, slots=True)

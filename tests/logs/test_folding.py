@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from orchestrator.console import LogView
 from orchestrator.logs import folding
-from orchestrator.logs.folding import Folder
+from orchestrator.logs.folding import Folding
 from orchestrator.logs.lines import LogLines, Stream
 from orchestrator.names.hostlist import expand
 
@@ -83,10 +83,10 @@ def test_lines_are_folded_within_a_second_of_the_first() -> None:
 def test_lines_that_are_followed_are_held_for_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    folder = Folder()
-    assert list(folder.add([_line(0, "a")])) == []
+    folds = Folding()
+    assert list(folds.add([_line(0, "a")])) == []
     now += 0.5
-    assert list(chain(folder.add([_line(1, "b")]), folder.overdue())) == []
+    assert list(chain(folds.add([_line(1, "b")]), folds.overdue())) == []
     now += 0.5
-    assert [fold.line.text for fold in folder.overdue()] == ["a"]
-    assert [fold.line.text for fold in folder.rest()] == ["b"]
+    assert [fold.line.text for fold in folds.overdue()] == ["a"]
+    assert [fold.line.text for fold in folds.rest()] == ["b"]
