@@ -17,7 +17,6 @@ from orchestrator.errors import OrchError
 from orchestrator.fanout import each, failed_nodes
 from orchestrator.launchers.base import AttemptFolder, Launcher
 from orchestrator.names.hostlist import fold
-from orchestrator.node.search import TIME_OVER
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.run import RunRecord
 
@@ -44,14 +43,11 @@ def diagnose_run(name: str, signatures_file: Path | None, on_progress: OnProgres
     with closing(launcher):
         results = _search_nodes(launcher, int(plan.ssh["fanout"]), signatures) if record.started else []
         batch_log = launcher.batch_log(BATCH_LOG_BYTES)
-    bodies = [body for result in results if not isinstance(result, OrchError) for body in result["logs"]]
-    remarks = [remark for result in results if not isinstance(result, OrchError) for remark in result["remarks"]]
     missing = failed_nodes(results)
-    is_partial = (
-        missing is not None
-        or any(body["skipped"] for body in bodies)
-        or any(remark.endswith(TIME_OVER) for remark in remarks)
-    )
+    replies = [result for result in results if not isinstance(result, OrchError)]
+    bodies = [body for reply in replies for body in reply["logs"]]
+    remarks = [remark for reply in replies for remark in reply["remarks"]]
+    is_partial = missing is not None or any(reply["is_partial"] for reply in replies)
     evidence = Evidence(world_size=plan.world_size, is_partial=is_partial)
     for body in bodies:
         evidence += _evidence_of(body, signatures)
@@ -60,7 +56,7 @@ def diagnose_run(name: str, signatures_file: Path | None, on_progress: OnProgres
     evidence += _evidence_of_record(record, signatures)
     return Diagnosed(
         weigh(evidence),
-        tuple(f"{body['node']}/{body['name']}" for body in bodies),
+        tuple(dict.fromkeys(f"{body['node']}/{body['name']}" for body in bodies)),
         sum(body["bytes"] for body in bodies),
         run=record.id,
         state=record.state.value,

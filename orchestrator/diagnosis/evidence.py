@@ -56,7 +56,7 @@ class Evidence:
     counts: Mapping[str, int] = field(default_factory=dict)
     """Signature -> the number of lines, also those that are not kept as hits."""
     progress_lines: Mapping[str, int] = field(default_factory=dict)
-    """File -> the last line that looks like progress of the training; 0 if none follows the first hit."""
+    """File -> the last line that looks like progress of the training; 0 if there is none."""
     world_size: int | None = None
     """The number of ranks, if it is known."""
     first_failure: tuple[int | None, str] | None = None

@@ -17,9 +17,8 @@ from orchestrator.diagnosis.evidence import MOST_PER_LOG, Evidence, Hit
 from orchestrator.diagnosis.signature import Role, filled, filled_remedy
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.names.hostlist import fold
+from orchestrator.node.search import KERNEL_LOG
 
-KERNEL_LOG = "kernel log"
-"""The name of the kernel's log, as the nodes give it."""
 MOST_PROOF, MOST_ERRORS = 3, 5
 CONTINUED_LINES = 64
 """If a training writes progress so many lines after an error, it has survived the error."""

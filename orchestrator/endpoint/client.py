@@ -388,10 +388,11 @@ class Endpoint:
         wait_s: float,
     ) -> messages.SearchReply:
         """
-        Search the output of the ranks, and of each larger file the last max_bytes.
+        Search the output of the ranks: first the end of each file, then the files from their starts.
 
         Args:
             kernel: the ids of the patterns to search the log of the kernel for.
+            max_bytes: of each file, half of it at its end at most, and half of it at its start.
             wait_s: the time after which the search ends with what it has.
         """
         request: messages.SearchRequest = {

@@ -388,7 +388,7 @@ class HitBody(TypedDict):
 
 
 class SearchRequest(NodeFolders):
-    """`kernel` are the ids of the patterns for the log of the kernel. Files larger than `max_bytes` are searched from their end minus that."""
+    """`kernel` are the ids of the patterns for the log of the kernel. Of a file larger than `max_bytes`, parts of that size are searched."""
 
     patterns: List[PatternBody]
     kernel: List[str]
@@ -397,22 +397,24 @@ class SearchRequest(NodeFolders):
 
 
 class LogBody(TypedDict):
-    """The hits in one log; their lines are counted after the `skipped` bytes. `progress_line` is that of Search."""
+    """The hits in one log, or a part of it; its `lines` are counted after the `skipped` bytes. `progress_line` is that of Search."""
 
     node: str
     name: str
     skipped: int
     bytes: int
+    lines: int
     hits: List[HitBody]
     counts: Dict[str, int]
     progress_line: int
 
 
 class SearchReply(TypedDict):
-    """`remarks` are sentences about the nodes: logs that cannot be read, full disks, little memory."""
+    """`remarks` are sentences about the nodes: logs that cannot be read, full disks, little memory. `is_partial`: not all was searched."""
 
     logs: List[LogBody]
     remarks: List[str]
+    is_partial: bool
 
 
 class ActiveRunsRequest(TypedDict):

@@ -22,7 +22,8 @@ BEFORE_BYTES = 1024
 KEPT_BYTES = 1024  # of a line that is remembered
 MOST_REMEMBERED = 1 << 14  # lines
 HEAD_BYTES = 80
-TIME_OVER = "the time was over"  # ends the remark that a part of a log was not searched
+KERNEL_LOG = "kernel log"
+"""The name of the kernel's log of a node, as of the file of a rank."""
 _DIGITS = b"0123456789"
 _RETURN_IS_NEWLINE = bytes.maketrans(b"\r", b"\n")  # a progress bar writes its states on one line
 _COLOURS = re.compile("\x1b\\[[0-9;:]*[A-Za-z]")
@@ -43,7 +44,9 @@ class Search:
         self.counts: Dict[str, int] = {}
         self.bytes = 0
         self.progress_line = 0
-        """The last line that looks like progress of a training, of those after the first hit; 0 if there is none."""
+        """The last line that looks like progress of a training; 0 if there is none."""
+        self.lines = 0
+        """The number of newlines that were searched."""
         self._most = most
         self._patterns = [
             (body["id"], re.compile(body["expression"]), body["lines"], [text.encode() for text in body["texts"]])
@@ -59,8 +62,8 @@ class Search:
         self._candidates: Dict[bytes, Tuple[int, ...]] = {}
         """Lines without digits -> the patterns of which they contain a text."""
         self._buffer = b""
-        self._lines = 0
-        """The number of newlines before the buffer."""
+        self._progress: Set[bytes] = set()
+        """The texts of progress that this log contains."""
 
     def feed(self, data: bytes) -> None:
         """Add the next bytes."""
@@ -82,11 +85,10 @@ class Search:
         long = self._classify(different - self._known)
         if long or not self._candidates.keys().isdisjoint(different):
             self._match(block, lines, long)
-        if self.hits:
-            last = max(block.rfind(text) for text in _PROGRESS)
-            if last >= 0:
-                self.progress_line = self._lines + block.count(b"\n", 0, last) + 1
-        self._lines += block.count(b"\n")
+        last = max(map(block.rfind, self._progress), default=-1)
+        if last >= 0:
+            self.progress_line = self.lines + block.count(b"\n", 0, last) + 1
+        self.lines += block.count(b"\n")
         self._buffer = self._buffer[end:]
 
     def _classify(self, new: Set[bytes]) -> Dict[bytes, Tuple[int, ...]]:
@@ -100,6 +102,7 @@ class Search:
         if len(self._candidates) > MOST_REMEMBERED:
             self._candidates.clear()
         joined = b"\n".join(new)
+        self._progress.update(text for text in _PROGRESS if text in joined)
         present = [(text, indexes) for text, indexes in self._by_text if text in joined]
         for line in new:
             found = {index for text, indexes in present if text in line for index in indexes}
@@ -121,7 +124,7 @@ class Search:
                     if expression.search(text):
                         newlines += block.count(b"\n", counted, offset)
                         counted = offset
-                        self._add(name, self._lines + newlines + 1, text, self._head(block, offset))
+                        self._add(name, self.lines + newlines + 1, text, self._head(block, offset))
                         break
             offset += len(raw_line) + 1
 

@@ -84,7 +84,11 @@ def _word(number: int) -> bytes:
     return bytes(97 + int(digit) for digit in str(number))
 
 
-def test_the_last_progress_after_the_first_hit_is_known() -> None:
+def test_the_last_line_that_looks_like_progress_is_known() -> None:
     search = searched([b"step=1\ndisk 1 failed\nx\nstep=2\nx\n"], FAILED)
-    assert search.progress_line == 4
-    assert searched([b"step=1\nx\n"], FAILED).progress_line == 0
+    assert (search.progress_line, search.lines) == (4, 5)
+    for size in (1, 7, 5000):
+        log = b"step=1\n" + b"x\n" * 6000 + b"10 it/s]\n" + b"y" * 9000
+        search = searched([log[start : start + size] for start in range(0, len(log), size)], FAILED)
+        assert (search.progress_line, search.lines) == (6002, 6002), size
+    assert searched([b"x\n"], FAILED).progress_line == 0

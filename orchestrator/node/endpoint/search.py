@@ -11,18 +11,21 @@ import time
 from orchestrator.node.digits import three_digits
 from orchestrator.node.endpoint.report import READ_FIRST, clock_ahead_s, streams
 from orchestrator.node.events import read_history
-from orchestrator.node.files import full_disk
+from orchestrator.node.files import full_disk, read_at
 from orchestrator.node.machine import boot_id
 from orchestrator.node.run_folder import node_folders, read_agent
-from orchestrator.node.search import BLOCK_BYTES, TIME_OVER, Search
+from orchestrator.node.search import BLOCK_BYTES, KERNEL_LOG, Search
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterator, Optional, Tuple
+    from typing import Iterator, List, Optional, Tuple
 
     from orchestrator.node import messages
 
-MOST_HITS = 3  # of each pattern in one file
+MOST_HITS = 3  # of each pattern in one part of a file
+END_BYTES = 1 << 24  # of a larger file, searched before everything else: the failure is there
+ENDS_BYTES = 1 << 29  # of all files together
+LEAST_END_BYTES = 1 << 18
 KERNEL_S = 2.0
 LATE_S = 5.0  # messages of the kernel from after the end of a run may be about it
 KERNEL_LOGS = (("dmesg",), ("journalctl", "-k", "-b", "--no-pager", "-o", "short-monotonic", "-n", "20000"))
@@ -31,41 +34,103 @@ LITTLE_MEMORY = 0.03  # of all
 
 
 def search(request: messages.SearchRequest, _payload: bytes) -> Tuple[messages.SearchReply, bytes]:
-    """Search the output of all ranks; of files larger than max_bytes only the end, and until wait_s have passed."""
+    """Search the output of all ranks, until wait_s have passed: the ends of all files, then the files from their starts."""
     deadline = time.monotonic() + request["wait_s"]
-    reply: messages.SearchReply = {"logs": [], "remarks": []}
-    for node, folder in node_folders(request):
-        for name, size in sorted(streams(folder)):
-            if name in READ_FIRST:
-                continue
-            if time.monotonic() >= deadline:
-                reply["remarks"].append(f"{node}: {name} was not searched: {TIME_OVER}")
-                continue
-            path = os.path.join(folder, name)
-            log = _search_file(request, path, node=node, size=size, deadline=deadline)
-            reply["logs"].append(log)
-            if log["skipped"] + log["bytes"] < size:
-                reply["remarks"].append(f"{node}: {name}: only its first part was searched: {TIME_OVER}")
+    folders = list(node_folders(request))
+    files = [
+        (node, os.path.join(folder, name), size)
+        for node, folder in folders
+        for name, size in sorted(streams(folder))
+        if name not in READ_FIRST
+    ]
+    end_bytes = min(END_BYTES, max(LEAST_END_BYTES, ENDS_BYTES // max(1, len(files))), request["max_bytes"] // 2)
+    outputs = [Output(request, file, end_bytes=end_bytes, deadline=deadline) for file in files]
+    for output in outputs:
+        output.search_start()
+    reply: messages.SearchReply = {
+        "logs": [body for output in outputs for body in output.bodies()],
+        "remarks": [remark for output in outputs for remark in output.remarks()],
+        "is_partial": not all(output.is_complete for output in outputs),
+    }
+    for node, folder in folders:
         agent = read_agent(folder)
         if agent is not None and agent.get("boot_id") == boot_id():
             _search_machine(request, node, folder, period=period_s(folder, agent), reply=reply)
     return reply, b""
 
 
-def _search_file(
-    request: messages.SearchRequest, path: str, *, node: str, size: int, deadline: float
-) -> messages.LogBody:
-    found = Search(request["patterns"], MOST_HITS)
-    skipped = max(0, size - request["max_bytes"])
-    with open(path, "rb") as file:
-        file.seek(skipped)
-        while time.monotonic() < deadline:
-            block = file.read(BLOCK_BYTES)
-            if not block:
-                break
-            found.feed(block)
-    found.close()
-    return _log(found, node, os.path.basename(path), skipped)
+class Output:
+    """The search of one output file: its end, and then the file from its start to there."""
+
+    def __init__(
+        self, request: messages.SearchRequest, file: Tuple[str, str, int], *, end_bytes: int, deadline: float
+    ) -> None:
+        """Search the last `end_bytes` of a file, given by node, path and size."""
+        self._request, self._deadline = request, deadline
+        self._node, self._path, self._size = file
+        self._start: Optional[messages.LogBody] = None
+        self._end = self._part(line_start(self._path, self._size - end_bytes), self._size)
+
+    def search_start(self) -> None:
+        """Search what is before the end, as much as is requested."""
+        size = min(self._end["skipped"], self._request["max_bytes"] - self._request["max_bytes"] // 2)
+        if size and time.monotonic() < self._deadline:
+            self._start = self._part(0, size)
+
+    @property
+    def is_complete(self) -> bool:
+        return self._end["bytes"] + (self._start["bytes"] if self._start else 0) == self._size
+
+    def bodies(self) -> List[messages.LogBody]:
+        """The searched parts; they are joined if they are the whole file."""
+        if self._start is None:
+            return [self._end] if self._end["bytes"] or not self._size else []
+        return [joined(self._start, self._end)] if self.is_complete else [self._start, self._end]
+
+    def remarks(self) -> List[str]:
+        """A sentence about what was not searched; none if everything was."""
+        if self.is_complete:
+            return []
+        name = os.path.basename(self._path)
+        how = f"only parts of {name} were searched" if self.bodies() else f"{name} was not searched"
+        why = "the time was over" if time.monotonic() >= self._deadline else "it is too large"
+        return [f"{self._node}: {how}: {why}"]
+
+    def _part(self, begin: int, end: int) -> messages.LogBody:
+        found = Search(self._request["patterns"], MOST_HITS)
+        with open(self._path, "rb") as file:
+            file.seek(begin)
+            while found.bytes < end - begin and time.monotonic() < self._deadline:
+                block = file.read(min(BLOCK_BYTES, end - begin - found.bytes))
+                if not block:
+                    break
+                found.feed(block)
+        found.close()
+        return _log(found, self._node, os.path.basename(self._path), begin)
+
+
+def line_start(path: str, offset: int) -> int:
+    """The offset of the first line that begins at `offset` or later; the offset itself if that line is too far away."""
+    if offset <= 0:
+        return 0
+    newline = read_at(path, offset - 1, BLOCK_BYTES).find(b"\n")
+    return offset + max(0, newline)
+
+
+def joined(start: messages.LogBody, end: messages.LogBody) -> messages.LogBody:
+    """The search of a file whose parts were searched one by one."""
+    before = start["lines"]
+    counts = {
+        name: start["counts"].get(name, 0) + end["counts"].get(name, 0) for name in {**start["counts"], **end["counts"]}
+    }
+    return {
+        **start,
+        "bytes": start["bytes"] + end["bytes"],
+        "lines": before + end["lines"],
+        "hits": start["hits"] + [{**hit, "line": hit["line"] + before} for hit in end["hits"]],
+        "counts": counts,
+        "progress_line": end["progress_line"] + before if end["progress_line"] else start["progress_line"],
+    }
 
 
 def _log(found: Search, node: str, name: str, skipped: int) -> messages.LogBody:
@@ -74,6 +139,7 @@ def _log(found: Search, node: str, name: str, skipped: int) -> messages.LogBody:
         "name": name,
         "skipped": skipped,
         "bytes": found.bytes,
+        "lines": found.lines,
         "hits": found.hits,
         "counts": found.counts,
         "progress_line": found.progress_line,
@@ -98,7 +164,7 @@ def _search_machine(
         found = Search([body for body in request["patterns"] if body["id"] in request["kernel"]], MOST_HITS)
         found.feed("".join(lines_between(text, *period)).encode("utf-8", "replace"))
         found.close()
-        reply["logs"].append(_log(found, node, "kernel log", 0))
+        reply["logs"].append(_log(found, node, KERNEL_LOG, 0))
     disks = filter(None, map(full_disk, (folder, os.environ.get("TMPDIR", "/tmp"), "/dev/shm")))  # noqa: S108
     reply["remarks"] += [f"{node}: {disk}" for disk in disks]
     if memory := _little_memory():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -57,23 +58,43 @@ def test_the_output_of_all_nodes_is_searched(request_: messages.SearchRequest) -
     assert search({**request_, "nodes": ["n1"]}, b"")[0]["logs"][0]["node"] == "n1"
 
 
-def test_of_a_large_file_the_end_is_searched(request_: messages.SearchRequest) -> None:
-    reply, _ = search({**request_, "nodes": ["n1"], "max_bytes": 21}, b"")
-    assert hits(reply) == [("n1", "rank-1.out", 2, "KeyError: 'c'")]
-    assert reply["logs"][0]["skipped"] == 7007
+def test_of_a_large_file_its_start_and_its_end_are_searched(request_: messages.SearchRequest) -> None:
+    reply, _ = search({**request_, "nodes": ["n1"], "max_bytes": 42}, b"")
+    assert hits(reply) == [("n1", "rank-1.out", 1, "KeyError: 'b'"), ("n1", "rank-1.out", 2, "KeyError: 'c'")]
+    assert [(log["skipped"], log["bytes"]) for log in reply["logs"]] == [(0, 21), (7007, 21)]
+    assert reply["remarks"] == ["n1: only parts of rank-1.out were searched: it is too large"]
+    assert reply["is_partial"]
+
+
+def test_the_lines_of_the_end_are_numbered_from_the_start(
+    request_: messages.SearchRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, _ = search({**request_, "nodes": ["n1"]}, b"")
+    for end_bytes in (1, 14, 15, 20, 21, 22, 3000, 7013, 7014, 7020):
+        monkeypatch.setattr("orchestrator.node.endpoint.search.END_BYTES", end_bytes)
+        reply, _ = search({**request_, "nodes": ["n1"]}, b"")
+        assert hits(reply) == hits(whole), end_bytes
+        assert (reply, end_bytes) == (whole, end_bytes)
 
 
 def test_a_file_for_which_no_time_is_left_is_named(request_: messages.SearchRequest) -> None:
     reply, _ = search({**request_, "nodes": ["n0"], "wait_s": 0.0}, b"")
-    assert (reply["logs"], reply["remarks"]) == ([], ["n0: rank-0.err was not searched: the time was over"])
+    assert reply["logs"] == []
+    assert reply["remarks"] == ["n0: rank-0.err was not searched: the time was over"]
+    assert reply["is_partial"]
 
 
-def test_a_file_that_is_cut_by_the_time_is_named(request_: messages.SearchRequest, tmp_path: Path) -> None:
-    with (tmp_path / "n0" / "rank-0.err").open("r+b") as file:
-        file.truncate(1 << 33)  # without blocks on the disk; its search takes seconds
-    reply, _ = search({**request_, "nodes": ["n0"], "max_bytes": 1 << 33, "wait_s": 0.2}, b"")
-    assert reply["remarks"] == ["n0: rank-0.err: only its first part was searched: the time was over"]
-    assert hits(reply) == [("n0", "rank-0.err", 2, "KeyError: 'a'")]
+def test_a_search_that_runs_out_of_time_has_searched_the_ends_of_all_files(
+    request_: messages.SearchRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "n0" / "rank-0.out").write_text("KeyError: 'a'\n" * 1000 + "KeyError: 'the end'\n")
+    monkeypatch.setattr("orchestrator.node.endpoint.search.END_BYTES", 20)
+    moments = iter(range(100))
+    clock = SimpleNamespace(monotonic=lambda: float(next(moments)))  # enough for one block of each file
+    monkeypatch.setattr("orchestrator.node.endpoint.search.time", clock)
+    reply, _ = search({**request_, "nodes": ["n0"], "wait_s": 3.5}, b"")
+    assert hits(reply) == [("n0", "rank-0.err", 2, "KeyError: 'a'"), ("n0", "rank-0.out", 1, "KeyError: 'the end'")]
+    assert reply["remarks"] == ["n0: only parts of rank-0.out were searched: the time was over"]
 
 
 def test_the_kernel_log_is_that_of_the_machine_of_the_agent(request_: messages.SearchRequest, tmp_path: Path) -> None:
