@@ -8,7 +8,7 @@ import os
 import tarfile
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from orchestrator.code import Code, walk
@@ -37,8 +37,13 @@ class Bundle:
         self.warnings = (*warnings, *_pointer_warnings(self._members))
         self.size_bytes = sum(info.size for info, _ in self._members)
         self.code_size_bytes = sum(info.size for info, _ in self._members if info.name.startswith("code/"))
-        self.digest = _digest(self._members)
+        digests = {info.name: hashlib.sha256(content).hexdigest() for info, content in self._members}
+        self.digest = _digest(self._members, digests)
         """Hex digest of names, modes and contents; a node that has a bundle of this digest is sent none."""
+        self.code = {
+            name.removeprefix("code/"): text[:16] for name, text in digests.items() if name.startswith("code/")
+        }
+        """The beginning of the digest of each file of the code, by its name."""
         self._lock = threading.Lock()
         self._archive: tuple[bytes, str] | None = None
 
@@ -59,11 +64,11 @@ class Bundle:
             return self._archive
 
 
-def _digest(members: Iterable[tuple[tarfile.TarInfo, bytes]]) -> str:
+def _digest(members: Iterable[tuple[tarfile.TarInfo, bytes]], digests: Mapping[str, str]) -> str:
     total = hashlib.sha256()
-    for info, content in members:
+    for info, _ in members:
         mode = "l" if info.issym() else "x" if info.mode & 0o100 else "-"
-        total.update(f"{info.name}\0{mode}\0{hashlib.sha256(content).hexdigest()}\n".encode(errors="surrogateescape"))
+        total.update(f"{info.name}\0{mode}\0{digests[info.name]}\n".encode(errors="surrogateescape"))
     return total.hexdigest()[:32]
 
 

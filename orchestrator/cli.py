@@ -351,6 +351,31 @@ def env(
 
 
 @app.command()
+@click.argument("run", metavar="RUN", shell_complete=_run_names)
+@click.option("--nodes", metavar="LIST", help="Use these nodes instead, as in n0,n[2-5].")
+@_dry_run
+@_follow
+@_quiet
+def rerun(run: str, nodes: str | None, dry_run: bool, follow: bool, quiet: bool) -> int:
+    """Launch a run again, with its command, inventory and options. Reports what has changed since."""
+    from orchestrator.actions.rerun import rerun_arguments  # noqa: PLC0415
+    from orchestrator.commands.launch import launch  # noqa: PLC0415
+
+    return launch(rerun_arguments(run, nodes), dry_run=dry_run, follow=follow, quiet=quiet)
+
+
+@app.command()
+@click.argument("first", metavar="RUN", shell_complete=_run_names)
+@click.argument("second", metavar="RUN", shell_complete=_run_names)
+@_json
+def diff(first: str, second: str, as_json: bool) -> int:
+    """Show the differences of two runs: code, command, environment, nodes, versions, inventory, results."""
+    from orchestrator.commands.diff import diff_runs  # noqa: PLC0415
+
+    return diff_runs(first, second, as_json=as_json)
+
+
+@app.command()
 @_inventory
 @click.argument("files", nargs=-1, type=_PATH, metavar="[FILE]...")
 @click.option(

@@ -197,6 +197,8 @@ class RunRecord:
     note: str | None = None
     """The user's own words about the run."""
     tags: tuple[str, ...] = ()
+    rerun_of: str | None = None
+    """The id of the run that this one repeats."""
     unknown_fields: dict[str, Any] = field(default_factory=dict)
     """Fields of another version of orch, which are kept when the record is written."""
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from orchestrator.errors import FULL_DISK, NO_LOCKS, RunNotFound, UsageError, os_error_text
+from orchestrator.names.hostlist import expand, fold
 from orchestrator.node.files import make_private_folder, working_folder
 from orchestrator.node.run_id import RUN_ID
 from orchestrator.plan import plan as plans
@@ -232,6 +233,26 @@ class RunFolder:
         """Save the diff of the code against its commit."""
         write_file(self.diff_file, diff)
 
+    def write_code(self, digests: Mapping[str, str]) -> None:
+        """Save the digests of the files of the code, by name."""
+        write_file(self._code_file, json.dumps(digests, indent=1) + "\n", sync=False)
+
+    def read_code(self) -> dict[str, str] | None:
+        """The digests of the files of the code; None if they were not saved."""
+        return _json_or_none(self._code_file)
+
+    def write_software(self, versions: Mapping[str, Mapping[str, str]]) -> None:
+        """Save the versions of programs that the check found, by node."""
+        _write_by_node(self._software_file, versions)
+
+    def read_software(self) -> dict[str, dict[str, str]] | None:
+        """The versions of programs by node; None if they were not saved, as without a check before the start."""
+        return _read_by_node(self._software_file)
+
+    def read_environment(self) -> dict[str, dict[str, str]] | None:
+        """The variables that each node's ranks got, with the values of secrets hidden; None if they were not saved."""
+        return _read_by_node(self._environment_file)
+
     def write_findings(self, findings: Sequence[Mapping[str, Any]]) -> None:
         """Write the findings of the check before the start."""
         write_file(self.path / "findings.json", json.dumps(findings, indent=1) + "\n", sync=False)
@@ -249,15 +270,29 @@ class RunFolder:
             raise self._unreadable(self._plan_file, exc) from exc
 
     def write_plan(self, plan: LaunchPlan) -> None:
-        """Save the plan and every file that it renders, without the values of secrets."""
+        """Save the plan, the environment and every file that the plan renders, without the values of secrets."""
         write_file(self._plan_file, json.dumps(plans.to_json(plan), indent=1) + "\n")
-        for node, files in node_files(redacted(plan)).items():
+        plan = redacted(plan)
+        _write_by_node(self._environment_file, {node.name: {**node.defaults, **node.env} for node in plan.nodes})
+        for node, files in node_files(plan).items():
             for file in files:
                 write_file(self.plan_folder / node / Path(file.path).name, file.text, sync=False)  # many; for a person
 
     @property
     def _plan_file(self) -> Path:
         return self.plan_folder / "plan.json"
+
+    @property
+    def _code_file(self) -> Path:
+        return self.plan_folder / "code.json"
+
+    @property
+    def _environment_file(self) -> Path:
+        return self.plan_folder / "environment.json"
+
+    @property
+    def _software_file(self) -> Path:
+        return self.path / "software.json"
 
     def _unreadable(self, file: Path, exc: Exception) -> RunNotFound:
         """The error for a file of this folder that is missing, damaged, or lacks what this version needs."""
@@ -290,6 +325,29 @@ def json_object(file: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise TypeError("not a JSON object")
     return data
+
+
+def _json_or_none(file: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None if it is missing or damaged."""
+    try:
+        return json_object(file)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write_by_node(file: Path, values: Mapping[str, Mapping[str, str]]) -> None:
+    """Save a table per node; nodes with equal tables share one entry."""
+    nodes_of: dict[str, list[str]] = {}
+    for node, table in values.items():
+        nodes_of.setdefault(json.dumps(table, sort_keys=True), []).append(node)
+    entries = {fold(nodes): json.loads(text) for text, nodes in nodes_of.items()}
+    write_file(file, json.dumps(entries, indent=1) + "\n", sync=False)
+
+
+def _read_by_node(file: Path) -> dict[str, dict[str, str]] | None:
+    """The tables that `_write_by_node` has saved; None if there are none."""
+    entries = _json_or_none(file)
+    return None if entries is None else {node: table for nodes, table in entries.items() for node in expand(nodes)}
 
 
 def _private(path: Path, mode: str) -> IO[str]:

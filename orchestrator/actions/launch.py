@@ -119,7 +119,12 @@ def _planned(
         inventory, request, run_id=run_id, bundle=bundle.digest, commit=bundle.commit, home=slurm_home, user=slurm_user
     )
     record = replace(_record(plan, request, inventory, now), note=arguments.note, tags=arguments.tags)
+    record = replace(record, rerun_of=arguments.rerun_of)
     warnings = (*warnings, *bundle.warnings, *_environment_warning(inventory), *plan.warnings)
+    if arguments.rerun_of is not None:
+        from orchestrator.actions.rerun import changes_since  # noqa: PLC0415  most launches repeat no run
+
+        warnings += tuple(changes_since(arguments.rerun_of, bundle, inventory))
     checked = checked_nodes(plan) if arguments.launcher == "ssh" and not arguments.no_check else ()
     if arguments.no_check:
         warnings += ("--no-check: the nodes are not checked before the start, and no network variables are discovered",)
@@ -221,7 +226,7 @@ def _check(
     """Begin to check the nodes; return the function that waits for the result, and raises PreflightRefused if it is a failure."""
     if not planned.checked or not isinstance(launcher, DirectLauncher):
         return passed
-    from orchestrator.actions.launch_check import begin_check, require_passed  # noqa: PLC0415  only launches over SSH check
+    from orchestrator.actions.launch_check import begin_check, require_passed, software_versions  # noqa: PLC0415  only launches over SSH check
     from orchestrator.checks.variables import discovery  # noqa: PLC0415  as above
     from orchestrator.kept_facts import KeptFacts  # noqa: PLC0415  as above
 
@@ -237,6 +242,7 @@ def _check(
 
     def finish() -> None:
         checked = result.result()
+        folder.write_software(software_versions(checked.cluster))
         require_passed(checked.findings, folder, on_warning)
         if not nothing_to_discover(planned.plan):
             found = discovery(checked.cluster)
@@ -277,6 +283,7 @@ def undo_on_failure(folders: Sequence[RunFolder], launcher: Launcher, outcome: s
 def record_plan(folder: RunFolder, planned: Planned) -> None:
     """Add the plan and the state of the code to the record, which is written earlier without them."""
     folder.write_plan(planned.plan)
+    folder.write_code(planned.bundle.code)
     commit, diff = revision(Path.cwd(), planned.private)
     if diff:
         folder.write_diff(diff)

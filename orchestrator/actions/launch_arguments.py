@@ -43,6 +43,8 @@ class LaunchArguments:
     """Start without the check of the nodes."""
     skipped: tuple[str, ...] = ()
     """The names of checks that are left out before a start."""
+    rerun_of: str | None = None
+    """The id of the run that this launch repeats."""
 
     @property
     def slurm_settings(self) -> list[SlurmSetting]:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.actions.check import facts_to_keep
 from orchestrator.actions.preflight import CheckedNode, Reach, survey
@@ -20,6 +20,9 @@ from orchestrator.store import RunFolder
 if TYPE_CHECKING:
     from orchestrator.plan.plan import LaunchPlan
 
+SOFTWARE: Final = (
+    "python", "torch", "torch_cuda", "torch_gcu", "deepspeed", "cuda", "driver", "kernel", "packages_hash",
+)  # fmt: skip
 PUSH_S = 24 * 3600.0  # a request waits while its connection sends the code
 
 
@@ -69,6 +72,17 @@ def _judged(cluster: Cluster, plan: LaunchPlan, skipped: Collection[str]) -> lis
     """The findings. The Python that answers is that of the inventory, without `setup:` lines."""
     may_differ = not plan.program.runs_python or any(plan.setup and not node.python_folder for node in plan.nodes)
     return check(cluster, skipped, python_may_differ=may_differ)
+
+
+def software_versions(cluster: Cluster) -> dict[str, dict[str, str]]:
+    """The versions of the programs that training uses, by node, without those that a node lacks."""
+    versions = {}
+    for node, facts in cluster.facts.items():
+        software = facts["software"]
+        found = {name: software[name] for name in SOFTWARE}
+        found["nccl"] = software["nccl"]["version"] if software["nccl"] else None
+        versions[node] = {name: text for name, text in found.items() if text}
+    return versions
 
 
 def require_passed(findings: Sequence[Finding], folder: RunFolder, on_warning: Callable[[str], None]) -> None:

@@ -172,13 +172,18 @@ def test_argument_that_is_not_text_arrives_byte_for_byte(orch: Orch) -> None:
     assert "[n0:0] b'\\xff\\xfe x'" in orch("logs").stdout
 
 
-def test_program_runs_in_the_folder_it_was_started_in_even_if_that_is_empty(orch: Orch) -> None:
+def test_program_runs_in_the_folder_it_was_started_in_even_if_that_is_empty_also_when_rerun_elsewhere(
+    orch: Orch,
+) -> None:
     subprocess.run(["git", "init", "-q"], cwd=orch.cwd, check=True)
     (orch.cwd / "up.py").write_text("import os; print(os.path.basename(os.getcwd()))")
     (orch.cwd / "empty").mkdir()
     inner = Orch(orch.cwd / "empty", env={"ORCH_INVENTORY": str(orch.cwd / "inventory.yaml")})
     _open_gate(orch)
     assert "[n0:0] empty" in inner("ssh-launch", "--", "../up.py").stdout
+    elsewhere = Orch(orch.cwd, env={"ORCH_HOME": str(inner.home)})
+    assert elsewhere("rerun", "--nodes", "n0", "latest").stdout == "[n0:0] empty\n"
+    assert json.loads(elsewhere("status", "--json").stdout)["rerun_of"] is not None
 
 
 def test_files_of_a_run_are_copied_from_the_nodes_that_have_them(orch: Orch) -> None:

@@ -39,6 +39,8 @@ COMMANDS = (
     "bench",
     "nodes",
     "diagnose",
+    "diff",
+    "rerun",
 )
 PAGES = sorted(
     str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *DOCS.glob("**/*.md"), *ROOT.glob("inventories/*.md"))

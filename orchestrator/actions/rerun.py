@@ -1,0 +1,118 @@
+"""The arguments to repeat the launch of a run, and the changes since."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.actions.diff import UNRECORDED, RecordedRun, changed_files
+from orchestrator.actions.launch_arguments import LaunchArguments
+from orchestrator.errors import UsageError
+from orchestrator.run import ISOLATION_TIMEOUT_S
+from orchestrator.version import __version__
+
+if TYPE_CHECKING:
+    from orchestrator.bundle import Bundle
+    from orchestrator.inventory.model import Inventory
+
+_MOST_NAMED = 5
+
+
+def rerun_arguments(name: str, nodes: str | None) -> LaunchArguments:
+    """
+    The arguments of the recorded launch; the working folder becomes the one it was started in.
+
+    Args:
+        nodes: the host list of the new run; None for the recorded nodes or shape.
+
+    Raises:
+        RunNotFound: there is no such run.
+        UsageError: it cannot be launched again.
+    """
+    run = RecordedRun.find(name)
+    _require_repeatable(run)
+    _enter_folder(run)
+    record, program, request = run.record, run.plan.program, run.record.request
+    is_trainer, shape = program.kind == "trainer", request["shape"]
+    recorded_shape = None if shape is None else f"{shape['nodes']}x{shape['ranks']}"
+    orphan_timeout, isolation_timeout = _timeouts(request)
+    return LaunchArguments(
+        record.launcher,
+        inventory=record.inventory["file"] or None,
+        nodes=nodes or request["nodes"],
+        shape=None if nodes else recorded_shape,
+        config=_config_file(run),
+        settings=program.args if is_trainer else (),
+        program=None if is_trainer else program.args,
+        orphan_timeout=orphan_timeout,
+        isolation_timeout=isolation_timeout,
+        bare=program.bare,
+        per_node=program.per_node,
+        name=record.id.rsplit("-", 3)[0],
+        note=record.note,
+        tags=record.tags,
+        debug=bool(request.get("debug")),
+        slurm=tuple(("--set", f"slurm.{word}") for word in request.get("slurm", ())),
+        here=request.get("allocation") is not None,
+        no_check=bool(request.get("no_check")),
+        skipped=tuple(request.get("skipped", ())),
+        rerun_of=record.id,
+    )
+
+
+def _require_repeatable(run: RecordedRun) -> None:
+    module = run.plan.program.module
+    if module != "trainer":
+        raise UsageError(f"{run.record.id} is a benchmark, which `orch rerun` does not launch", hint="orch bench comm")
+    if not run.record.request:
+        raise UsageError(f"the record of {run.record.id} has no request", hint="type the launch again")
+
+
+def _enter_folder(run: RecordedRun) -> None:
+    folder = run.record.code.get("folder")
+    if folder is None:
+        raise UsageError(f"{run.record.id} has not recorded its working folder", hint="its launch failed too early")
+    try:
+        os.chdir(folder)
+    except OSError as exc:
+        message = f"{run.record.id} was launched in {folder}, which cannot be entered: {exc.strerror}"
+        raise UsageError(message, hint="restore that folder, or type the launch again in another one") from exc
+
+
+def _config_file(run: RecordedRun) -> Path | None:
+    """The configuration that the run got, as recorded: the user's file may have changed."""
+    if run.plan.config is None:
+        return None
+    return run.folder.plan_folder / run.plan.head.name / "config.json"
+
+
+def _timeouts(request: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """--orphan-timeout and --isolation-timeout as they are typed; None for the defaults."""
+    orphan_s, isolation_s = request.get("orphan_timeout_s"), request.get("isolation_timeout_s", ISOLATION_TIMEOUT_S)
+    is_default = isolation_s == ISOLATION_TIMEOUT_S
+    return None if orphan_s is None else f"{orphan_s:.0f}s", None if is_default else f"{isolation_s:.0f}s"
+
+
+def changes_since(name: str, bundle: Bundle, inventory: Inventory) -> Iterator[str]:
+    """One sentence for each part of a new run that differs from the run that it repeats."""
+    run = RecordedRun.find(name)
+    if run.plan.bundle != bundle.digest and (changes := code_changes(run, bundle)):
+        yield f"the code has changed since {name}: {changes}"
+    if run.record.inventory["digest"] != inventory.digest:
+        yield f"the inventory has changed since {name}: {inventory.file or inventory.name}"
+    if run.record.versions.get("orch") != __version__:
+        yield f"{name} was launched by orch {run.record.versions.get('orch')}, and this is orch {__version__}"
+    if run.record.request.get("after"):
+        yield f"--after {' '.join(run.record.request['after'])} of {name} is not repeated"
+
+
+def code_changes(run: RecordedRun, bundle: Bundle) -> str:
+    """The changed files of the code, the first ones by name; empty if only files of orch differ."""
+    files = changed_files(run.folder.read_code(), bundle.code)
+    if files == {"files": UNRECORDED}:
+        return f"its digest was {run.plan.bundle[:12]} and is {bundle.digest[:12]}"
+    named = [f"{file} ({change})" for file, change in list(files.items())[:_MOST_NAMED]]
+    more = f" and {len(files) - _MOST_NAMED} more" if len(files) > _MOST_NAMED else ""
+    return ", ".join(named) + more

@@ -1,0 +1,211 @@
+"""orch diff and orch rerun: from the records of runs that were planned, without a launch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator import cli
+from orchestrator.actions.diff import Difference, RecordedRun, diff
+from orchestrator.actions.launch import plan_launch, record_plan
+from orchestrator.actions.launch_arguments import LaunchArguments
+from orchestrator.actions.rerun import rerun_arguments
+from orchestrator.actions.runs import home_store
+from orchestrator.errors import UsageError
+from orchestrator.run import RankExit, RunState
+from orchestrator.store import RunFolder
+
+INVENTORY = """\
+name: demo
+transport: local
+devices: 2
+accelerator: cpu
+env: {NCCL_DEBUG: WARN, HF_TOKEN: hidden}
+nodes: [{name: n0}, {name: n1}]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder with code and inventory; the records are elsewhere."""
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").write_text("print(1)\n")
+    (code / "inventory.yaml").write_text(INVENTORY)
+    (code / "inventory.yaml").chmod(0o600)  # it holds a secret
+    monkeypatch.chdir(code)
+    return code
+
+
+def _arguments(
+    name: str, program: tuple[str, ...] = ("train.py", "--lr", "1"), nodes: str | None = None
+) -> LaunchArguments:
+    return LaunchArguments("ssh", "inventory.yaml", nodes, None, None, (), program, name=name)
+
+
+def _recorded(arguments: LaunchArguments) -> RunFolder:
+    """Record the launch as far as it is recorded before a node is reached."""
+    planned = plan_launch(arguments)
+    folder = home_store().create(planned.record)
+    record_plan(folder, planned)
+    return folder
+
+
+@pytest.fixture
+def two_runs(folder: Path) -> Callable[[], tuple[RecordedRun, RecordedRun]]:
+    """Two runs between which code, command, environment, nodes, versions and result have changed."""
+    first = _recorded(_arguments("first"))
+    first.write_software({"n0": {"torch": "2.5.1"}, "n1": {"torch": "2.5.1"}})
+    first.update(state=RunState.DONE, summary={"last_loss": 2.0, "tokens_per_s": 100.0, "checkpoint": "/a"})
+    (folder / "train.py").write_text("print(2)\n")
+    (folder / "new.py").write_text("")
+    (folder / "inventory.yaml").write_text(INVENTORY.replace("WARN", "INFO").replace("hidden", "other"))
+    second = _recorded(_arguments("second", ("train.py", "--lr", "2"), "n0"))
+    second.write_software({"n0": {"torch": "2.6.0"}})
+    failure = RankExit("n0", 1, 1, None)
+    second.update(
+        state=RunState.FAILED, exit=failure, summary={"last_loss": 1.5, "tokens_per_s": 150.0, "checkpoint": "/b"}
+    )
+    return lambda: (RecordedRun.find("first"), RecordedRun.find("second"))
+
+
+def _rows(differences: list[Difference]) -> dict[tuple[str, str], tuple[object, object]]:
+    return {(row.topic, row.name): (row.first, row.second) for row in differences}
+
+
+def test_differences_of_two_runs_are_named_one_by_one(two_runs: Callable[[], tuple[RecordedRun, RecordedRun]]) -> None:
+    rows = _rows(diff(*two_runs()))
+    assert rows["code", "train.py"] == ("present", "changed")
+    assert rows["code", "new.py"] == (None, "added")
+    assert rows["command", "arguments"] == ("train.py --lr 1", "train.py --lr 2")
+    assert rows["environment", "NCCL_DEBUG"] == ("WARN", "INFO")
+    assert ("environment", "HF_TOKEN") not in rows
+    assert rows["nodes", "names"] == ("n[0-1]", "n0")
+    assert rows["nodes", "world_size"] == (4, 2)
+    assert rows["versions", "torch"] == ("2.5.1", "2.6.0")
+    assert ("inventory", "digest") in rows
+    assert ("inventory", "file") not in rows
+    assert rows["results", "state"] == ("DONE", "FAILED")
+    assert rows["results", "last_loss"] == (2.0, 1.5)
+    assert ("results", "checkpoint") not in rows
+
+
+def test_no_value_of_a_secret_is_recorded_or_shown(
+    two_runs: Callable[[], tuple[RecordedRun, RecordedRun]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = two_runs()
+    assert cli.run(["diff", "first", "second", "--json"]) == 0
+    records = [file.read_text("utf-8") for file in run.folder.path.rglob("*") if file.is_file()]
+    assert all("hidden" not in text for text in [*records, capsys.readouterr().out])
+    assert {file.stat().st_mode & 0o777 for file in run.folder.path.rglob("*.json")} == {0o600}
+
+
+def test_values_that_differ_between_nodes_are_shown_with_the_nodes(
+    two_runs: Callable[[], tuple[RecordedRun, RecordedRun]],
+) -> None:
+    first, second = two_runs()
+    first.folder.write_software({"n0": {"torch": "2.5.1"}, "n1": {}})
+    assert _rows(diff(first, second))["versions", "torch"] == ("n0: 2.5.1, n1: unset", "2.6.0")
+
+
+def test_run_does_not_differ_from_itself(
+    two_runs: Callable[[], tuple[RecordedRun, RecordedRun]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    two_runs()
+    assert cli.run(["diff", "first", "first"]) == 0
+    assert "do not differ" in capsys.readouterr().err
+
+
+def test_table_has_the_change_of_results(
+    two_runs: Callable[[], tuple[RecordedRun, RecordedRun]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    two_runs()
+    assert cli.run(["diff", "first", "second"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split() == ["results", "tokens_per_s", "100", "150", "(+50.0%)"] for line in lines)
+
+
+def test_record_of_an_older_version_without_files_of_code_is_compared(
+    two_runs: Callable[[], tuple[RecordedRun, RecordedRun]],
+) -> None:
+    first, second = two_runs()
+    for name in ("plan/code.json", "plan/environment.json", "software.json"):
+        (first.folder.path / name).unlink()
+    rows = _rows(diff(first, second))
+    assert rows["code", "files"] == ("present", "not recorded")
+    assert rows["environment", "NCCL_DEBUG"] == (None, "INFO")
+    assert rows["versions", "programs of the nodes"] == ("not recorded", None)
+
+
+def test_rerun_has_the_arguments_of_the_launch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = replace(
+        _arguments("first", nodes="n1"),
+        orphan_timeout="2h",
+        isolation_timeout="90s",
+        bare=True,
+        note="why",
+        tags=("a", "b"),
+        debug=True,
+        no_check=True,
+        skipped=("clock",),
+    )
+    run = _recorded(launch)
+    monkeypatch.chdir("/")
+    repeated = rerun_arguments("first", None)
+    assert Path.cwd() == folder
+    assert repeated.inventory is not None
+    assert Path(repeated.inventory).samefile(folder / "inventory.yaml")
+    same = replace(launch, orphan_timeout="7200s", rerun_of=run.path.name, inventory=repeated.inventory)
+    assert repeated == same
+    assert rerun_arguments("first", "n0") == replace(same, nodes="n0")
+
+
+@pytest.mark.processes
+def test_rerun_of_the_shared_trainer_has_its_settings_and_the_configuration_of_then(folder: Path) -> None:
+    config = folder / "config.yaml"
+    config.write_text("steps: 3\n")
+    _recorded(LaunchArguments("ssh", "inventory.yaml", None, "1x2", config, ("lr=1e-3",), None, name="first"))
+    config.write_text("steps: 4\n")
+    repeated = rerun_arguments("first", None)
+    assert (repeated.settings, repeated.program, repeated.shape) == (("lr=1e-3",), None, "1x2")
+    assert repeated.config is not None
+    assert json.loads(repeated.config.read_text("utf-8")) == {"steps": 3}
+
+
+def test_every_argument_of_a_launch_is_repeated_or_named_here() -> None:
+    passed_on = {
+        "launcher", "inventory", "nodes", "shape", "config", "settings", "program", "orphan_timeout", "isolation_timeout",
+        "bare", "per_node", "name", "note", "tags", "debug", "slurm", "here", "no_check", "skipped", "rerun_of",
+    }  # fmt: skip
+    reported, refused = {"after"}, {"module"}
+    assert {field.name for field in fields(LaunchArguments)} == passed_on | reported | refused
+
+
+def test_rerun_reports_what_has_changed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = _recorded(_arguments("first")).path.name
+    (folder / "train.py").write_text("print(2)\n")
+    (folder / "inventory.yaml").write_text(INVENTORY.replace("WARN", "INFO"))
+    assert cli.run(["rerun", "first", "--nodes", "n0", "--dry-run"]) == 0
+    printed = capsys.readouterr()
+    assert f"the code has changed since {first}: train.py (changed)" in printed.err
+    assert f"the inventory has changed since {first}: " in printed.err
+    assert "n1" not in printed.out
+
+
+def test_unchanged_rerun_reports_no_change(folder: Path) -> None:  # noqa: ARG001
+    _recorded(_arguments("first"))
+    planned = plan_launch(rerun_arguments("first", None))
+    assert [text for text in planned.warnings if "changed since" in text] == []
+    assert planned.record.rerun_of == RecordedRun.find("first").record.id
+
+
+def test_run_whose_folder_is_gone_is_refused(folder: Path) -> None:
+    _recorded(_arguments("first"))
+    folder.rename(folder.with_name("moved"))
+    with pytest.raises(UsageError, match=r"was launched in .*code, which cannot be entered"):
+        rerun_arguments("first", None)
