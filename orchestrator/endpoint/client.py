@@ -114,6 +114,11 @@ class Endpoint:
         return self._connection.remark
 
     @property
+    def queued_s(self) -> float:
+        """The seconds that it has waited for a login slot."""
+        return self._connection.queued_s
+
+    @property
     def connected(self) -> bool:
         """True while the endpoint can take requests."""
         return self._connection.connected

@@ -130,6 +130,11 @@ class Connection:
         return self._transport.remark
 
     @property
+    def queued_s(self) -> float:
+        """The seconds that it has waited for a login slot."""
+        return self._transport.queued_s
+
+    @property
     def connected(self) -> bool:
         """True while requests can be made."""
         return self._channel is not None

@@ -53,6 +53,8 @@ class DirectLauncher:
         self._fanout = int(plan.ssh["fanout"])
         self._endpoints = dict(connected)
         self._opening: dict[str, Endpoint] = {}
+        self._queued_s = dict.fromkeys((node.name for node in plan.nodes), 0.0)
+        """For login slots, without the present login."""
         self._start_requested: set[str] = set()
         self._is_closed = False
         self._reconnects = threading.Event()
@@ -242,8 +244,14 @@ class DirectLauncher:
                 raise Unreachable(node.name, "the launcher was closed")
             endpoint.open()
         finally:
+            self._queued_s[node.name] += endpoint.queued_s
             del self._opening[node.name]
         return endpoint
+
+    def queued_s(self, node: NodePlan) -> float:
+        """The seconds that all logins to the node so far have waited for a login slot."""
+        opening = self._opening.get(node.name)
+        return self._queued_s[node.name] + (opening.queued_s if opening else 0.0)
 
     def _is_connected(self, node: NodePlan) -> bool:
         return node.name in self._endpoints and self._endpoints[node.name].connected

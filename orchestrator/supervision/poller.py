@@ -43,8 +43,8 @@ class NodeState:
     """The observation in its last answer."""
     failure: NodeError | None = None
     """Why the last poll failed; None if it did not."""
-    queued_s: float | None = None
-    """When it began to queue for a login slot; time in the queue does not count as silence."""
+    queued_s: float = 0.0
+    """How long its logins had queued for a slot at its last answer."""
     refusing_s: float | None = None
     """When its host began to refuse connections, while other nodes answer."""
     witnesses_queried_s: float = float("-inf")
@@ -54,10 +54,6 @@ class NodeState:
     login_refused: bool = False
     """The node refused the last login; it is polled again after a long pause."""
 
-    def silent_s(self) -> float:
-        """The seconds since its last answer, without the time in the queue for a login."""
-        return (self.queued_s or time.monotonic()) - self.answered_s
-
 
 class Poller:
     """Polls all nodes of a run."""
@@ -66,11 +62,12 @@ class Poller:
         self._folder = folder
         self._plan = plan
         self._launcher = launcher
-        self.states = {node.name: NodeState(node, time.monotonic()) for node in plan.nodes}
+        self.states = {
+            node.name: NodeState(node, time.monotonic(), queued_s=launcher.queued_s(node)) for node in plan.nodes
+        }
         self.changed = threading.Event()
         """Set after every poll that has news: another state of an agent, a failure, or the end of one."""
         self._poll_s = min(LONGEST_POLL_S, max(SHORTEST_POLL_S, len(self.states) / POLLS_PER_S))
-        self._login_slots = threading.Semaphore(int(plan.ssh["fanout"]))
         self._stopping = threading.Event()
         self._threads = {
             name: threading.Thread(target=self._poll_on, args=(state,), daemon=True)
@@ -102,6 +99,10 @@ class Poller:
         if died := [name for name, thread in self._threads.items() if not thread.is_alive()]:
             raise OrchError(f"the threads that poll {fold(died)} have died")
 
+    def silent_s(self, state: NodeState) -> float:
+        """The seconds since the node's last answer, without the time in the queue for a login."""
+        return time.monotonic() - state.answered_s - (self._launcher.queued_s(state.node) - state.queued_s)
+
     def stop(self) -> None:
         """Start no more polls."""
         self._stopping.set()
@@ -114,7 +115,7 @@ class Poller:
         while not self._stopping.is_set():
             try:
                 if endpoint is None or not endpoint.connected:
-                    endpoint = self._log_in(state)
+                    endpoint = self._launcher.reach(state.node)
                     continue
                 heartbeat = Heartbeat(known, self._peers_of(state), self._poll_s)
                 attempt_dir = self._plan.attempt_dir(state.node)
@@ -132,19 +133,11 @@ class Poller:
                 if has_news:
                     self.changed.set()
 
-    def _log_in(self, state: NodeState) -> Endpoint | None:
-        """Connect, at most `fanout` nodes at the same time; None if polling has stopped meanwhile."""
-        state.queued_s = time.monotonic()
-        with self._login_slots:
-            state.answered_s += time.monotonic() - state.queued_s
-            state.queued_s = None
-            return None if self._stopping.is_set() else self._launcher.reach(state.node)
-
     def _answered(self, state: NodeState, observation: NodeObservation) -> None:
         had_failed = state.failure is not None
         was_stopped = state.observation is not None and state.observation.stopped
         state.observation = observation
-        state.answered_s = time.monotonic()
+        self._note_answer(state)
         state.failure = None
         state.refusing_s = None
         state.witness_report = ""
@@ -163,7 +156,7 @@ class Poller:
         is_first = state.failure is None
         state.failure = failure
         if not isinstance(failure, Unreachable):  # its host answers, even if it only reports a full disk
-            state.answered_s = time.monotonic()
+            self._note_answer(state)
         if not isinstance(failure, NotListening):
             state.refusing_s = None
         elif state.refusing_s is None:
@@ -174,6 +167,10 @@ class Poller:
             state.login_refused = True
             self._folder.add_event("node-unsupervised", f"{state.node.name} continues without supervision")
             self._record_refusal(state.node.name, failure.reason)
+
+    def _note_answer(self, state: NodeState) -> None:
+        state.queued_s = self._launcher.queued_s(state.node)
+        state.answered_s = time.monotonic()
 
     def _record_refusal(self, node: str, reason: str | None) -> None:
         """Record why the node is not supervised; None: it is."""

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from orchestrator.endpoint.client import HEARTBEAT_ANSWER_S
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import LoginRefused, OrchError, Unreachable
 from orchestrator.fanout import each
@@ -102,7 +103,7 @@ class Supervisor:
         answering = [
             state
             for state in self._states.values()
-            if state.observation and not state.failure and state.silent_s() < SUSPECT_S / 2
+            if state.observation and not state.failure and self._poller.silent_s(state) < SUSPECT_S / 2
         ]
         for state in self._states.values():
             witnesses = [peer for peer in answering[: WITNESSES + 1] if peer is not state][:WITNESSES]
@@ -110,7 +111,7 @@ class Supervisor:
                 # this machine may be cut off: that no node answers, or all refuse connections, proves nothing
                 state.witnesses_queried_s = time.monotonic()
                 state.refusing_s = None
-            elif not state.login_refused and state.silent_s() >= SUSPECT_S:
+            elif not state.login_refused and self._poller.silent_s(state) >= SUSPECT_S:
                 verdict = self._judge_silence(state, witnesses)
                 if verdict is not None:
                     return verdict
@@ -118,7 +119,7 @@ class Supervisor:
 
     def _judge_silence(self, state: NodeState, witnesses: Sequence[NodeState]) -> Verdict | None:
         """The verdict if the node is gone: no witness reaches it, or it has refused connections for too long; else None."""
-        now, name, silence = time.monotonic(), state.node.name, f"{state.silent_s():.0f} s"
+        now, name, silence = time.monotonic(), state.node.name, f"{self._poller.silent_s(state):.0f} s"
         refusing_s, failure = state.refusing_s, state.failure  # the poll thread may reset both at any time
         refused_s = 0.0 if refusing_s is None else now - refusing_s
         if self._refused_timeout_s is not None and failure is not None and refused_s >= self._refused_timeout_s:
@@ -165,8 +166,9 @@ class Supervisor:
             return []
         if verdict.state is RunState.LOST:
             verdict = replace(verdict, state=RunState.FAILED)
-        unreached = [state.node for state in self._states.values() if isinstance(state.failure, Unreachable)]
-        reached = [state.node for state in self._states.values() if not isinstance(state.failure, Unreachable)]
+        silent = {state.node.name for state in self._states.values() if self._is_silent(state)}
+        unreached = [state.node for state in self._states.values() if state.node.name in silent]
+        reached = [state.node for state in self._states.values() if state.node.name not in silent]
         outcomes = each(reached, self._stop, limit=len(reached))
         for node, outcome in zip(reached, outcomes, strict=True):
             if _is_worth_a_retry(outcome):
@@ -184,8 +186,13 @@ class Supervisor:
         self._record(with_last_lines(verdict, self._launcher, self._plan.attempt))
         return unreached
 
+    def _is_silent(self, state: NodeState) -> bool:
+        return isinstance(state.failure, Unreachable) or self._poller.silent_s(state) >= SUSPECT_S
+
     def _stop(self, node: NodePlan) -> None:
         endpoint = self._launcher.reach(node)
+        # first a request that is answered at once: a silent node would delay the end of the run by the time that a stop may take
+        endpoint.clock_ahead(wait_s=HEARTBEAT_ANSWER_S)
         endpoint.stop(self._plan.attempt_dir(node), [node.name], grace_s=GRACE_S)
         [self._states[node.name].observation] = endpoint.observe(self._plan.attempt_dir(node), [node.name])
 

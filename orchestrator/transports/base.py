@@ -54,6 +54,11 @@ class Transport(Protocol):
         """A property of the connection that the user should know, the same for all nodes with it; or empty."""
         ...
 
+    @property
+    def queued_s(self) -> float:
+        """The seconds that it has waited for a login slot, which are no silence of the node."""
+        ...
+
     def open(self, argv: Sequence[str]) -> Channel:
         """
         Start a program on the machine; an argv[0] that begins with `~/` is in the user's home folder on that machine.

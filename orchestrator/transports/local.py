@@ -60,6 +60,7 @@ class LocalTransport:
         """Nothing is kept open between channels."""
 
     remark = ""
+    queued_s = 0.0
 
 
 class LocalChannel:

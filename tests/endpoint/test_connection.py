@@ -30,6 +30,7 @@ class ScriptedNode:
 
     node = "n0"
     remark = ""
+    queued_s = 0.0
 
     def __init__(self, parts: Sequence[bytes], *, ends: bool = True) -> None:
         self.parts = list(parts)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +25,11 @@ from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Program, Request, RunRecord, RunState
 from orchestrator.store import RunFolder, Store
+from orchestrator.supervision import poller as poller_module
 from orchestrator.supervision.poller import Poller
 from orchestrator.transports.local import LocalChannel, LocalTransport
+from orchestrator.transports.ssh import login_queue
+from orchestrator.transports.ssh.login_queue import LoginQueue
 from tests.until import until
 
 
@@ -83,20 +88,54 @@ def _poller(tmp_path: Path, logins: Logins, *, nodes: int, fanout: int) -> Polle
     return Poller(RunFolder(tmp_path), plan, launcher)
 
 
-def test_at_most_fanout_nodes_log_in_at_once_and_time_in_the_queue_does_not_count_as_silence(tmp_path: Path) -> None:
+def test_node_whose_login_hangs_keeps_no_other_node_from_its_login(tmp_path: Path) -> None:
+    """The transports limit the logins, and a silent node keeps no login slot."""
     logins = Logins()
-    poller = _poller(tmp_path, logins, nodes=6, fanout=2)
-    with poller.running():
-        waiting = until(
-            lambda: (
-                len(found := [state for state in poller.states.values() if state.queued_s is not None]) == 4 and found
-            ),
-            awaited=lambda: f"four nodes to queue for a login slot: {logins.begun}",
-        )
-        assert len(logins.begun) == 2
-        assert [state.silent_s() for state in waiting] == [state.silent_s() for state in waiting]
+    with _poller(tmp_path, logins, nodes=6, fanout=2).running():
+        until(lambda: len(logins.begun) == 6, awaited=lambda: f"six logins: {logins.begun}")
         logins.gate.set()
-        until(lambda: len(logins.begun) == 6, awaited="the other nodes to log in")
+
+
+def test_time_in_the_queue_for_a_login_does_not_count_as_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock_s = [1000.0]
+    for module in (poller_module, login_queue):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
+    queued, freed = threading.Event(), threading.Event()
+
+    @contextmanager
+    def login_slots() -> Iterator[None]:
+        queued.set()
+        assert freed.wait(60)
+        yield
+
+    class Queued(LocalTransport):
+        queue = LoginQueue(login_slots())
+
+        @property
+        def queued_s(self) -> float:  # type: ignore[override]  # constant for a local transport
+            return self.queue.waited_s
+
+        def open(self, argv: Sequence[str]) -> LocalChannel:  # noqa: ARG002  nothing is started
+            with self.queue.slot():
+                logged_in.set()
+                assert answers.wait(60)
+            raise Unreachable("n0", "nobody there")
+
+    logged_in, answers = threading.Event(), threading.Event()
+    plan = _plan(1, 1)
+    poller = Poller(RunFolder(tmp_path), plan, DirectLauncher(plan, lambda node: Queued(node.name)))
+    with poller.running():
+        assert queued.wait(60)
+        clock_s[0] += 20
+        assert poller.silent_s(poller.states["n0"]) == 0
+        freed.set()
+        assert logged_in.wait(60)
+        clock_s[0] += 5
+        assert poller.silent_s(poller.states["n0"]) == 5
+        poller.stop()
+        answers.set()
 
 
 def test_unreachable_node_is_polled_after_growing_pauses_that_no_two_nodes_share(tmp_path: Path) -> None:

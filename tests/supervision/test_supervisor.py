@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from pathlib import Path
@@ -27,6 +29,7 @@ from orchestrator.supervision.link import OwnerLink, frame, messages
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.supervision.supervisor import Supervisor, supervise
 from orchestrator.transports.local import LocalTransport
+from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.launching import this_process
 
 
@@ -93,6 +96,31 @@ def test_supervisor_records_a_node_that_finishes_after_the_judgement(
     verdict = supervisor._until_over()  # noqa: SLF001
     assert verdict is not None
     assert verdict.state is RunState.DONE
+
+
+@pytest.mark.processes
+def test_node_that_falls_silent_just_before_the_end_delays_it_by_one_unanswered_query(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait for the answer to a stop would be 50 s."""
+    monkeypatch.setattr("orchestrator.supervision.supervisor.HEARTBEAT_ANSWER_S", 0.5)
+    monkeypatch.setattr("orchestrator.transports.local.EXIT_WAIT_S", 0.1)
+    inventory = Inventory(name="here", nodes=(Node(name="n0"), Node(name="n1")))
+    request = Request("ssh", Program("executable", ("true",)))
+    plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
+    folder = RunFolder(tmp_path)
+    folder.write(RunRecord(plan.run_id, "ssh", RunState.RUNNING, "", {}, {}, {}, {}, started=True))
+    folder.write_plan(plan)
+    launcher = DirectLauncher(plan, lambda node: LocalTransport(node.name))
+    with closing(launcher):
+        launcher.connect()
+        supervisor = Supervisor(folder, launcher)
+        os.kill(launcher.reach(plan.nodes[1]).facts.pid, signal.SIGSTOP)  # it is killed when its channel is closed
+        begun = time.monotonic()
+        unreached = supervisor._end(Verdict(RunState.FAILED, message="n9 is gone"))  # noqa: SLF001  the end alone
+        assert time.monotonic() - begun < 25
+    assert [node.name for node in unreached] == ["n1"]
+    assert folder.read().message == "n9 is gone"
 
 
 def test_second_supervisor_of_a_run_does_nothing(tmp_path: Path) -> None:

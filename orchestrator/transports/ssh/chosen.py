@@ -11,6 +11,7 @@ from orchestrator.errors import LoginRefused
 from orchestrator.transports.base import Channel
 from orchestrator.transports.ssh.commands import command_line, login_command
 from orchestrator.transports.ssh.login import NeedsProgram
+from orchestrator.transports.ssh.login_queue import LoginQueue
 from orchestrator.transports.ssh.openssh import OpensshTransport
 from orchestrator.transports.ssh.route import Destination, SshSettings
 from orchestrator.transports.ssh.transport import SshTransport
@@ -32,9 +33,9 @@ class ChosenTransport:
         self._target = node
         self._ssh = ssh
         self._keyring = keyring
-        self._login_slots = login_slots
+        self._login_queue = LoginQueue(login_slots)
         self._lock = threading.Lock()
-        self._by_paramiko = SshTransport(node, ssh, keyring, login_slots)
+        self._by_paramiko = SshTransport(node, ssh, keyring, self._login_queue)
         self._by_program: OpensshTransport | None = None
         self.remark = ""
 
@@ -42,6 +43,11 @@ class ChosenTransport:
     def node(self) -> str:
         """The inventory name."""
         return self._target.name
+
+    @property
+    def queued_s(self) -> float:
+        """The seconds that it has waited for login slots."""
+        return self._login_queue.waited_s
 
     def open(self, argv: Sequence[str]) -> Channel:
         """Start a program in the login shell; connects if necessary."""
@@ -68,7 +74,7 @@ class ChosenTransport:
             raise need
         program = self._by_program = OpensshTransport(self._target, self._ssh, self._by_paramiko.hops)
         try:
-            with self._login_slots:
+            with self._login_queue.slot():
                 channel = program.open(argv)
         except LoginRefused as refused:
             self._by_program = None
@@ -76,7 +82,7 @@ class ChosenTransport:
                 raise
             if self._keyring.terminal is not None and all(hop.may_prompt for hop in self._by_paramiko.hops):
                 self._by_paramiko = SshTransport(
-                    self._target, self._ssh, self._keyring, self._login_slots, may_need_program=False
+                    self._target, self._ssh, self._keyring, self._login_queue, may_need_program=False
                 )
                 return self._by_paramiko.open(argv)
             reason = f"{need.reason}; the program ssh, tried because {need.cause}, reports: {refused.reason}"

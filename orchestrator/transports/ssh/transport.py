@@ -13,7 +13,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import paramiko
@@ -26,6 +25,7 @@ from orchestrator.transports.ssh.commands import SESSION_REFUSED, command_line, 
 from orchestrator.transports.ssh.config import lookup
 from orchestrator.transports.ssh.host_keys import HostKeyPolicy
 from orchestrator.transports.ssh.login import ClosedInQueue, Login, NeedsProgram
+from orchestrator.transports.ssh.login_queue import LoginQueue
 from orchestrator.transports.ssh.proxy_command import ProxyCommand
 from orchestrator.transports.ssh.route import Destination, Hop, SshSettings, route
 from orchestrator.transports.ssh.user_keys import Keyring
@@ -70,7 +70,7 @@ class SshTransport:
     One connection to a node, through the configured jump hosts; host keys are always verified.
 
     Args:
-        login_slots: limits the logins in progress, of all transports that share it; a silent node has none.
+        login_queue: leads to the login slots; a silent node keeps none.
         may_need_program: raise NeedsProgram where the program ssh may succeed, before the user is prompted.
     """
 
@@ -81,18 +81,17 @@ class SshTransport:
         node: Destination,
         ssh: SshSettings,
         keyring: Keyring | None = None,
-        login_slots: AbstractContextManager[object] | None = None,
+        login_queue: LoginQueue | None = None,
         *,
         may_need_program: bool = True,
     ) -> None:
         self._target = node
         self._ssh = ssh
         self._keyring = keyring or Keyring()
-        self._login_slots = login_slots or contextlib.nullcontext()
+        self._login_queue = login_queue or LoginQueue(contextlib.nullcontext())
         self._lock = threading.Lock()
         self._connections: list[Connection] = []
         self._is_closed = False
-        self._queued_s = 0.0  # for login slots
         self._proxy: ProxyCommand | None = None
         self._may_need_program = may_need_program
         self.hops: Sequence[Hop] = ()
@@ -102,6 +101,11 @@ class SshTransport:
     def node(self) -> str:
         """The inventory name."""
         return self._target.name
+
+    @property
+    def queued_s(self) -> float:
+        """The seconds that it has waited for login slots."""
+        return self._login_queue.waited_s
 
     def open(self, argv: Sequence[str]) -> SshChannel:
         """Start a program in the login shell, without a terminal, agent or X11 forwarding; connects if necessary."""
@@ -154,7 +158,7 @@ class SshTransport:
                 self._disconnect()
                 if isinstance(error.__cause__, ClosedInQueue):
                     deadline = time.monotonic() + self._ssh.connect_timeout_s
-                if time.monotonic() + pause_s > deadline + self._queued_s:
+                if time.monotonic() + pause_s > deadline + self.queued_s:
                     hint = f"lower ssh.fanout if it is busy with other logins, or try {self._hint()}"
                     raise Unreachable(self.node, HUNG_UP, at=str(error), hint=hint) from error
                 time.sleep(pause_s)
@@ -190,9 +194,7 @@ class SshTransport:
     @contextlib.contextmanager
     def _login_slot(self) -> Iterator[None]:
         """Take a login slot; Unreachable if the transport is closed while it waits for one."""
-        begun = time.monotonic()
-        with self._login_slots:
-            self._queued_s += time.monotonic() - begun
+        with self._login_queue.slot():
             if self._is_closed:
                 raise Unreachable(self.node, CLOSED)
             yield

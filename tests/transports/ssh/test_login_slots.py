@@ -18,6 +18,7 @@ from orchestrator.fanout import each, successes
 from orchestrator.inventory.model import Node, SshOptions
 from orchestrator.transports.base import Channel
 from orchestrator.transports.ssh import transport as ssh
+from orchestrator.transports.ssh.login_queue import LoginQueue
 from orchestrator.transports.ssh.transport import SshTransport
 from tests.grounds.ports import silent_port
 from tests.until import until
@@ -105,7 +106,9 @@ def test_a_transport_that_is_closed_before_its_turn_makes_no_connection() -> Non
         assert freed.wait(10)
         yield
 
-    transport = SshTransport(Node(name="n0", port=1), SshOptions(config=os.devnull), login_slots=login_slot())
+    transport = SshTransport(
+        Node(name="n0", port=1), SshOptions(config=os.devnull), login_queue=LoginQueue(login_slot())
+    )
     failures: list[BaseException] = []
 
     def open_() -> None:
