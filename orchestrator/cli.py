@@ -235,6 +235,29 @@ def ssh_launch(
     return launch(_arguments("ssh", program, typed), dry_run=dry_run, follow=follow, quiet=quiet)
 
 
+@app.command(cls=_Launch)
+@_launch_options
+@_dry_run
+@click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Steps of each rung.")
+@click.option("--limit", metavar="SPAN", default="2m", show_default=True, help="Time limit of each rung.")
+def ladder(
+    program: tuple[str, ...] | None,
+    dry_run: bool,
+    steps: int,
+    limit: str,
+    **typed: Any,  # noqa: ANN401  see _launch_options
+) -> int:
+    """
+    Run a few steps on 1 rank, 2 ranks, one full node, two nodes and all nodes, up to the first failure.
+
+    The options are those of ssh-launch; --debug is always on.
+    """
+    from orchestrator.actions.ladder import LadderOptions  # noqa: PLC0415
+    from orchestrator.commands.ladder import ladder  # noqa: PLC0415
+
+    return ladder(_arguments("ssh", program, typed), LadderOptions.of(steps, limit), dry_run=dry_run)
+
+
 def _arguments(launcher: LauncherName, program: tuple[str, ...] | None, typed: dict[str, Any]) -> LaunchArguments:
     from orchestrator.actions.launch_arguments import LaunchArguments  # noqa: PLC0415
 
@@ -608,7 +631,7 @@ def main() -> int:
 def run(argv: list[str]) -> int:
     """Run a command line; returns the exit code."""
     program = None
-    if argv[:1] in (["submit"], ["ssh-launch"]) and "--" in argv:
+    if argv[:1] in (["submit"], ["ssh-launch"], ["ladder"]) and "--" in argv:
         index = argv.index("--")  # the words after it are passed on unchanged
         argv, program = argv[:index], tuple(argv[index + 1 :])
     _make_output_safe()

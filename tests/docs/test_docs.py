@@ -41,6 +41,7 @@ COMMANDS = (
     "diagnose",
     "diff",
     "rerun",
+    "ladder",
 )
 PAGES = sorted(
     str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *DOCS.glob("**/*.md"), *ROOT.glob("inventories/*.md"))

@@ -1,0 +1,270 @@
+"""The debug ladder: the same program on 1 rank, 2 ranks, one full node, two nodes and all nodes, each for a few steps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from orchestrator.actions.durations import clock, seconds
+from orchestrator.actions.launch import plan_launch
+from orchestrator.actions.launch_arguments import LaunchArguments
+from orchestrator.actions.runs import find_run
+from orchestrator.actions.stop import stop
+from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.errors import NodesError, OrchError
+from orchestrator.launchers import launcher_for
+from orchestrator.names.hostlist import fold
+from orchestrator.node.number_list import format_numbers
+from orchestrator.plan.plan import LaunchPlan
+from orchestrator.progress import OnProgress, no_progress
+from orchestrator.run import RunRecord, RunState
+from orchestrator.verdict.observe import observe_reachable
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in typing from Python 3.11 on
+
+NAME = "ladder"
+POLL_S = 1.0
+
+
+class RungKind(Enum):
+    """The kind of a rung, with the part that it adds, which is to be examined if it fails, and the fact that it proves if it passes."""
+
+    ONE_RANK = (
+        "the program itself, its data and its software: communication has no part in this failure",
+        "the program, its data and its software work in one rank",
+    )
+    TWO_RANKS = (
+        "what two ranks of one node share: process group and backend, the device of each rank, files that both write",
+        "two ranks of one node communicate",
+    )
+    FULL_NODE = (
+        "the other devices of the node and the links between them, its memory, /dev/shm and CPUs",
+        "one full node works, with all its devices",
+    )
+    TWO_NODES = (
+        "the network between the nodes (interfaces, firewall, RDMA), and how the second node differs: software, data, devices",
+        "two nodes communicate",
+    )
+    ALL_NODES = (
+        "the nodes that are new in this rung, and what grows with the number of ranks: memory, time limits, batch size",
+        "the program works on all nodes",
+    )
+
+    @property
+    def suspects(self) -> str:
+        """The parts to examine if this rung is the first to fail."""
+        return self.value[0]
+
+    @property
+    def proof(self) -> str:
+        """The fact that this rung proves if it passes."""
+        return self.value[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One run of the ladder."""
+
+    kind: RungKind
+    nodes: tuple[str, ...]
+    ranks: int
+    """Of all nodes."""
+
+    def __str__(self) -> str:
+        return f"{self.ranks} rank{'' if self.ranks == 1 else 's'} on {fold(self.nodes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class LadderOptions:
+    """The limits of each rung."""
+
+    steps: int
+    limit_s: float
+
+    @classmethod
+    def of(cls, steps: int, limit: str) -> LadderOptions:
+        """From the command line; UsageError if `limit` is not a time span."""
+        return cls(steps, seconds("--limit", limit))
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """The rungs of a launch, and the warnings about it."""
+
+    arguments: LaunchArguments
+    options: LadderOptions
+    rungs: tuple[Rung, ...]
+    warnings: tuple[str, ...]
+
+    def arguments_of(self, rung: Rung) -> LaunchArguments:
+        """The arguments of the launch of a rung."""
+        given, number = self.arguments, self.rungs.index(rung) + 1
+        per_node = rung.ranks // len(rung.nodes)
+        has_shape = given.shape is not None or rung.kind in (RungKind.ONE_RANK, RungKind.TWO_RANKS)
+        return replace(
+            given,
+            nodes=",".join(rung.nodes),
+            shape=f"{len(rung.nodes)}x{per_node}" if has_shape else None,
+            settings=given.settings if given.program else (*given.settings, *_trainer_settings(self.options)),
+            name=given.name or NAME,
+            note=given.note or f"rung {number} of {len(self.rungs)} of a ladder: {rung}",
+            debug=True,
+        )
+
+
+def _trainer_settings(options: LadderOptions) -> Iterator[str]:
+    """The settings that keep a run of the shared trainer short, and away from the checkpoints and reports of the training."""
+    yield f"steps={options.steps}"
+    yield "out=ladder-checkpoints"  # in the run's folder
+    yield "resume=none"
+    yield "report="
+    yield f"ddp_timeout={options.limit_s:g}"
+    yield f"hang_timeout={options.limit_s:g}"
+
+
+def plan_ladder(arguments: LaunchArguments, options: LadderOptions, on_progress: OnProgress = no_progress) -> Ladder:
+    """
+    Plan the launch on all nodes, and derive the rungs from it; nothing is started.
+
+    Raises:
+        OrchError: as from plan_launch.
+    """
+    planned = plan_launch(replace(arguments, debug=True), on_progress)
+    planned.close()
+    return Ladder(arguments, options, rungs_of(planned.plan), planned.warnings)
+
+
+def rungs_of(plan: LaunchPlan) -> tuple[Rung, ...]:
+    """The rungs of a launch, each with more ranks than the one before: a full node of two ranks is the rung of two ranks."""
+    names = tuple(node.name for node in plan.nodes)
+    ranks = [len(node.ranks) for node in plan.nodes]
+    rungs = [Rung(RungKind.ONE_RANK, names[:1], 1)]
+    if ranks[0] > 1:
+        rungs.append(Rung(RungKind.TWO_RANKS, names[:1], 2))
+    for kind, count in ((RungKind.FULL_NODE, 1), (RungKind.TWO_NODES, 2), (RungKind.ALL_NODES, len(names))):
+        rung = Rung(kind, names[:count], sum(ranks[:count]))
+        if rung.ranks > rungs[-1].ranks:
+            rungs.append(rung)
+    return tuple(rungs)
+
+
+class End(Enum):
+    """Why a rung of a user's program was stopped before it ended by itself."""
+
+    STEPS = auto()
+    """All ranks made the steps."""
+    NO_STEPS = auto()
+    """The program reports no steps, and ran until the time limit without a failure."""
+    BEHIND = auto()
+    """Not all ranks made the steps within the time limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a rung ended, in words. It has passed if its exit code is 0."""
+
+    text: str
+    exit_code: int = 0
+
+
+class StepLimit:
+    """
+    Stops the run of a user's program, which does not end by itself: once all ranks have made the steps, or at the time limit.
+
+    A thread, while the run is followed; for a `with` statement.
+    """
+
+    def __init__(
+        self, run_id: str, options: LadderOptions, on_message: Callable[[str], None], *, must_report: bool
+    ) -> None:
+        """
+        Watch a run.
+
+        Args:
+            must_report: the program has reported steps on an earlier rung, so that none means a hang.
+        """
+        self._folder = find_run(run_id)
+        self._options = options
+        self._on_message = on_message
+        self._must_report = must_report
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="step limit", daemon=True)
+        self.steps: dict[int, int] = {}
+        """The last step that each rank reported."""
+        self.end: End | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        plan = self._folder.read_plan()
+        deadline = time.monotonic() + self._options.limit_s
+        with closing(launcher_for(plan)) as launcher:
+            while self.end is None and not self._is_over.wait(POLL_S):
+                with suppress(NodesError):  # the supervisor of the run judges silent nodes
+                    self.end = self._end_by(observe_reachable(self._folder, plan, launcher, None).nodes, plan)
+                if time.monotonic() > deadline:
+                    self.end = self.end or self._end_at_limit()
+        if self.end is not None:
+            self._stop()
+
+    def _end_by(self, nodes: Sequence[NodeObservation], plan: LaunchPlan) -> End | None:
+        self.steps.update(reported_steps(nodes))
+        ranks = [rank for node in nodes for rank in node.ranks]
+        has_all = len(nodes) == plan.node_count and all(node.ranks for node in nodes)
+        return End.STEPS if has_all and all(self.steps.get(rank, 0) >= self._options.steps for rank in ranks) else None
+
+    def _end_at_limit(self) -> End:
+        return End.BEHIND if self.steps or self._must_report else End.NO_STEPS
+
+    def _stop(self) -> None:
+        try:
+            stop(self._folder, self._on_message)
+        except OrchError as exc:
+            self._on_message(str(exc))
+
+
+def reported_steps(nodes: Sequence[NodeObservation]) -> dict[int, int]:
+    """The step of each rank that has reported one."""
+    steps = {rank: progress.get("step") for node in nodes for rank, progress in node.progress.items()}
+    return {rank: step for rank, step in steps.items() if isinstance(step, int)}
+
+
+def outcome_of(record: RunRecord, options: LadderOptions, end: End | None, steps: Mapping[int, int]) -> Outcome:
+    """
+    The outcome of a rung whose run is over.
+
+    Args:
+        end: why StepLimit has stopped the run; None if it has not.
+        steps: the last step that each rank reported.
+    """
+    if record.state is RunState.DONE:
+        return Outcome("ended with exit code 0")
+    if record.state is not RunState.STOPPED or end is None:
+        text = f"run {record.id} is {record.state.value}" + (f": {record.message}" if record.message else "")
+        return Outcome(text, record.exit_code)
+    if end is End.STEPS:
+        return Outcome(f"all ranks made {options.steps} steps")
+    if end is End.NO_STEPS:
+        return Outcome(f"ran {clock(options.limit_s)} without a failure; the program reports no steps")
+    return Outcome(_behind(options, steps), RunState.FAILED.exit_code)
+
+
+def _behind(options: LadderOptions, steps: Mapping[int, int]) -> str:
+    """The sentence about ranks that did not make the steps in time."""
+    made = f"not all ranks made {options.steps} steps in {clock(options.limit_s)}, so the run was stopped"
+    if not steps:
+        return f"{made}: no rank reported a step"
+    slow = sorted(rank for rank, step in steps.items() if step == min(steps.values()))
+    return f"{made}: rank {format_numbers(slow)} reported step {min(steps.values())} last"

@@ -1,0 +1,131 @@
+"""The debug ladder: which rungs it has, when a rung has passed, and how it ends at the first that fails."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.actions.ladder import End, Ladder, LadderOptions, RungKind, outcome_of, reported_steps, rungs_of
+from orchestrator.actions.launch_arguments import LaunchArguments
+from orchestrator.inventory.model import Inventory, Node
+from orchestrator.plan.make import make_plan
+from orchestrator.run import Program, Request, RunRecord, RunState, Shape
+from tests.grounds.cli import Orch
+
+OPTIONS = LadderOptions(5, 120.0)
+ARGUMENTS = LaunchArguments("ssh", "i.yaml", "n[0-3]", None, config=None, settings=("steps=900",), program=None)
+INVENTORY = """
+name: here
+accelerator: cpu
+devices: 2
+transport: local
+defaults: {workdir: WORKDIR, python: PYTHON}
+nodes: [{name: n0}, {name: n1}]
+"""
+ENDLESS = """
+[ "$NNODES" = 1 ] || { echo "RuntimeError: code: -98, name: EADDRINUSE, message: address already in use" >&2; exit 3; }
+file=$ORCH_RUN_DIR/attempt-$ORCH_ATTEMPT/$ORCH_NODE/progress/$RANK.json
+echo '{"step": 7, "phase": "step"}' > $file.tmp
+mv $file.tmp $file
+exec sleep 1000
+"""
+
+
+def _ladder(*devices: int, shape: Shape | None = None, arguments: LaunchArguments = ARGUMENTS) -> Ladder:
+    nodes = tuple(Node(name=f"n{number}", devices=count) for number, count in enumerate(devices))
+    request = Request("ssh", Program("trainer", ()), shape=shape)
+    inventory = Inventory(name="demo", nodes=nodes, file="demo.yaml")
+    return Ladder(arguments, OPTIONS, rungs_of(make_plan(inventory, request, run_id="r", bundle="b")), ())
+
+
+def _record(state: RunState) -> RunRecord:
+    return RunRecord("r", "ssh", state, "", {}, {}, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("devices", "rungs"),
+    [
+        ((8,) * 4, ["1 rank on n0", "2 ranks on n0", "8 ranks on n0", "16 ranks on n[0-1]", "32 ranks on n[0-3]"]),
+        ((2, 2), ["1 rank on n0", "2 ranks on n0", "4 ranks on n[0-1]"]),
+        ((1, 1, 1), ["1 rank on n0", "2 ranks on n[0-1]", "3 ranks on n[0-2]"]),
+        ((4, 8), ["1 rank on n0", "2 ranks on n0", "4 ranks on n0", "12 ranks on n[0-1]"]),
+        ((1,), ["1 rank on n0"]),
+    ],
+)
+def test_each_rung_has_more_ranks_and_the_last_is_the_whole_launch(devices: tuple[int, ...], rungs: list[str]) -> None:
+    assert [str(rung) for rung in _ladder(*devices).rungs] == rungs
+
+
+def test_launch_of_a_rung_keeps_the_options_and_never_the_checkpoints_of_the_training() -> None:
+    ladder = _ladder(8, 8, 8)
+    first, second, full, two, all_ = map(ladder.arguments_of, ladder.rungs)
+    assert [(rung.nodes, rung.shape) for rung in (first, second, full, two, all_)] == [
+        ("n0", "1x1"),
+        ("n0", "1x2"),
+        ("n0", None),
+        ("n0,n1", None),
+        ("n0,n1,n2", None),
+    ]
+    assert {*first.settings[1:]} >= {"steps=5", "resume=none", "out=ladder-checkpoints", "report="}
+    assert first.settings[0] == "steps=900"  # the later one counts
+    assert first.debug
+    assert (first.name, two.note) == ("ladder", "rung 4 of 5 of a ladder: 16 ranks on n[0-1]")
+
+
+def test_shape_of_the_launch_is_the_shape_of_its_rungs() -> None:
+    typed = LaunchArguments("ssh", "i.yaml", None, "3x4", config=None, settings=(), program=("a.py",), name="mine")
+    ladder = _ladder(8, 8, 8, shape=Shape(3, 4), arguments=typed)
+    launches = [ladder.arguments_of(rung) for rung in ladder.rungs]
+    assert [launch.shape for launch in launches] == ["1x1", "1x2", "1x4", "2x4", "3x4"]
+    assert {(launch.settings, launch.name) for launch in launches} == {((), "mine")}
+
+
+@pytest.mark.parametrize(
+    ("state", "end", "steps", "code", "text"),
+    [
+        (RunState.DONE, None, {}, 0, "ended with exit code 0"),
+        (RunState.DONE, End.BEHIND, {0: 1}, 0, "ended with exit code 0"),
+        (RunState.STOPPED, End.STEPS, {0: 7, 1: 5}, 0, "all ranks made 5 steps"),
+        (RunState.STOPPED, End.NO_STEPS, {}, 0, "ran 2m00s without a failure; the program reports no steps"),
+        (
+            RunState.STOPPED,
+            End.BEHIND,
+            {0: 3, 1: 1},
+            1,
+            "not all ranks made 5 steps in 2m00s, so the run was stopped: ",
+        ),
+        (RunState.STOPPED, None, {}, 6, "run r is STOPPED"),
+        (RunState.FAILED, End.STEPS, {0: 5}, 1, "run r is FAILED"),
+    ],
+)
+def test_outcome_of_a_rung(state: RunState, end: End | None, steps: dict[int, int], code: int, text: str) -> None:
+    outcome = outcome_of(_record(state), OPTIONS, end, steps)
+    assert outcome.exit_code == code
+    assert outcome.text.startswith(text)
+    assert "rank 1 reported step 1 last" in outcome.text or end is not End.BEHIND or state is RunState.DONE
+
+
+def test_every_rung_names_a_suspect_and_a_proof() -> None:
+    assert len({text for kind in RungKind for text in (kind.suspects, kind.proof)}) == 2 * len(RungKind)
+    assert reported_steps([]) == {}
+
+
+@pytest.mark.processes
+def test_ladder_stops_at_the_first_rung_that_fails_with_its_diagnosis(tmp_path: Path) -> None:
+    """The program never ends by itself on one node, and fails on two."""
+    text = INVENTORY.replace("WORKDIR", str(tmp_path / ".work")).replace("PYTHON", sys.executable)
+    (tmp_path / "inventory.yaml").write_text(text)
+    (tmp_path / "train.sh").write_text(ENDLESS)
+    orch = Orch(tmp_path)
+    done = orch("ladder", "--limit", "90s", "--", "sh", "train.sh", code=1)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "passed      rung 1 of 3, 1 rank on n0: all ranks made 5 steps"
+    assert lines[1] == "passed      rung 2 of 3, 2 ranks on n0: all ranks made 5 steps"
+    assert lines[2].startswith("FAILED      rung 3 of 3, 4 ranks on n[0-1]: run ladder-")
+    assert lines[3].startswith("cause       another process already uses the port")
+    assert "proved      two ranks of one node communicate (2 ranks on n0)" in lines
+    assert lines[-1].startswith("examine     the network between the nodes")
+    states = [(record["state"], record["request"]["debug"]) for record in orch.records()]
+    assert states == [("STOPPED", True), ("STOPPED", True), ("FAILED", True)]
