@@ -28,6 +28,7 @@ MEASURES: dict[str, Callable[..., Measure | list[Measure]]] = {
     "logs": logs.measure,
     "delay": logs.measure_delay,
     "end": logs.measure_end,
+    "shared": logs.measure_shared,
     "memory": logs.measure_memory,
     "push": push.measure,
     "death": death.measure,

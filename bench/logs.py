@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bench.processes import CommandFailed, Job, time_job
 from bench.rounds import Contestant, Measure, Target, run_rounds
+from bench.shared_run import RUN, write_run
 from bench.workspace import UNBUFFERED, Workspace, installed
 from tests.grounds.sshd import Farm, open_farm
 from tests.until import until
@@ -25,6 +26,8 @@ PARTS = {
     "--rank 0": ("--rank", "0"),
     "--stream err": ("--stream", "err"),
 }
+SHARED_NODES, SHARED_RANKS, SHARED_BYTES, SHARED_S = 64, 8, 10_000_000, 3600
+SHARED, SHARED_TAIL = "orch logs --tail 3", "tail -n 3 of all files"
 _PROGRAMS = Path(__file__).parent / "programs"
 LIVE, AFTER, PDSH, CLUSH = "orch ssh-launch", "orch logs, afterwards", "pdsh", "clush"
 
@@ -41,6 +44,11 @@ FOLLOW_DESCRIPTION = f"""\
 END_DESCRIPTION = f"""\
 A run on two nodes has ended: rank 0 wrote 100 lines, rank 1 {SIZE:,} bytes of lines to its output and one line to its errors.
 *Time*: of `orch logs` with an option that selects few of them; `{TAIL}` is `ssh NODE tail -n 3 FILE` for the large file."""
+
+SHARED_DESCRIPTION = f"""\
+{SHARED_NODES} nodes of {SHARED_RANKS} ranks share a folder, as under Slurm; each rank wrote {SHARED_BYTES:,} bytes in an hour, and a line of errors at the start
+and at the end. *Time*: of `orch logs --tail 3`, which prints the last three lines of the run, through one endpoint; `tail` prints the last
+three lines of each file, without their times."""
 
 
 def measure(workspace: Workspace, *, repetitions: int) -> Measure:
@@ -78,6 +86,35 @@ def measure_end(workspace: Workspace, *, repetitions: int) -> Measure:
         series = run_rounds(_Setup(workspace, farm, 2).at_the_end(), repetitions=repetitions)
     targets = tuple(Target(f"orch logs {part}", PRINTED, 0.5, baseline=TAIL, beyond=True) for part in PARTS)
     return Measure("A small part of a large log", END_DESCRIPTION, TAIL, (PRINTED,), targets, series)
+
+
+def measure_shared(workspace: Workspace, *, repetitions: int) -> Measure:
+    """The time to print the last lines of many nodes that share a folder."""
+    workdir = workspace.folder / "work"
+    write_run(workdir, nodes=SHARED_NODES, ranks=SHARED_RANKS, size=SHARED_BYTES, duration_s=SHARED_S)
+    inventory = workspace.folder / "inventory.yaml"
+    text = f"name: bench\ntransport: local\naccelerator: cpu\ndevices: {SHARED_RANKS}\ndefaults: {{workdir: {workdir}}}\nnodes: [{{name: n0}}]\n"
+    inventory.write_text(text, encoding="utf-8")
+    files = sorted(map(str, workdir.rglob("rank-*")))
+    commands = {
+        SHARED_TAIL: [installed("tail"), "-n", "3", *files],
+        SHARED: [str(workspace.orch), "logs", RUN, "-i", str(inventory), "--tail", "3"],
+    }
+    jobs = {name: Job([words], cwd=workspace.folder, env=workspace.env) for name, words in commands.items()}
+    contestants = [Contestant(name, _time_of(job)) for name, job in jobs.items()]
+    series = run_rounds(contestants, repetitions=repetitions)
+    return Measure(
+        "The end of the logs of many nodes",
+        SHARED_DESCRIPTION,
+        SHARED_TAIL,
+        (PRINTED,),
+        (Target(SHARED, PRINTED, 2.0),),
+        series,
+    )
+
+
+def _time_of(job: Job) -> Callable[[], Mapping[str, float]]:
+    return lambda: {PRINTED: time_job(job).end}
 
 
 class _Setup:
@@ -124,10 +161,7 @@ class _Setup:
         until(lambda: file.stat().st_size == SIZE and not self._farm.processes(), deadline_s=60, awaited="the end")
         commands = {TAIL: ["ssh", "-F", str(self._farm.ssh_config), "n1", "tail", "-n", "3", str(file)]}
         commands |= {f"orch logs {part}": [self._orch, "logs", *words] for part, words in PARTS.items()}
-        return [Contestant(name, self._time_of(words)) for name, words in commands.items()]
-
-    def _time_of(self, words: Sequence[str]) -> Callable[[], Mapping[str, float]]:
-        return lambda: {PRINTED: time_job(self._job(words, self._env)).end}
+        return [Contestant(name, _time_of(self._job(words, self._env))) for name, words in commands.items()]
 
     def _commands(self, count: int, rate: int) -> dict[str, Sequence[str]]:
         program = f"{self._farm.python} {self._site}/write_lines.py {count} {rate}"

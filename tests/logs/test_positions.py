@@ -230,27 +230,24 @@ def test_new_lines_continue_after_the_last_ones(endpoint: Endpoint, tmp_path: Pa
     assert feed.gaps(NodeError("n0", "gone"))[0].text.endswith("how much is not known")
 
 
-def test_file_without_recent_records_has_the_time_of_its_last_change(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limit", ["RECENT_BYTES", "RECENTS_BYTES"])
+def test_file_without_recent_records_has_the_time_of_its_last_change(
+    log: Log, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
     request: messages.LastLinesRequest = {
         "attempt_dir": str(log.folder.parent),
         "nodes": ["n0"],
         "outputs": Selection(ranks=frozenset({0})).outputs,
         "lines": 100,
     }
-    [exact, coarse] = [
-        reply["written"]["n0/rank-0.err"] for reply in (_positions(request), _positions(request, monkeypatch))
-    ]
+    exact = positions.last_lines(request, b"")[0]["written"]["n0/rank-0.err"]
+    monkeypatch.setattr(positions, limit, 0)
+    coarse = positions.last_lines(request, b"")[0]["written"]["n0/rank-0.err"]
     assert len(exact) > 1
     state = (log.folder / "rank-0.err").stat()
     [(size, time_s)] = coarse
     assert size == state.st_size
     assert time_s == pytest.approx(state.st_mtime - SERVER_AHEAD_S, abs=0.001)
-
-
-def _positions(request: messages.LastLinesRequest, patch: pytest.MonkeyPatch | None = None) -> messages.PositionsReply:
-    if patch is not None:
-        patch.setattr(positions, "RECENT_BYTES", 0)
-    return positions.last_lines(request, b"")[0]
 
 
 @given(st.binary(max_size=40).map(lambda data: data.replace(b"a", b"\n")), st.integers(0, 5), st.integers(1, 7))

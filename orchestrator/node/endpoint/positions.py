@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 
 from orchestrator.node.endpoint.report import READ_FIRST, Requested, clock_ahead_s, streams
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     Record = Tuple[int, float, Dict[str, int]]  # the offset in the index, the time, and the sizes of files
 
 BLOCK_BYTES = 1 << 16
+LEAST_BLOCK_BYTES = 1 << 12  # the first block of a file, which is enough for a few lines
 RECENT_BYTES = 1 << 20  # of the index: an hour or more
+RECENTS_BYTES = 1 << 25  # of the indexes of all nodes in a folder that they share
 WRITES_LIMIT = 1 << 17  # of all files of a reply, so that its header stays small
 TICKS_S = 1.0  # some intervals in which the agent records the sizes of all files
 
@@ -35,13 +38,14 @@ def last_lines(request: messages.LastLinesRequest, _payload: bytes) -> Tuple[mes
     """The offset of the last `lines` lines of each file, and the writes beyond it."""
     reply = _empty_reply()
     folders = node_folders(request)
+    recent_bytes = min(RECENT_BYTES, RECENTS_BYTES // max(1, len(folders)))
     for node, folder in folders:
         sizes = _outputs(request, node, folder)
         index = os.path.join(folder, OFFSETS)
         index_size = _whole_records(index)
         starts = {name: line_start(os.path.join(folder, name), size, request["lines"]) for name, size in sizes.items()}
         limit = max(1, WRITES_LIMIT // max(1, len(folders) * len(sizes)))
-        for name, newest_first in _writes_beyond(folder, starts, sizes, index_size).items():
+        for name, newest_first in _writes_beyond(folder, starts, sizes, index_size, recent_bytes=recent_bytes).items():
             step = 1 + len(newest_first) // limit
             reply["written"][f"{node}/{name}"] = newest_first[::step][::-1]
         reply["offsets"].update({f"{node}/{name}": start for name, start in starts.items()})
@@ -66,9 +70,10 @@ def lines_since(request: messages.LinesSinceRequest, _payload: bytes) -> Tuple[m
 
 def line_start(path: str, size: int, lines: int) -> int:
     """The offset of the last `lines` whole lines before `size`; what follows the last newline is not counted."""
-    position, remaining = size, lines + 1
+    position, remaining, block_bytes = size, lines + 1, LEAST_BLOCK_BYTES
     while position > 0:
-        begin = max(0, position - BLOCK_BYTES)
+        begin = max(0, position - block_bytes)
+        block_bytes = min(2 * block_bytes, BLOCK_BYTES)
         block = read_at(path, begin, position - begin)
         newlines = block.count(b"\n")
         if newlines >= remaining:
@@ -91,7 +96,9 @@ def _outputs(request: messages.FilesRequest, node: str, folder: str) -> Dict[str
     return {name: size for name, size in streams(folder) if name not in READ_FIRST and requested(node, name)}
 
 
-def _writes_beyond(folder: str, starts: Dict[str, int], sizes: Dict[str, int], index_size: int) -> Dict[str, Writes]:
+def _writes_beyond(
+    folder: str, starts: Dict[str, int], sizes: Dict[str, int], index_size: int, *, recent_bytes: int
+) -> Dict[str, Writes]:
     """The writes of each file beyond its start, the newest first; of a file without recent records, its last change."""
     found: Dict[str, Writes] = {name: [] for name in starts}
     open_files = {name for name, start in starts.items() if start < sizes[name]}
@@ -102,10 +109,12 @@ def _writes_beyond(folder: str, starts: Dict[str, int], sizes: Dict[str, int], i
                     open_files.remove(name)
                 else:
                     found[name].append((recorded[name], moment))
-        if index_size - begin > RECENT_BYTES:
-            for name in [name for name in open_files if not found[name]]:
+        if index_size - begin > recent_bytes:
+            unrecorded = [name for name in open_files if not found[name]]
+            shift_s = _clock_shift(folder, index_size) if unrecorded else 0.0
+            for name in unrecorded:
                 open_files.remove(name)
-                found[name].append((sizes[name], _changed(folder, name) + _clock_shift(folder, index_size)))
+                found[name].append((sizes[name], _changed(folder, name) + shift_s))
         if not open_files:
             break
     return found
@@ -143,8 +152,11 @@ def _changed(folder: str, name: str) -> float:
 
 def _clock_shift(folder: str, index_size: int) -> float:
     """The agent's clock minus that of the file system, which may be a server's."""
-    _, records = next(_backwards(os.path.join(folder, OFFSETS), index_size, {""}))
-    return records[0][1] - _changed(folder, OFFSETS) if records else 0.0
+    index, begin = os.path.join(folder, OFFSETS), max(0, index_size - BLOCK_BYTES)
+    lines = read_at(index, begin, index_size - begin).split(b"\n")
+    newest_first = (moment for line in reversed(lines) for _, moment, _ in _parsed(0, line))
+    newest = next(newest_first, None)
+    return 0.0 if newest is None else newest - _changed(folder, OFFSETS)
 
 
 def _whole_records(index: str) -> int:
@@ -158,19 +170,24 @@ def _whole_records(index: str) -> int:
 
 def _backwards(index: str, end: int, names: Set[str]) -> Iterator[Tuple[int, List[Record]]]:
     """The records that mention one of the names, the newest first, block by block, and each block's offset."""
-    rest = b""
-    while end > 0:
-        begin = max(0, end - BLOCK_BYTES)
+    rest, block_bytes = b"", LEAST_BLOCK_BYTES
+    while end > 0 and names:
+        begin = max(0, end - block_bytes)
+        block_bytes = min(2 * block_bytes, BLOCK_BYTES)
         block = read_at(index, begin, end - begin) + rest
         end = begin
-        rest, *lines = block.split(b"\n") if begin else [b"", *block.split(b"\n")]
-        records = []
-        offset = begin + len(block) + 1
-        for line in reversed(lines):
-            offset -= len(line) + 1
-            if any(name.encode() in line for name in names):
-                records += _parsed(offset, line)
-        yield begin, records
+        first = block.find(b"\n") + 1 if begin else 0
+        if begin and not first:
+            rest = block
+            continue
+        rest = block[: max(0, first - 1)]
+        mention = re.compile("|".join(map(re.escape, sorted(names))).encode())
+        records: List[Record] = []
+        while found := mention.search(block, first):
+            line = max(first, block.rfind(b"\n", 0, found.start()) + 1)
+            first = block.find(b"\n", found.end()) + 1 or len(block) + 1
+            records += _parsed(begin + line, block[line : first - 1])
+        yield begin, records[::-1]
 
 
 def _parsed(offset: int, line: bytes) -> List[Record]:
