@@ -28,6 +28,7 @@ from trainer.runtime.progress import Progress
 from trainer.runtime.seeds import derive_seed, seed_everything
 from trainer.runtime.signals import Flag, Signals
 from trainer.tasks.load import load_task
+from trainer.tasks.loss_mean import LossMean
 
 
 class Trainer:
@@ -49,6 +50,7 @@ class Trainer:
         seed_everything(derive_seed(config.seed, "rank", group.rank.global_rank), group.accelerator)
         self.saver = Saver(self.checkpoints, self.strategy, progress, self.metrics.flush)
         self.roll_back = RollBack(self.checkpoints, self.saver, self.strategy)
+        self.loss_mean = LossMean(self.task, group)
         self.signals = Signals(group)
         self.skips = Skips(scales_loss=config.precision == "fp16")
 
@@ -102,16 +104,16 @@ class Trainer:
 
     def _step(self, step: int) -> Tuple[StepResult, Flag]:
         """Make one optimizer step. Raises NumbersError, the same on all ranks: it, or the step before, made no update on some rank."""
-        started, waited_s, config = time.perf_counter(), 0.0, self.config
+        started, config = time.perf_counter(), self.config
         lr = learning_rate(step, config.steps, config.lr, config.optim.warmup_steps)
         total = torch.zeros((), device=self.group.device)
-        for micro in range(config.accumulation):
-            requested = time.perf_counter()
-            batch = self.batches.next()
-            waited_s += time.perf_counter() - requested
+        waited_before_s = self.batches.waited_s
+        batches = (self.batches.next() for _ in range(config.accumulation))
+        for micro, (batch, factor) in enumerate(self.loss_mean.with_factor(batches)):
             last = micro == config.accumulation - 1
             with self.strategy.micro_batch(last=last):
                 loss = self.strategy.forward(batch)
+                loss = loss if factor is None else loss * factor
                 total = total + loss.detach() / config.accumulation
                 if last:
                     self.signals.send(total, self._flags(step))
@@ -123,6 +125,7 @@ class Trainer:
         self.skips.add(step, norm)
         self._check_before_save(step, received.union, total)
         self.group.accelerator.synchronize()
+        waited_s = self.batches.waited_s - waited_before_s
         return StepResult(received.losses, lr, norm, time.perf_counter() - started, waited_s), received.union
 
     def _flags(self, step: int) -> Flag:

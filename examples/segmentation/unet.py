@@ -49,26 +49,24 @@ class Segmentation(Task):
         images, masks = batch
         return functional.cross_entropy(model(images).float(), masks)
 
-    def evaluate(self, model: Any, batch: Pair) -> dict[str, torch.Tensor]:  # noqa: ANN401 -- wrapped
+    def evaluate(self, model: Any, batch: Pair) -> dict[str, Any]:  # noqa: ANN401 -- wrapped
         images, masks = batch
         scores = model(images).float()
         predicted = scores.argmax(1)
-        ious = [_iou(predicted == label, masks == label) for label in range(self.classes)]
+        labels = range(self.classes)
+        hits, either = (
+            torch.stack([both(predicted == label, masks == label).sum() for label in labels])
+            for both in (torch.logical_and, torch.logical_or)
+        )
         return {
             "loss": functional.cross_entropy(scores, masks),
             "accuracy": (predicted == masks).float().mean(),
-            "iou": torch.stack(ious).mean(),
+            "iou": (hits, either),  # intersection over union of each class, over all images
         }
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
         assert isinstance(model, UNet)
         return [*model.down, model.bottom, *model.up]
-
-
-def _iou(predicted: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
-    """Intersection over union; 1 if both masks are empty."""
-    union = (predicted | true).sum()
-    return torch.where(union > 0, (predicted & true).sum() / union.clamp(min=1), torch.ones((), device=union.device))
 
 
 class UNet(nn.Module):

@@ -10,7 +10,12 @@ import pytest
 import torch
 
 from tests.grounds.ports import free_ports
+from trainer.config.config import TrainConfig
+from trainer.metrics.jsonl import Summary
+from trainer.runtime.init import initialise
+from trainer.runtime.progress import Progress
 from trainer.tasks.gpt_model import GPT
+from trainer.train import Trainer
 
 TINY = ("model.layers=1", "model.width=8", "model.heads=1", "model.context=8", "micro_batch=1", "device=cpu", "report=")
 # A real PreemptionSignal would handle the signals of this process.
@@ -35,3 +40,13 @@ def world_of_one() -> dict[str, str]:
     """The launcher's variables for a single rank, which then forms a process group."""
     (port,) = free_ports(1)
     return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def train_alone(config: TrainConfig) -> Summary | None:
+    """Train in this process, as the only rank."""
+    group = initialise("cpu", 60.0, {})
+    trainer = Trainer(config, group, Progress(group.rank, config.steps), NO_PREEMPTION)
+    try:
+        return trainer.run()
+    finally:
+        trainer.metrics.close(1)

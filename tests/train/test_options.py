@@ -15,9 +15,11 @@ import pytest
 
 from tests.grounds import components
 from tests.grounds.metrics import StepNumbers, read_metrics, step_numbers
-from tests.grounds.tasks import COUNT
+from tests.grounds.tasks import COUNT, Masked
+from tests.grounds.trainings import train_alone
 from tests.train.conftest import TINY, StartRanks, Warm, clean_environment, codes, ranks_below
 from trainer.checkpoint import files
+from trainer.config.config import load_config
 from trainer.data.order import Order
 from trainer.parallel.checks import MOST_SKIPS
 from trainer.parallel.deepspeed.package import search_path
@@ -204,13 +206,22 @@ def test_non_finite_loss_of_one_rank_is_reported_with_rank_and_step(start_ranks:
     assert ranks[1].err == ""  # all ranks know, and only rank 0 prints
 
 
-def test_evaluation_is_the_mean_over_ranks_in_metrics_and_manifest(start_ranks: StartRanks, tmp_path: Path) -> None:
-    """keep_best reads the manifest."""
-    base, out = ("task=tests.grounds.tasks:Ranked", *POINTS[1:]), tmp_path / "out"
-    ranks = start_ranks("steps=2", "eval_steps=2", "eval_batches=2", f"out={out}", base=base)
+def test_losses_are_means_over_the_terms_of_all_micro_batches_and_ranks(
+    start_ranks: StartRanks, tmp_path: Path
+) -> None:
+    """Two ranks with micro batches of 2, against one process with all 8 samples at once. keep_best reads the manifest."""
+    words = ("task=tests.grounds.tasks:Masked", *POINTS[2:], "steps=4", "eval_steps=2")
+    spread, whole = tmp_path / "spread", tmp_path / "whole"
+    ranks = start_ranks(f"out={spread}", "micro_batch=2", "accumulation=2", base=words)
+    train_alone(load_config(words=[*words, f"out={whole}", "micro_batch=8"]))
     assert codes(ranks) == [0, 0], ranks[0].err
-    assert read_metrics(out)[-1]["eval_loss"] == 0.5
-    assert files.read_manifest(out / "step_2", 2)["eval_loss"] == 0.5
+    for found, expected in zip(step_numbers(spread), step_numbers(whole), strict=True):
+        assert found == pytest.approx(expected, rel=1e-5)
+    for lines in zip(read_metrics(spread), read_metrics(whole), strict=True):
+        evaluated = [line.get("eval_loss") for line in lines]
+        assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-5)
+    assert read_metrics(spread)[-1]["eval_parts"] == 3 / Masked.VALIDATION
+    assert files.read_manifest(spread / "step_4", 4)["eval_loss"] == read_metrics(spread)[-1]["eval_loss"]
 
 
 @pytest.mark.parametrize("wrong", [0, 1])

@@ -11,11 +11,12 @@ import contextlib
 import functools
 import signal
 import sys
+import time
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError
-from typing import Any, Dict, Iterator, Sequence
+from typing import Any, Dict, Iterator, Sequence, Tuple
 
 import torch
 from torch.utils.data import DataLoader
@@ -28,6 +29,7 @@ from trainer.runtime.group import Group
 from trainer.runtime.seeds import derive_seed, seeded_rng
 
 # `Any` below stands for a batch: tensors in any nesting, as the task makes it.
+VALIDATION = "validation"
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,22 @@ class Source:
         self.is_random = getattr(samples, "is_random", True)
 
     def __getitem__(self, first: int) -> Any:  # noqa: ANN401
-        chosen = [self.order.sample(position) for position in range(first, first + self.count)]
+        chosen = [self.order.sample(position) for position in self._positions(first)]
         with seeded_rng(derive_seed(self.seed, self.split, first)) if self.is_random else contextlib.nullcontext():
             try:
                 return self.collate([self.samples[index] for index in chosen])
             except UserError as exc:
                 return _Problem(str(exc))
+
+    def _positions(self, first: int) -> range:
+        """Training continues with the next epoch; the last batch of validation may be smaller, but is never empty."""
+        if self.split != VALIDATION:
+            return range(first, first + self.count)
+        return range(first, first + self.count_at(first)) if self.count_at(first) else range(1)
+
+    def count_at(self, first: int) -> int:
+        """The number of validation samples in the batch at `first`; 0 beyond the last one."""
+        return max(0, min(self.count, len(self.samples) - first))
 
 
 class Batches:
@@ -67,6 +79,8 @@ class Batches:
         if self.worker_start == "spawn":
             group.raise_if_any(_pickling_problem(self.source))
         self._iterator: Iterator[Any] = iter(())
+        self.waited_s = 0.0
+        """The time spent in next() so far."""
 
     def peek(self) -> Any:  # noqa: ANN401
         """Return the first batch, without advancing the order."""
@@ -78,13 +92,21 @@ class Batches:
 
     def next(self) -> Any:  # noqa: ANN401
         """The next batch. Raises UserError for an invalid sample."""
-        return self._receive(next(self._iterator))
+        requested = time.perf_counter()
+        batch = self._receive(next(self._iterator))
+        self.waited_s += time.perf_counter() - requested
+        return batch
 
-    def first_batches(self, limit: int) -> Iterator[Any]:
-        """The first batches of the order, equally many on every rank, at most `limit`; if there are too few, samples repeat."""
-        count = min(limit, max(1, len(self.source.samples) // self.stride))
-        for batch in self._loader(range(self.first, self.first + count * self.stride, self.stride)):
-            yield self._receive(batch)
+    def first_batches(self, limit: int) -> Iterator[Tuple[Any, int]]:
+        """
+        The first batches of the order with their numbers of samples, equally many on every rank, at most `limit`.
+
+        Each sample comes once. A rank for which none is left gets a batch with the number 0, since the ranks compute together.
+        """
+        count = min(limit, -(-len(self.source.samples) // self.stride))
+        firsts = range(self.first, self.first + count * self.stride, self.stride)
+        for first, batch in zip(firsts, self._loader(firsts)):
+            yield self._receive(batch), self.source.count_at(first)
 
     def close(self) -> None:
         """End the workers."""

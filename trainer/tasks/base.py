@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, Dict, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 import torch
 from torch.utils.data import dataloader
@@ -43,11 +43,28 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def loss(self, model: Any, batch: Any) -> torch.Tensor:  # noqa: ANN401
-        """Return a scalar, the mean over a batch. Call `model` itself: it is wrapped."""
+        """Return a scalar, the mean over a batch, or with count_terms() the sum over its terms. Call `model` itself: it is wrapped."""
+
+    def count_terms(self, batch: Any) -> Any:  # noqa: ANN401
+        """
+        Return the number of terms that loss() adds, such as tokens that are not masked, as a number or a tensor.
+
+        With this method, the loss of a step is the sum over all micro batches and ranks divided by the number of all terms,
+        so it does not depend on how they are spread. The micro batches of a step are then on the device together. Without
+        this method, all micro batches count alike.
+        """
+        raise NotImplementedError
 
     def evaluate(self, model: Any, batch: Any) -> Mapping[str, Any]:  # noqa: ANN401
-        """Means over a batch of "validation", by name; called without gradients, the model in evaluation mode."""
-        return {"loss": self.loss(model, batch)}
+        """
+        Values of a batch of "validation", by name; called without gradients, the model in evaluation mode.
+
+        A number is a mean over the samples. A pair is (sum, count): both are added over all batches and ranks before they are
+        divided. It has two numbers, or two tensors of equal shape, such as intersection and union of each class; the result
+        is then the mean of the quotients whose count is not 0.
+        """
+        loss = self.loss(model, batch)
+        return {"loss": (loss, self.count_terms(batch)) if counts_terms(self) else loss}
 
     def collate(self, samples: Sequence[Any]) -> Any:  # noqa: ANN401
         """Return a batch of samples."""
@@ -97,6 +114,6 @@ def has_initialise(task: Task) -> bool:
     return type(task).initialise is not Task.initialise
 
 
-def as_floats(found: Mapping[str, Any]) -> Dict[str, float]:
-    """The result of evaluate() as plain numbers."""
-    return {str(name): float(value) for name, value in found.items()}
+def counts_terms(task: Task) -> bool:
+    """Return True if the task overrides `count_terms`."""
+    return type(task).count_terms is not Task.count_terms

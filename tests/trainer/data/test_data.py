@@ -321,17 +321,19 @@ def test_error_in_a_data_worker_is_the_same_message_as_without_workers(tmp_path:
         batches.close()
 
 
-@pytest.mark.parametrize(("samples", "expected"), [(3, 1), (10, 2), (100, 4)])
-def test_evaluation_takes_equally_many_batches_on_every_rank(samples: int, expected: int) -> None:
+@pytest.mark.parametrize(("samples", "expected"), [(1, 1), (3, 1), (9, 3), (100, 4)])
+def test_evaluation_takes_each_sample_once_in_equally_many_batches_on_every_rank(samples: int, expected: int) -> None:
     config = load_config(words=["micro_batch=2"])
     found = []
     for rank in (0, 1):
         batches = Batches(_Numbers(samples), _NumbersTask(config), config, _group(rank, 2), split="validation")
-        found.append(_indices(list(batches.first_batches(4))))
-    assert [len(batches) for batches in found] == [expected] * 2
+        pairs = list(batches.first_batches(4))
+        assert len(pairs) == expected
+        assert all(len(batch) == max(1, count) for batch, count in pairs)
+        found.append(_indices([batch[:count] for batch, count in pairs]))
     order = Order(samples, 0, "validation")
     taken = [index for batch in zip(*found, strict=True) for rank in batch for index in rank]
-    assert taken == list(islice((order.sample(position) for position in range(99)), 4 * expected))
+    assert taken == list(islice((order.sample(position) for position in range(samples)), 4 * expected))
 
 
 def test_validation_has_its_own_files(tmp_path: Path) -> None:
