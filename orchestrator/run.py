@@ -10,6 +10,8 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, Literal
 
+from orchestrator.failure_class import FailureClass, Retry
+from orchestrator.names.ranks import ranks_on_nodes
 from orchestrator.node.events import NO_RETRY
 from orchestrator.stored import known_fields
 
@@ -164,6 +166,39 @@ class RankExit:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a run failed: its class and, once it is diagnosed, the fields of `orch diagnose --json`."""
+
+    kind: FailureClass
+    retry: Retry
+    is_diagnosed: bool = False
+    cause: str | None = None
+    """One sentence; None if the cause is unknown."""
+    signature: str | None = None
+    nodes: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    confidence: str | None = None
+    reason: str = ""
+    proof: tuple[str, ...] = ()
+    """Lines of logs as text; if the cause is unknown, the earliest different errors."""
+    remedy: tuple[str, ...] = ()
+
+    @property
+    def origin(self) -> str:
+        """The rank and the node on which it began; empty if they are unknown."""
+        return ranks_on_nodes(self.ranks, self.nodes)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Failure:
+        """Read a failure written by any version; a class that this version does not know is unknown."""
+        values = known_fields(cls, data)
+        is_known = values["kind"] in set(FailureClass)
+        values["kind"] = FailureClass(values["kind"]) if is_known else FailureClass.UNKNOWN
+        lists = {name: tuple(values.get(name, ())) for name in ("nodes", "ranks", "proof", "remedy")}
+        return cls(**{**values, **lists, "retry": Retry(values["retry"])})
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
     """The content of run.json, which is replaced atomically on every change."""
 
@@ -187,6 +222,8 @@ class RunRecord:
     ended: str | None = None
     exit: RankExit | None = None
     message: str | None = None
+    failure: Failure | None = None
+    """Why a run that is FAILED or LOST failed; None in records of earlier versions."""
     refused: bool = False
     """The check of the nodes refused the start, so nothing was started."""
     summary: dict[str, Any] = field(default_factory=dict)
@@ -201,6 +238,12 @@ class RunRecord:
     """The id of the run that this one repeats."""
     unknown_fields: dict[str, Any] = field(default_factory=dict)
     """Fields of another version of orch, which are kept when the record is written."""
+
+    @property
+    def is_undiagnosed(self) -> bool:
+        """True if the run started and has failed, and has no diagnosis."""
+        failure = self.failure
+        return self.state is RunState.FAILED and self.started and failure is not None and not failure.is_diagnosed
 
     @property
     def exit_code(self) -> int:
@@ -231,8 +274,13 @@ class RunRecord:
             state = RunState.LOST
             message = f"its state is {known['state']}, which this version of orch does not know"
         unknown_fields = {name: value for name, value in data.items() if name not in known}
-        exit_ = _rank_exit(known["exit"]) if known.get("exit") else None
-        changed = {"state": state, "message": message, "exit": exit_, "tags": tuple(known.get("tags", ()))}
+        changed = {
+            "state": state,
+            "message": message,
+            "exit": _rank_exit(known["exit"]) if known.get("exit") else None,
+            "failure": Failure.from_json(known["failure"]) if known.get("failure") else None,
+            "tags": tuple(known.get("tags", ())),
+        }
         return cls(**{**known, **changed, "unknown_fields": unknown_fields})
 
 

@@ -54,22 +54,23 @@ def _end_supervisor(folder: RunFolder) -> None:
         time.sleep(POLL_S)
 
 
-def end_remaining(folder: RunFolder, on_message: Callable[[str], None], on_warning: Callable[[str], None]) -> None:
+def end_remaining(folder: RunFolder, on_message: Callable[[str], None], on_warning: Callable[[str], None]) -> RunRecord:
     """
-    End what is left running of a run whose record is final; nothing more supervises it.
+    End what is left running of a run whose record is final, and return its record; nothing more supervises it.
 
     Raises:
         UsageError: the run has a supervisor, which ends the rest.
         LaunchError: some processes could not be ended.
     """
-    refreshed = refresh(folder)
+    refreshed = refresh(folder, diagnoses=True)
     if refreshed.missing:
         on_warning(str(refreshed.missing))
     if not refreshed.left_running:
-        return
+        return refreshed.record
     _refuse_second(folder, refreshed.record)
     on_message(f"run {refreshed.record.id} still runs on {fold(refreshed.left_running)}: it is ended there")
     stop(folder, on_message)
+    return refreshed.record
 
 
 @contextmanager

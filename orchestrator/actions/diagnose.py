@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.diagnosis.catalogue import CATALOGUE
-from orchestrator.diagnosis.evidence import Evidence, Hit, search_log
+from orchestrator.diagnosis.evidence import Evidence, search_log
 from orchestrator.diagnosis.signature import Signature
 from orchestrator.diagnosis.user_signatures import SignatureError, read_signatures
 from orchestrator.diagnosis.weigh import Diagnosis, weigh
 from orchestrator.errors import NodesError, UsageError, os_error_text
-from orchestrator.names.hostlist import fold
-from orchestrator.node.number_list import format_numbers
+from orchestrator.names.ranks import ranks_on_nodes
 from orchestrator.node.search import BLOCK_BYTES
 from orchestrator.store import home
 
-__all__ = ["Diagnosed", "Hit", "diagnose_files", "is_run", "origin_text", "user_signatures"]
+__all__ = ["Diagnosed", "diagnose_files", "is_run", "ranks_on_nodes", "user_signatures"]
 
 USER_SIGNATURES = "signatures"
 """The file in $ORCH_HOME."""
@@ -138,9 +137,3 @@ def _rank_in(file: str) -> int | None:
     """The rank whose output a file is, by its name."""
     found = _RANK_IN_NAME.search(file)
     return None if found is None else int(found["name"] or found["folder"])
-
-
-def origin_text(ranks: Sequence[int], nodes: Sequence[str]) -> str:
-    """`rank 3 on n1`; empty without either."""
-    origin = f"{'rank' if len(ranks) == 1 else 'ranks'} {format_numbers(ranks)}" if ranks else ""
-    return " on ".join(filter(None, (origin, fold(nodes))))

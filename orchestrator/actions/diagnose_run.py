@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,15 @@ from orchestrator.actions.logs import BATCH_LOG_BYTES, recorded_run
 from orchestrator.diagnosis.catalogue import CATALOGUE
 from orchestrator.diagnosis.evidence import Evidence, hits_of, patterns_of, search_log
 from orchestrator.diagnosis.signature import Signature
-from orchestrator.diagnosis.weigh import weigh
-from orchestrator.errors import OrchError
-from orchestrator.fanout import each, failed_nodes
+from orchestrator.diagnosis.weigh import RECORD, weigh
+from orchestrator.errors import OrchError, Unreachable
+from orchestrator.fanout import each, each_within, failed_nodes
 from orchestrator.launchers.base import AttemptFolder, Launcher
 from orchestrator.names.hostlist import fold
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.run import RunRecord
+from orchestrator.store import KeptRun
+from orchestrator.verdict.classify import diagnosed
 
 if TYPE_CHECKING:
     from orchestrator.node import messages
@@ -26,11 +29,12 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES = 1 << 30
 SEARCH_S = 20.0
 """The nodes search for this long at most."""
+LATE = "no answer in time"
 
 
 def diagnose_run(name: str, signatures_file: Path | None, on_progress: OnProgress = no_progress) -> Diagnosed:
     """
-    Diagnose a run of this machine.
+    Diagnose a run of this machine; if it has failed and all nodes answer, the result replaces that in its record.
 
     Raises:
         RunNotFound: there is no such run, or more than one.
@@ -39,10 +43,34 @@ def diagnose_run(name: str, signatures_file: Path | None, on_progress: OnProgres
     """
     signatures = CATALOGUE | user_signatures(signatures_file)
     run, launcher = recorded_run(name, on_progress)
-    record, plan = run.read(), run.read_plan()
     with closing(launcher):
-        results = _search_nodes(launcher, int(plan.ssh["fanout"]), signatures) if record.started else []
-        batch_log = launcher.batch_log(BATCH_LOG_BYTES)
+        if run.read().started:
+            launcher.attempt_folders(launcher.attempt())  # connects to all nodes, with progress
+        found = diagnosis_of(run, launcher, signatures, search_s=SEARCH_S)
+    if found.missing is None or run.read().is_undiagnosed:
+        with suppress(OSError):  # a full disk
+            record_diagnosis(run, found)
+    return found
+
+
+def diagnosis_of(
+    run: KeptRun,
+    launcher: Launcher,
+    signatures: Mapping[str, Signature],
+    *,
+    search_s: float,
+    wait_s: float | None = None,
+) -> Diagnosed:
+    """
+    Diagnose a run.
+
+    Args:
+        search_s: how long a node searches its logs at most.
+        wait_s: how long all nodes are waited for; None: as long as their connections are.
+    """
+    record, plan = run.read(), run.read_plan()
+    results = _search_nodes(launcher, signatures, search_s=search_s, wait_s=wait_s) if record.started else []
+    batch_log = launcher.batch_log(BATCH_LOG_BYTES)
     missing = failed_nodes(results)
     replies = [result for result in results if not isinstance(result, OrchError)]
     bodies = [body for reply in replies for body in reply["logs"]]
@@ -65,8 +93,19 @@ def diagnose_run(name: str, signatures_file: Path | None, on_progress: OnProgres
     )
 
 
+def record_diagnosis(run: KeptRun, found: Diagnosed) -> RunRecord:
+    """Add a diagnosis to the record of a run that has failed, and return the record; others are unchanged."""
+
+    def change(record: RunRecord) -> RunRecord:
+        if record.failure is None:
+            return record
+        return replace(record, failure=diagnosed(record.failure, found.diagnosis, record.exit))
+
+    return run.change(change)
+
+
 def _search_nodes(
-    launcher: Launcher, limit: int, signatures: Mapping[str, Signature]
+    launcher: Launcher, signatures: Mapping[str, Signature], *, search_s: float, wait_s: float | None
 ) -> Sequence[messages.SearchReply | OrchError]:
     """Search on all machines at once."""
     patterns = patterns_of(signatures.values())
@@ -75,10 +114,16 @@ def _search_nodes(
     def search(folder: AttemptFolder) -> messages.SearchReply:
         nodes = None if folder.nodes is None else list(folder.nodes)
         return folder.endpoint.search(
-            folder.attempt_dir, nodes, patterns, kernel, max_bytes=MAX_FILE_BYTES, wait_s=SEARCH_S
+            folder.attempt_dir, nodes, patterns, kernel, max_bytes=MAX_FILE_BYTES, wait_s=search_s
         )
 
-    return each(launcher.attempt_folders(launcher.attempt()), search, limit=limit)
+    folders = launcher.attempt_folders(launcher.attempt(), connect=False)
+    limit = int(launcher.plan.ssh["fanout"])
+    if wait_s is None:
+        return each(folders, search, limit=limit)
+    results = each_within(folders, search, limit=len(folders), wait_s=wait_s)
+    named = zip(folders, results, strict=True)
+    return [Unreachable(folder.name, LATE) if result is None else result for folder, result in named]
 
 
 def folded_remarks(remarks: Iterable[str]) -> tuple[str, ...]:
@@ -104,7 +149,7 @@ def _evidence_of(body: messages.LogBody, signatures: Mapping[str, Signature]) ->
 def _evidence_of_record(record: RunRecord, signatures: Mapping[str, Signature]) -> Evidence:
     """How the first failing rank ended, and what the scheduler reported."""
     text = "\n".join(_record_lines(record))
-    found = search_log([text.encode()], "record of the run", signatures)
+    found = search_log([text.encode()], RECORD, signatures)
     first_failure = None if record.exit is None else (record.exit.rank, record.exit.node)
     return found + Evidence(first_failure=first_failure)
 

@@ -38,6 +38,7 @@ from orchestrator.plan.plan import LaunchPlan
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.run import Request, RunRecord, RunState, new_run_id
 from orchestrator.store import RunFolder
+from orchestrator.verdict.classify import failure_of_launch
 from orchestrator.verdict.launching import this_process
 from orchestrator.version import __version__
 
@@ -272,8 +273,7 @@ def undo_on_failure(folders: Sequence[RunFolder], launcher: Launcher, outcome: s
         machine = machine_error(exc)
         cause = machine or f"{type(exc).__name__}: {exc}"
         why = str(exc) if isinstance(exc, OrchError) else f"the launch failed: {cause}"
-        refused = isinstance(exc, PreflightRefused)
-        if failure := abandon_launch(folders, launcher, RunState.FAILED, why, refused=refused):
+        if failure := abandon_launch(folders, launcher, RunState.FAILED, why, error=exc):
             raise failure from exc
         if machine is not None:
             raise LaunchError(f"{why}; {left}", hint=machine.hint) from exc
@@ -299,9 +299,20 @@ def record_changed_plan(folder: RunFolder, planned: LaunchPlan, plan: LaunchPlan
 
 
 def abandon_launch(
-    folders: Sequence[RunFolder], launcher: Launcher, state: RunState, why: str, *, refused: bool = False
+    folders: Sequence[RunFolder],
+    launcher: Launcher,
+    state: RunState,
+    why: str,
+    *,
+    error: BaseException | None = None,
 ) -> LaunchError | None:
-    """Stop what had started of these runs and record the cause; return an error if something may still be running."""
+    """
+    Stop what had started of these runs and record the cause; return an error if something may still be running.
+
+    Args:
+        error: that by which the launch failed; None if it was interrupted.
+    """
+    failure = None if error is None else failure_of_launch(error)
     try:
         if state is RunState.STOPPED:
             with suppress(Exception):  # `undo` connects again
@@ -315,9 +326,14 @@ def abandon_launch(
     except Exception as exc:  # noqa: BLE001  the first failure is the one to report
         left = [f"it could not be stopped: {exc}"]
     if left:
-        changes: dict[str, Any] = {"state": RunState.LOST, "message": f"{why}; not everything could be stopped"}
+        changes: dict[str, Any] = {
+            "state": RunState.LOST,
+            "message": f"{why}; not everything could be stopped",
+            "failure": failure,
+        }
     else:
-        changes = {"state": state, "message": why, "refused": refused, "ended": datetime.now(timezone.utc).isoformat()}
+        refused, ended = isinstance(error, PreflightRefused), datetime.now(timezone.utc).isoformat()
+        changes = {"state": state, "message": why, "refused": refused, "failure": failure, "ended": ended}
     for folder in folders:
         with suppress(OSError, OrchError):  # the disk may be why the launch failed
             folder.update(**changes, launching=None)

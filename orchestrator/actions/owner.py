@@ -32,6 +32,9 @@ from orchestrator.supervision.link import ANSWER_S, OwnerLink, ViewerGone
 from orchestrator.supervision.supervisor import supervise
 from orchestrator.supervision.viewers_terminal import ViewersTerminal
 
+LINES_S = 10.0
+"""How long the diagnosis waits until a viewer has the last lines and the outcome."""
+
 
 def main() -> int:
     """Own the run that the viewer requests; argv[1] is the number of the link's descriptor."""
@@ -118,6 +121,15 @@ def _supervise(link: OwnerLink, launched: Launched) -> bool:
     has_ended = threading.Event()
     watching = threading.Thread(target=_watch, args=(link, launched.folder, launcher.without_reconnects(has_ended)))
 
+    def diagnose() -> None:
+        if watching.is_alive():
+            watching.join(LINES_S)  # the outcome first
+        from orchestrator.actions.diagnose_failure import diagnose_failure  # noqa: PLC0415  only if a run has failed
+
+        unreconnected = launcher.without_reconnects(threading.Event())
+        record = diagnose_failure(launched.folder, unreconnected, link.warn)
+        link.post("diagnosed", record=record.to_json())
+
     def begin() -> None:
         link.post("launched", run=launched.folder.path.name)
         if not link.request["follow"]:
@@ -130,7 +142,7 @@ def _supervise(link: OwnerLink, launched: Launched) -> bool:
 
     link.answer_s = ANSWER_S  # a prompt keeps the other logins and the end of the run waiting
     try:
-        return supervise(launched.folder, launcher, begin)
+        return supervise(launched.folder, launcher, begin, diagnose)
     except Exception as exc:
         cause, run = machine_error(exc) or exc, launched.folder.path.name
         link.warn(f"the supervisor of the run has failed ({cause}); `orch attach {run}` starts another one")

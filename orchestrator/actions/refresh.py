@@ -127,6 +127,8 @@ def refresh(
     queue: JobStatus | None = None,
     terminal: Terminal | None = None,
     on_progress: OnProgress = no_progress,
+    *,
+    diagnoses: bool = False,
 ) -> Refreshed:
     """
     Query the state of a run and update its record; only read the record if the launch is in progress or failed.
@@ -134,6 +136,7 @@ def refresh(
     Args:
         queue: the scheduler's answer, if it was queried already.
         terminal: answers the prompts of logins.
+        diagnoses: if the run has failed and nothing has diagnosed it, do so now.
 
     Raises:
         NodesError: no node answers, and the run is not known to be over.
@@ -143,24 +146,26 @@ def refresh(
     if failed_to_launch or is_launching(record):
         return Refreshed(folder, record)
     plan = folder.read_plan()
-    launcher = launcher_for(plan, terminal, on_progress)
-    try:
-        if queue is None and plan.launcher == "slurm":
-            status = _status_of_job(folder, plan, launcher, record.slurm_job)
-        else:
-            status = observe.observe_reachable(folder, plan, launcher, queue)
-        verdict = observe.recordable_verdict(plan, status.verdict, status.nodes)
-        if status.is_decided and verdict.state.final and not record.state.ended:
-            verdict = with_last_lines(verdict, launcher, status.attempt)
-    except NodesError as exc:
-        if not record.state.final:
-            raise
-        return Refreshed(folder, record, missing=exc)
-    finally:
-        launcher.close()
-    unwritten = ""
-    if status.is_decided:
-        record, unwritten = settle_if_writable(folder, verdict, status.nodes, attempt=status.attempt)
+    with closing(launcher_for(plan, terminal, on_progress)) as launcher:
+        try:
+            if queue is None and plan.launcher == "slurm":
+                status = _status_of_job(folder, plan, launcher, record.slurm_job)
+            else:
+                status = observe.observe_reachable(folder, plan, launcher, queue)
+            verdict = observe.recordable_verdict(plan, status.verdict, status.nodes)
+            if status.is_decided and verdict.state.final and not record.state.ended:
+                verdict = with_last_lines(verdict, launcher, status.attempt)
+        except NodesError as exc:
+            if not record.state.final:
+                raise
+            return Refreshed(folder, record, missing=exc)
+        unwritten = ""
+        if status.is_decided:
+            record, unwritten = settle_if_writable(folder, verdict, status.nodes, attempt=status.attempt)
+        if diagnoses and record.is_undiagnosed and not is_kept_up_to_date(folder):
+            from orchestrator.actions.diagnose_failure import diagnose_failure  # noqa: PLC0415  only if a run has failed
+
+            record = diagnose_failure(folder, launcher, lambda _warning: None)
     return Refreshed(folder, record, status, status.missing, unwritten)
 
 

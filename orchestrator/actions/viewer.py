@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.actions.log_reader import Viewer
 
 END_WAIT_S = 1.0
+DIAGNOSIS_S = 8.0  # the owner needs less
 
 
 class Owner:
@@ -56,6 +57,7 @@ class Owner:
         self._messages = messages(self._link)
         self._is_interrupted = False
         self._is_prompting = False
+        self._diagnosed: RunRecord | None = None
 
     @classmethod
     def of_launch(
@@ -123,7 +125,18 @@ class Owner:
                 viewer.warn(message["text"])
             elif message["kind"] == "ended":
                 return RunRecord.from_json(message["record"])
+            elif message["kind"] == "diagnosed":
+                self._diagnosed = RunRecord.from_json(message["record"])
         raise self._ended(LaunchError, "the supervisor of the run has ended", "orch attach supervises it again")
+
+    def diagnosed(self) -> RunRecord | None:
+        """The record of a run that has failed, with its diagnosis; None if there is none in time."""
+        self._link.settimeout(DIAGNOSIS_S)
+        with suppress(OSError, OrchError):
+            for message in self._reported() if self._diagnosed is None else ():
+                if message["kind"] == "diagnosed":
+                    return RunRecord.from_json(message["record"])
+        return self._diagnosed
 
     def _reported(self) -> Iterator[dict[str, Any]]:
         """The messages for the caller; questions are answered, and errors raised."""

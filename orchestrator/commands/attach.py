@@ -5,6 +5,7 @@ from __future__ import annotations
 from orchestrator.actions.attach import attached, end_remaining, require_unsupervised
 from orchestrator.actions.runs import find_run
 from orchestrator.actions.viewer import Owner
+from orchestrator.commands.failure import print_failure
 from orchestrator.commands.watch import show, watch
 from orchestrator.console import ProgressLine, inform, print_text, warn
 
@@ -14,8 +15,9 @@ def attach(run: str, *, follow: bool, quiet: bool) -> int:
     folder = find_run(run)
     record = folder.read()
     if record.state.ended:
-        end_remaining(folder, inform, warn)
+        record = end_remaining(folder, inform, warn)
         inform(f"run {record.id} is {record.state.value}" + (f": {record.message}" if record.message else ""))
+        print_failure(record)
         return record.exit_code
     if record.launcher == "slurm":  # which supervises its jobs itself
         if not follow:
@@ -28,6 +30,6 @@ def attach(run: str, *, follow: bool, quiet: bool) -> int:
         with ProgressLine() as progress:
             owner.until_launched(warn, progress.warn, progress.update)
         if follow:
-            return show(record.id, owner.to_end, quiet=quiet)
+            return show(record.id, owner.to_end, owner.diagnosed, quiet=quiet)
     print_text(f"{record.id}\n")
     return 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from orchestrator.actions.diagnose import Diagnosed, Hit, diagnose_files, is_run, origin_text
+from orchestrator.actions.diagnose import Diagnosed, diagnose_files, is_run, ranks_on_nodes
 from orchestrator.actions.diagnose_run import diagnose_run
+from orchestrator.commands.failure import RETRY, labelled
 from orchestrator.console import (
     ProgressLine,
     inform,
@@ -17,14 +18,7 @@ from orchestrator.console import (
     without_controls,
 )
 
-_RETRY = {
-    "retry": "another attempt can help",
-    "elsewhere": "another attempt can help on other nodes",
-    "never": "another attempt fails the same way until this is changed",
-}
 _FAILED = ("FAILED", "LOST")
-MOST_LINE = 300
-"""Characters of a log line that are shown."""
 
 
 def diagnose(words: Sequence[str], signatures: Path | None, *, as_json: bool) -> int:
@@ -52,34 +46,24 @@ def diagnose(words: Sequence[str], signatures: Path | None, *, as_json: bool) ->
 def _report(result: Diagnosed) -> Iterator[str]:
     found = result.diagnosis
     if found.cause and found.confidence is not None and found.retry is not None:
-        yield from _labelled("cause", [found.cause])
-        yield from _labelled("began on", [origin_text(found.ranks, found.nodes) or "unknown: the lines name no rank"])
-        yield from _labelled("proof", map(_line, found.proof))
-        yield from _labelled("next", found.remedy)
-        yield from _labelled("retry", [_RETRY[found.retry]])
-        yield from _labelled("confidence", [f"{found.confidence.value}: {found.reason}"])
+        yield from labelled("cause", [found.cause])
+        yield from labelled("began on", [ranks_on_nodes(found.ranks, found.nodes) or "unknown: the lines name no rank"])
+        yield from labelled("proof", (hit.text for hit in found.proof))
+        yield from labelled("next", found.remedy)
+        yield from labelled("retry", [RETRY[found.retry]])
+        yield from labelled("confidence", [f"{found.confidence.value}: {found.reason}"])
     elif found.errors:
-        yield from _labelled("cause", ["unknown: no line names one"])
-        yield from _labelled("errors", map(_line, found.errors))
-        yield from _labelled("next", ["read the lines above the first of these"])
+        yield from labelled("cause", ["unknown: no line names one"])
+        yield from labelled("began on", filter(None, [ranks_on_nodes(found.ranks, found.nodes)]))
+        yield from labelled("errors", (hit.text for hit in found.errors))
+        yield from labelled("next", ["read the lines above the first of these"])
     else:
-        yield from _labelled("cause", ["unknown: no error was found"])
+        yield from labelled("cause", ["unknown: no error was found"])
     for label, entries in (("or", found.alternatives), ("follows", found.consequences), ("also", found.observations)):
-        yield from _labelled(label, (_folded_text(entry.text, entry.count, entry.ranks) for entry in entries))
-    yield from _labelled("nodes", result.remarks)
-
-
-def _line(hit: Hit) -> str:
-    origin = origin_text([] if hit.rank is None else [hit.rank], [hit.node] if hit.node else [])
-    return f"{hit.location}: {f'[{origin}] ' if origin else ''}{hit.origin.text[:MOST_LINE]}"
+        yield from labelled(label, (_folded_text(entry.text, entry.count, entry.ranks) for entry in entries))
+    yield from labelled("nodes", result.remarks)
 
 
 def _folded_text(text: str, count: int, ranks: tuple[int, ...]) -> str:
     lines = f"{count} line" if count == 1 else f"{count} lines"
-    return f"{text} ({', '.join(filter(None, (lines, origin_text(ranks, ()))))})"
-
-
-def _labelled(label: str, lines: Iterable[str]) -> Iterator[str]:
-    """The label before the first line."""
-    for index, line in enumerate(lines):
-        yield f"{label if index == 0 else '':<11} {' '.join(line.split())}"
+    return f"{text} ({', '.join(filter(None, (lines, ranks_on_nodes(ranks, ()))))})"

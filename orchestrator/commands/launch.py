@@ -41,6 +41,6 @@ def _launch_over_ssh(arguments: LaunchArguments, *, follow: bool, quiet: bool) -
         with ProgressLine() as progress:
             run = owner.until_launched(progress.warn, progress.warn, progress.update)
         if follow:
-            return show(run, owner.to_end, quiet=quiet)
+            return show(run, owner.to_end, owner.diagnosed, quiet=quiet)
     print_text(f"{run}\n")
     return 0

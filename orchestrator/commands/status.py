@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -9,6 +10,7 @@ from typing import Any
 
 from orchestrator.actions.refresh import NodeObservation, Refreshed, refresh
 from orchestrator.actions.runs import find_run, is_sweep
+from orchestrator.commands.failure import print_failure
 from orchestrator.console import ProgressLine, print_error, print_json, print_table, print_text, warn, without_controls
 
 
@@ -23,7 +25,7 @@ def status(run: str, *, as_json: bool) -> int:
 
         return sweep_status(run, as_json=as_json)
     with ProgressLine() as progress:
-        refreshed = refresh(find_run(run), on_progress=progress.update)
+        refreshed = refresh(find_run(run), on_progress=progress.update, diagnoses=True)
     record, failures = refreshed.record, refreshed.missing.failures if refreshed.missing else ()
     exit_code = record.exit_code
     if refreshed.missing is not None and record.state.final:
@@ -39,6 +41,7 @@ def status(run: str, *, as_json: bool) -> int:
         print_json(record.to_json() | answers)
         return exit_code
     print_text(without_controls(_headline(refreshed)))
+    print_failure(record, sys.stdout)
     if warning := refreshed.not_being_ended() or refreshed.unsupervised():
         warn(warning)
     for text in refreshed.stopped_agents():

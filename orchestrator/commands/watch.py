@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
-from orchestrator.console import LogView, inform, print_error, print_summary
+from orchestrator.console import LogView, inform, print_error, print_summary, warn
 from orchestrator.errors import CLOSED_PIPE, CTRL_C, LaunchError
-from orchestrator.run import RunRecord
+from orchestrator.run import RunRecord, RunState
 
 if TYPE_CHECKING:
     from orchestrator.actions.launch import Launched  # at run time it would load what only a launch needs
@@ -25,15 +26,28 @@ def watch(launched: Launched, *, quiet: bool, stream: TextIO | None = None) -> i
         reader = LogReader(launcher, folder.read_plan(), view, watched_lines(quiet=quiet))
         return Watch(folder, launcher, reader, view, ends_failed=True).to_end()
 
-    return show(launched.folder.path.name, to_end, quiet=quiet, stream=stream)
+    def diagnosed() -> RunRecord:
+        from orchestrator.actions.diagnose_failure import diagnose_failure  # noqa: PLC0415  only if the run has failed
+
+        return diagnose_failure(launched.folder, launched.launcher, warn)
+
+    return show(launched.folder.path.name, to_end, diagnosed, quiet=quiet, stream=stream)
 
 
-def show(run_id: str, to_end: Callable[[Viewer], RunRecord], *, quiet: bool, stream: TextIO | None = None) -> int:
+def show(
+    run_id: str,
+    to_end: Callable[[Viewer], RunRecord],
+    diagnosed: Callable[[], RunRecord | None],
+    *,
+    quiet: bool,
+    stream: TextIO | None = None,
+) -> int:
     """
     Show a run to its end, and print its outcome; return its exit code.
 
     Args:
         to_end: shows the run's lines, and returns its record.
+        diagnosed: returns the record of a run that has failed, with its diagnosis.
         quiet: print only the lines of ranks, warnings, and the outcome of a run that is not done.
         stream: for the lines; by default stdout.
     """
@@ -61,6 +75,18 @@ def show(run_id: str, to_end: Callable[[Viewer], RunRecord], *, quiet: bool, str
         inform(outcome)
     else:
         view.inform(outcome)
+    if record.state is RunState.FAILED:
+        _print_diagnosis(diagnosed)
     if not quiet:
         print_summary(record.summary)
     return record.exit_code
+
+
+def _print_diagnosis(diagnosed: Callable[[], RunRecord | None]) -> None:
+    """Print the cause of a failure; Ctrl-C skips it."""
+    from orchestrator.commands.failure import print_failure  # noqa: PLC0415  only if a run has failed
+
+    with suppress(KeyboardInterrupt):
+        record = diagnosed()
+        if record is not None:
+            print_failure(record)

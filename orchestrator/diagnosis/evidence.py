@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 
 from orchestrator.diagnosis.origin import Origin, origin_of
 from orchestrator.diagnosis.signature import Signature
+from orchestrator.names.ranks import ranks_on_nodes
 from orchestrator.node.search import Search
 
 if TYPE_CHECKING:
     from orchestrator.node.messages import HitBody, PatternBody
 
+MOST_SHOWN = 300
+"""Characters of a line that are shown."""
 MOST_PER_LOG = 1000
 """Hits of each signature that are kept of one log, which may have the lines of all ranks."""
 
@@ -46,6 +49,12 @@ class Hit:
     def location(self) -> str:
         """FILE:LINE."""
         return f"{self.file}:{self.line}" if self.line else self.file
+
+    @property
+    def text(self) -> str:
+        """The line with its location and origin."""
+        origin = ranks_on_nodes([] if self.rank is None else [self.rank], [self.node] if self.node else [])
+        return f"{self.location}: {f'[{origin}] ' if origin else ''}{self.origin.text[:MOST_SHOWN]}"
 
 
 @dataclass(frozen=True)

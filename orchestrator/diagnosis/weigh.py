@@ -19,6 +19,8 @@ from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.names.hostlist import fold
 from orchestrator.node.search import KERNEL_LOG
 
+RECORD = "record of the run"
+"""The name of the run's record, which repeats what the logs have."""
 MOST_PROOF, MOST_ERRORS = 3, 5
 CONTINUED_LINES = 64
 """If a training writes progress so many lines after an error, it has survived the error."""
@@ -119,7 +121,7 @@ def weigh(evidence: Evidence) -> Diagnosis:
         ranks=ranks,
         confidence=confidence,
         reason=reason,
-        proof=_different(chosen)[:MOST_PROOF],
+        proof=_different([hit for hit in chosen if hit.file != RECORD] or chosen)[:MOST_PROOF],
         remedy=tuple(filled_remedy(step, values) for step in first.signature.remedy),
         alternatives=_folded(alternatives, evidence),
         consequences=_folded([hit for hit in rest if hit.signature.role not in (Role.NOTE, Role.UNKNOWN)], evidence),
@@ -131,7 +133,10 @@ def _unknown(hits: Sequence[Hit], evidence: Evidence) -> Diagnosis:
     """No cause: the earliest different lines with errors; consequences only if there is nothing else."""
     errors = [hit for hit in hits if hit.signature.role is Role.UNKNOWN]
     consequences = [hit for hit in hits if hit.signature.role is Role.CONSEQUENCE]
+    ranks, nodes = _first_reported(hits, evidence)
     return Diagnosis(
+        nodes=nodes,
+        ranks=ranks,
         errors=_different(errors or consequences)[:MOST_ERRORS],
         consequences=_folded(consequences, evidence),
         observations=_folded([hit for hit in hits if hit.signature.role is Role.NOTE], evidence),

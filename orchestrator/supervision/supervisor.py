@@ -17,6 +17,7 @@ from dataclasses import replace
 from orchestrator.endpoint.client import HEARTBEAT_ANSWER_S
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import LoginRefused, OrchError, Unreachable
+from orchestrator.failure_class import FailureClass
 from orchestrator.fanout import each
 from orchestrator.launchers.direct import DirectLauncher, parse_rendezvous
 from orchestrator.names.hostlist import fold
@@ -35,6 +36,7 @@ RETRY_S = 1.0
 SUSPECT_S = 7.0  # after this silence of a node, other nodes are queried whether they reach it
 WITNESS_RETRY_S = 5.0
 WITNESSES = 3
+_OF_NODE = (FailureClass.NODE, FailureClass.NODE.retry)
 RETURN_S = 30.0  # after the isolation timeout and this margin, a node that is cut off has ended its ranks itself
 
 
@@ -49,18 +51,22 @@ class Supervisor:
         self._states = self._poller.states
         self._refused_timeout_s: float | None = self._plan.ssh.get("refused_timeout_s")
 
-    def run(self, on_start: Callable[[], None]) -> None:
+    def run(self, on_start: Callable[[], None], on_failed: Callable[[], None]) -> None:
         """
         Supervise the run until its record is final, or no node can be polled any more.
 
         Args:
             on_start: called once the threads of supervision run: it may start others, if the user may have more.
+            on_failed: called once a failure is recorded.
         """
         with self._poller.running():
             on_start()
             verdict = self._until_over()
             if verdict is not None:
-                return self._end_returning_nodes(self._end(verdict))
+                unreached = self._end(verdict)
+                if self._folder.read().state is RunState.FAILED:
+                    on_failed()
+                return self._end_returning_nodes(unreached)
         self._folder.add_event("run-unsupervised", "no node can be polled any more; orch status queries them once more")
         return None
 
@@ -124,14 +130,14 @@ class Supervisor:
         refused_s = 0.0 if refusing_s is None else now - refusing_s
         if self._refused_timeout_s is not None and failure is not None and refused_s >= self._refused_timeout_s:
             text = f"{name} has refused connections for {refused_s:.0f} s, longer than ssh.refused_timeout_s: {failure}"
-            return Verdict(RunState.FAILED, message=text)
+            return Verdict(RunState.FAILED, message=text, failure=_OF_NODE)
         if now < state.witnesses_queried_s + WITNESS_RETRY_S:
             return None
         state.witnesses_queried_s = now
         reached_from = self._reached_from(state, witnesses)
         if reached_from and not any(reached_from.values()):
             text = f"{name} is gone: it has not answered for {silence}, and {', '.join(reached_from)} cannot reach it either"
-            return Verdict(RunState.FAILED, message=text)
+            return Verdict(RunState.FAILED, message=text, failure=_OF_NODE)
         report = "but others reach it" if reached_from else "and no other node can check whether it is up"
         if report != state.witness_report:
             state.witness_report = report
@@ -165,7 +171,7 @@ class Supervisor:
             self._record(verdict)
             return []
         if verdict.state is RunState.LOST:
-            verdict = replace(verdict, state=RunState.FAILED)
+            verdict = replace(verdict, state=RunState.FAILED, failure=_OF_NODE)
         silent = {state.node.name for state in self._states.values() if self._is_silent(state)}
         unreached = [state.node for state in self._states.values() if state.node.name in silent]
         reached = [state.node for state in self._states.values() if state.node.name not in silent]
@@ -226,12 +232,15 @@ def _is_worth_a_retry(outcome: object) -> bool:
     return isinstance(outcome, OrchError) and not isinstance(outcome, LoginRefused)
 
 
-def supervise(folder: RunFolder, launcher: DirectLauncher, on_start: Callable[[], None]) -> bool:
+def supervise(
+    folder: RunFolder, launcher: DirectLauncher, on_start: Callable[[], None], on_failed: Callable[[], None]
+) -> bool:
     """
     Supervise a run to its end; return whether no other process does.
 
     Args:
         on_start: called when this process supervises the run.
+        on_failed: called once the failure of the run is recorded.
     """
     try:
         with folder.supervision() as is_ours:
@@ -239,7 +248,7 @@ def supervise(folder: RunFolder, launcher: DirectLauncher, on_start: Callable[[]
                 folder.add_event("supervisor-started", f"pid {os.getpid()} supervises")
                 with contextlib.suppress(OSError):  # a full disk must not end the supervision
                     folder.update(unsupervised={})
-                Supervisor(folder, launcher).run(on_start)
+                Supervisor(folder, launcher).run(on_start, on_failed)
             return is_ours
     except Exception as error:
         traceback.print_exc()  # in supervisor.log

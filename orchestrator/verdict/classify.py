@@ -5,25 +5,18 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from orchestrator.diagnosis.weigh import Confidence
+from orchestrator.errors import NodesError, OrchError, Unreachable
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.node.events import NO_RETRY
-from orchestrator.run import RunState
+from orchestrator.run import Failure, RunState
 
 if TYPE_CHECKING:
     from orchestrator.diagnosis.weigh import Diagnosis
-    from orchestrator.launchers.job import JobStatus
     from orchestrator.run import RankExit
     from orchestrator.verdict.judge import Verdict
 
-_BY_JOB_STATE = {
-    "OUT_OF_MEMORY": (FailureClass.MEMORY, Retry.NEVER),
-    "NODE_FAIL": (FailureClass.NODE, Retry.ELSEWHERE),
-    "BOOT_FAIL": (FailureClass.NODE, Retry.ELSEWHERE),
-    "PREEMPTED": (FailureClass.PREEMPTION, Retry.RETRY),
-    "TIMEOUT": (FailureClass.PREEMPTION, Retry.NEVER),
-    "DEADLINE": (FailureClass.PREEMPTION, Retry.NEVER),
-}
+_REPORTED = frozenset({FailureClass.NODE, FailureClass.PREEMPTION})
+"""Classes that the scheduler or the supervisor has reported: a diagnosis that is not certain cannot know better."""
 _CRASHES = frozenset({"SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"})
 _OF_SHELL = {128 + number: name for number, name in ((6, "SIGABRT"), (7, "SIGBUS"), (9, "SIGKILL"), (11, "SIGSEGV"))}
 # exit codes of argparse and of Python without its script, and of shells for programs that they cannot start
@@ -31,41 +24,64 @@ _NOT_STARTED = frozenset({2, 126, 127})
 _FULL_DISK = re.compile(r"No space left on device|Disk quota exceeded|the disk of \S+ is full|has no inodes left")
 
 
-def classify(
-    verdict: Verdict, job: JobStatus | None = None, diagnosis: Diagnosis | None = None
-) -> tuple[FailureClass, Retry] | None:
-    """
-    The class of a run that failed or is lost, and if another attempt can help; None for other states.
-
-    Args:
-        job: the last status of the Slurm job.
-        diagnosis: that of the attempt, if there is one; one of low confidence counts only where nothing else is known.
-    """
+def classify(verdict: Verdict, diagnosis: Diagnosis | None = None) -> Failure | None:
+    """The class of a run that failed or is lost, and if another attempt can help; None for other states."""
     if verdict.state is RunState.LOST:
-        return FailureClass.NODE, Retry.ELSEWHERE
-    if verdict.state is not RunState.FAILED:
+        failure = Failure(FailureClass.NODE, FailureClass.NODE.retry)
+    elif verdict.state is not RunState.FAILED:
         return None
-    if verdict.is_refused:
-        return FailureClass.CONFIG, Retry.NEVER
-    found, retry = _of_job(job) or _of_diagnosis(diagnosis) or _of_verdict(verdict)
-    if found is FailureClass.UNKNOWN and diagnosis is not None and diagnosis.kind and diagnosis.retry:
-        found, retry = diagnosis.kind, diagnosis.retry
-    if verdict.exit is not None and verdict.exit.code == NO_RETRY:
-        retry = Retry.NEVER
-    return found, retry
+    elif verdict.is_refused:
+        failure = Failure(FailureClass.CONFIG, FailureClass.CONFIG.retry)
+    else:
+        kind, retry = verdict.failure or _of_exit_or_message(verdict)
+        never = verdict.exit is not None and verdict.exit.code == NO_RETRY
+        failure = Failure(kind, Retry.NEVER if never else retry)
+    return failure if diagnosis is None else diagnosed(failure, diagnosis, verdict.exit)
 
 
-def _of_job(job: JobStatus | None) -> tuple[FailureClass, Retry] | None:
-    return None if job is None else _BY_JOB_STATE.get(job.state)
+def failure_of_launch(error: BaseException) -> Failure:
+    """The class of a launch that failed."""
+    errors = error.failures if isinstance(error, NodesError) else [error]
+    if any(isinstance(each, Unreachable) for each in errors):
+        found = FailureClass.NODE
+    elif isinstance(error, OSError):
+        found = FailureClass.STORAGE
+    elif all(isinstance(each, OrchError) for each in errors):  # a refused login or start, no Python, a wrong program
+        found = FailureClass.STORAGE if _FULL_DISK.search(str(error)) else FailureClass.CONFIG
+    else:
+        found = FailureClass.UNKNOWN
+    return Failure(found, found.retry)
 
 
-def _of_diagnosis(diagnosis: Diagnosis | None) -> tuple[FailureClass, Retry] | None:
-    if diagnosis is None or diagnosis.kind is None or diagnosis.retry is None:
-        return None
-    return None if diagnosis.confidence is Confidence.LOW else (diagnosis.kind, diagnosis.retry)
+def diagnosed(failure: Failure, diagnosis: Diagnosis, exit_: RankExit | None) -> Failure:
+    """The failure with its diagnosis, which decides the class if it is more certain than what was known before."""
+    kind, retry = failure.kind, failure.retry
+    if diagnosis.kind is not None and diagnosis.retry is not None and _is_better(diagnosis, kind):
+        never = exit_ is not None and exit_.code == NO_RETRY
+        kind, retry = diagnosis.kind, Retry.NEVER if never else diagnosis.retry
+    return Failure(
+        kind,
+        retry,
+        is_diagnosed=True,
+        cause=diagnosis.cause or None,
+        signature=diagnosis.signature,
+        nodes=diagnosis.nodes,
+        ranks=diagnosis.ranks,
+        confidence=diagnosis.confidence.value if diagnosis.confidence else None,
+        reason=diagnosis.reason,
+        proof=tuple(hit.text for hit in diagnosis.proof or diagnosis.errors),
+        remedy=diagnosis.remedy,
+    )
 
 
-def _of_verdict(verdict: Verdict) -> tuple[FailureClass, Retry]:
+def _is_better(diagnosis: Diagnosis, known: FailureClass) -> bool:
+    """True if the class of the diagnosis replaces the known one."""
+    if diagnosis.confidence == "high":
+        return True
+    return known not in _REPORTED if diagnosis.confidence == "medium" else known is FailureClass.UNKNOWN
+
+
+def _of_exit_or_message(verdict: Verdict) -> tuple[FailureClass, Retry]:
     """The class by the exit of the first rank that failed; without one, by the message."""
     if verdict.exit is not None:
         found = _of_exit(verdict.exit)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.endpoint import replies
 from orchestrator.endpoint.replies import Finished, NodeObservation
+from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.launchers.job import GONE, SILENT, JobStatus
 from orchestrator.names.hostlist import fold
 from orchestrator.node.events import State
@@ -28,7 +29,14 @@ LAST_LINES = 5
 # Written by slurmstepd; other causes add "DUE TO", and Slurm reports them by the state.
 _SIGNALLED_JOB = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
 # man squeue, JOB STATE CODES: Slurm ended these jobs itself; the signals to the ranks are a consequence.
-_ENDED_BY_SLURM = frozenset({"BOOT_FAIL", "DEADLINE", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
+_ENDED_BY_SLURM = {
+    "BOOT_FAIL": (FailureClass.NODE, Retry.ELSEWHERE),
+    "DEADLINE": (FailureClass.PREEMPTION, Retry.NEVER),
+    "NODE_FAIL": (FailureClass.NODE, Retry.ELSEWHERE),
+    "OUT_OF_MEMORY": (FailureClass.MEMORY, Retry.NEVER),
+    "PREEMPTED": (FailureClass.PREEMPTION, Retry.RETRY),
+    "TIMEOUT": (FailureClass.PREEMPTION, Retry.NEVER),
+}
 _CANCELLED, _FAILED = "CANCELLED", "FAILED"
 _STOPPED_BY_USER = frozenset({_CANCELLED, GONE})  # a job that Slurm no longer knows was most likely cancelled
 
@@ -42,6 +50,8 @@ class Verdict:
     message: str | None = None
     is_refused: bool = False
     """The check of the nodes refused the start."""
+    failure: tuple[FailureClass, Retry] | None = None
+    """The class of the failure, and if another attempt can help, where the scheduler or the supervisor knows it."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +217,8 @@ def job_ended_by_slurm(evidence: Evidence, queue: JobStatus) -> Verdict | None:
         return None
     state = f"Slurm ended the job: {queue.state} {queue.reason}".strip()
     detail = next((finished.text for _, finished in evidence.finished_as(State.FAILED) if finished.exit is None), None)
-    return Verdict(RunState.FAILED, evidence.first_exit, f"{state}; {detail}" if detail else state)
+    message = f"{state}; {detail}" if detail else state
+    return Verdict(RunState.FAILED, evidence.first_exit, message, failure=_ENDED_BY_SLURM[queue.state])
 
 
 def job_signalled(evidence: Evidence, queue: JobStatus) -> Verdict | None:

@@ -10,6 +10,7 @@ from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import os_error_text
 from orchestrator.run import RunRecord
 from orchestrator.store import KeptRun
+from orchestrator.verdict.classify import classify
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.missing_files import explain
@@ -46,6 +47,7 @@ def _settled(record: RunRecord, verdict: Verdict, nodes: Sequence[NodeObservatio
         state=verdict.state,
         exit=verdict.exit,
         message=verdict.message,
+        failure=classify(verdict),
         ended=ended,
         summary=summary,
         refused=verdict.is_refused,

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestrator.actions.viewer import Owner, _error
+from orchestrator.console import LogView
 from orchestrator.errors import LaunchError, UsageError
+from orchestrator.failure_class import FailureClass, Retry
+from orchestrator.run import Failure, RunRecord, RunState
+from orchestrator.supervision.link import frame, messages
 from tests.grounds.cli import Orch
 from tests.paths import ROOT
 
@@ -54,6 +60,28 @@ def test_ranks_on_this_machine_inherit_the_users_pythonpath_and_no_blocked_signa
     done = orch("ssh-launch", "--", "sh", "-c", "echo path ${PYTHONPATH-unset}; grep SigBlk /proc/self/status")
     assert f"path {value or 'unset'}\n" in done.stdout
     assert "SigBlk:\t0000000000000000\n" in done.stdout
+
+
+def test_diagnosis_may_arrive_before_the_last_lines_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = RunRecord("t-1", "ssh", RunState.FAILED, "", {}, {}, {}, {})
+    found = replace(record, failure=Failure(FailureClass.STORAGE, Retry.NEVER, is_diagnosed=True))
+    near, far = socket.socketpair()
+    with near, far:
+        owner = _owner_of(near)
+        far.sendall(frame({"kind": "diagnosed", "record": found.to_json()}))
+        far.sendall(frame({"kind": "ended", "record": record.to_json()}))
+        assert owner.to_end(LogView(as_json=False)) == record
+        assert owner.diagnosed() == found
+        monkeypatch.setattr("orchestrator.actions.viewer.DIAGNOSIS_S", 0.05)
+        assert _owner_of(near).diagnosed() is None
+
+
+def _owner_of(link: socket.socket) -> Owner:
+    """The command's side of an owner that writes to the other end of the link."""
+    owner = Owner.__new__(Owner)  # without the process
+    owner._link, owner._messages = link, messages(link)  # noqa: SLF001
+    owner._is_interrupted, owner._diagnosed = False, None  # noqa: SLF001
+    return owner
 
 
 WITHOUT_STREAMS = """

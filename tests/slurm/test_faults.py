@@ -260,6 +260,7 @@ def test_time_limit_fails_the_run_and_is_named(orch: Orch, cluster: Cluster) -> 
     status = orch.status(run)
     assert status["state"] == "FAILED"
     assert status["message"] == "Slurm ended the job: TIMEOUT TimeLimit"
+    assert (status["failure"]["kind"], status["failure"]["signature"]) == ("preemption", "slurm-time-limit")
     assert json.loads(orch("diagnose", run, "--json").stdout)["signature"] == "slurm-time-limit"
 
 

@@ -93,6 +93,8 @@ def test_failing_rank_fails_the_run_and_ends_the_other_nodes(orch: Orch, cluster
     assert (status["state"], status["exit"]["rank"], status["exit"]["code"]) == ("FAILED", 3, 7)
     found = json.loads(orch("diagnose", "--json").stdout)
     assert (found["cause"], found["ranks"]) == ("the program raised ValueError: wrong label", [3])
+    assert f"{status['message']}\ncause       {found['cause']}\nbegan on    rank 3 on " in done.stderr
+    assert (status["failure"]["kind"], status["failure"]["cause"]) == ("code", found["cause"])
     until(lambda: not cluster.jobs(), awaited="the job to be over")
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,12 @@ def _written(here: Orch, run: str) -> dict[str, list[str]]:
 def _printed(text: str) -> dict[str, list[str]]:
     found = re.findall(r"^\[(n\d):\d\] (.*)$", text, re.MULTILINE)
     return {node: [line for name, line in found if name == node] for node in sorted({node for node, _ in found})}
+
+
+def _diagnosed(here: Orch, run: str) -> dict[str, Any] | None:
+    """The failure in the record of a run, once it is diagnosed."""
+    failure: dict[str, Any] | None = next(record["failure"] for record in here.records() if record["id"] == run)
+    return failure if failure and failure["is_diagnosed"] else None
 
 
 @contextlib.contextmanager
@@ -115,6 +122,8 @@ def test_failed_run_is_followed_until_the_last_node_was_ended(here: Orch, elsewh
     assert _printed(text + rest) == _written(here, run)
     assert (text + rest).count("last word") == 2
     assert f"run {run} is FAILED" in stderr
+    failure = until(lambda: _diagnosed(here, run), deadline_s=60, awaited="the diagnosis of the supervisor")
+    assert (failure["kind"], failure["ranks"]) == ("code", [1])
 
 
 def test_run_whose_agent_was_killed_has_ended_once_no_process_lives(here: Orch, elsewhere: Orch) -> None:

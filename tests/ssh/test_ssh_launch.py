@@ -125,6 +125,15 @@ def test_failing_rank_gives_code_1_and_names_rank_node_and_code(orch: Orch) -> N
         3,
         7,
     )
+    _, outcome, report = done.stderr.partition(f"run {status['id']} is FAILED")
+    assert outcome
+    expected = [
+        "cause       the file 'made' does not exist on the node",
+        "began on    rank 3 on n1",
+        f"more        orch diagnose {status['id']}",
+    ]
+    assert set(expected) <= set(report.splitlines())
+    assert (status["failure"]["kind"], status["failure"]["signature"]) == ("config", "file-not-found")
     found = json.loads(orch("diagnose", "--json").stdout)
     diagnosis = (
         found["signature"],

@@ -127,14 +127,14 @@ def test_second_supervisor_of_a_run_does_nothing(tmp_path: Path) -> None:
     folder, launcher = _run(tmp_path)
     with folder.supervision() as is_ours:
         assert is_ours
-        assert not supervise(folder, launcher, lambda: pytest.fail("it supervises"))
+        assert not supervise(folder, launcher, lambda: pytest.fail("it supervises"), lambda: None)
 
 
 def test_supervisor_that_cannot_read_the_plan_records_why_it_has_ended(tmp_path: Path) -> None:
     folder, launcher = _run(tmp_path)
     folder.plan_folder.joinpath("plan.json").unlink()
     with pytest.raises(RunNotFound):
-        supervise(folder, launcher, lambda: None)
+        supervise(folder, launcher, lambda: None, lambda: None)
     *_, last = map(json.loads, (tmp_path / "events.jsonl").read_text("utf-8").splitlines())
     assert last["event"] == "supervisor-failed"
     assert last["text"].startswith("RunNotFound: ")
@@ -157,7 +157,7 @@ def test_full_disk_does_not_end_a_supervision_that_begins(tmp_path: Path, monkey
         raise Started
 
     with pytest.raises(Started):
-        supervise(folder, launcher, on_start)
+        supervise(folder, launcher, on_start, lambda: None)
 
 
 def test_supervisor_that_fails_names_the_command_for_another_one(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_supervisor_without_threads_records_it_and_does_not_claim_to_supervise(
     folder, launcher = _run(tmp_path)
     monkeypatch.setattr(threading.Thread, "start", _refuse)
     with pytest.raises(RuntimeError, match="new thread"):
-        supervise(folder, launcher, lambda: pytest.fail("no node is polled"))
+        supervise(folder, launcher, lambda: pytest.fail("no node is polled"), lambda: None)
     *_, last = map(json.loads, (tmp_path / "events.jsonl").read_text("utf-8").splitlines())
     assert last["text"] == "RuntimeError: can't start new thread; the supervisor has ended, see supervisor.log"
 
@@ -200,7 +200,7 @@ def test_run_whose_logs_get_no_thread_is_supervised_without_them(
         viewer.sendall(frame({"follow": True, "quiet": False}))
         link = OwnerLink(end)
         with monkeypatch.context() as patch:
-            patch.setattr(owner, "supervise", lambda _, __, begin: begin() is None)
+            patch.setattr(owner, "supervise", lambda _, __, begin, ___: begin() is None)
             patch.setattr(threading.Thread, "start", _refuse)
             assert owner._supervise(link, Launched(folder, launcher))  # noqa: SLF001  the other threads must start
         link.end()

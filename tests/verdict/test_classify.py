@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import pytest
 
 from orchestrator.diagnosis.weigh import Confidence, Diagnosis
 from orchestrator.failure_class import FailureClass, Retry
-from orchestrator.launchers.job import JobStatus
-from orchestrator.run import RankExit, RunState
+from orchestrator.run import Failure, RankExit, RunState
 from orchestrator.verdict.classify import classify
 from orchestrator.verdict.judge import Verdict
 
 EXIT = RankExit("n1", 3, 1, None)
 DISK = Diagnosis("a disk is full", "disk-full", FailureClass.STORAGE, Retry.NEVER, confidence=Confidence.HIGH)
+
+
+CODE, NODE = (FailureClass.CODE, Retry.NEVER), (FailureClass.NODE, Retry.ELSEWHERE)
+
+
+def found(verdict: Verdict, diagnosis: Diagnosis | None = None) -> tuple[FailureClass, Retry] | None:
+    failure = classify(verdict, diagnosis)
+    return None if failure is None else (failure.kind, failure.retry)
 
 
 def failed(exit_: RankExit | None, message: str = "") -> Verdict:
@@ -40,42 +48,48 @@ def failed(exit_: RankExit | None, message: str = "") -> Verdict:
     ],
 )
 def test_the_exit_of_the_first_rank_has_a_class(exit_: RankExit, expected: FailureClass) -> None:
-    assert classify(failed(exit_)) == (expected, expected.retry)
+    assert found(failed(exit_)) == (expected, expected.retry)
 
 
-@pytest.mark.parametrize(
-    ("state", "expected"),
-    [
-        ("OUT_OF_MEMORY", (FailureClass.MEMORY, Retry.NEVER)),
-        ("NODE_FAIL", (FailureClass.NODE, Retry.ELSEWHERE)),
-        ("PREEMPTED", (FailureClass.PREEMPTION, Retry.RETRY)),
-        ("TIMEOUT", (FailureClass.PREEMPTION, Retry.NEVER)),
-        ("FAILED", (FailureClass.CODE, Retry.NEVER)),
-    ],
-)
-def test_what_slurm_ended_has_the_class_of_slurm(state: str, expected: tuple[FailureClass, Retry]) -> None:
-    assert classify(failed(EXIT), JobStatus(state, over=True)) == expected
+def test_what_slurm_or_the_supervisor_ended_has_their_class() -> None:
+    gone = replace(failed(EXIT), failure=NODE)
+    assert found(gone) == NODE
+    assert found(gone, replace(DISK, confidence=Confidence.MEDIUM)) == NODE
+    assert found(gone, DISK) == (FailureClass.STORAGE, Retry.NEVER)
 
 
 def test_a_diagnosis_decides_unless_it_is_uncertain() -> None:
     killed = replace(EXIT, code=None, signal="SIGKILL")
     uncertain = replace(DISK, confidence=Confidence.LOW)
-    assert classify(failed(EXIT), diagnosis=DISK) == (FailureClass.STORAGE, Retry.NEVER)
-    assert classify(failed(EXIT), diagnosis=uncertain) == (FailureClass.CODE, Retry.NEVER)
-    assert classify(failed(killed), diagnosis=uncertain) == (FailureClass.STORAGE, Retry.NEVER)
+    assert found(failed(EXIT), DISK) == (FailureClass.STORAGE, Retry.NEVER)
+    assert found(failed(EXIT), uncertain) == CODE
+    assert found(failed(killed), uncertain) == (FailureClass.STORAGE, Retry.NEVER)
+
+
+def test_a_failure_has_the_cause_of_its_diagnosis() -> None:
+    failure = classify(failed(EXIT), replace(DISK, nodes=("n1",), ranks=(3,)))
+    assert failure is not None
+    assert (failure.cause, failure.signature, failure.confidence, failure.origin) == (
+        "a disk is full",
+        "disk-full",
+        "high",
+        "rank 3 on n1",
+    )
+    assert Failure.from_json(json.loads(json.dumps(asdict(failure)))) == failure
+    assert Failure.from_json({"kind": "of a later version", "retry": "retry"}).kind is FailureClass.UNKNOWN
 
 
 def test_a_rank_can_rule_out_another_attempt() -> None:
     exit_ = replace(EXIT, code=93, kind="network")
-    assert classify(failed(exit_)) == (FailureClass.NETWORK, Retry.NEVER)
+    assert found(failed(exit_)) == (FailureClass.NETWORK, Retry.NEVER)
 
 
 def test_states_and_messages_without_an_exit() -> None:
-    assert classify(failed(None, "n0: [Errno 28] No space left on device: '/w/events.jsonl'")) == (
+    assert found(failed(None, "n0: [Errno 28] No space left on device: '/w/events.jsonl'")) == (
         FailureClass.STORAGE,
         Retry.NEVER,
     )
-    assert classify(failed(None, "n0 was stopped by a signal")) == (FailureClass.UNKNOWN, Retry.RETRY)
-    assert classify(Verdict(RunState.FAILED, message="n0: disk", is_refused=True)) == (FailureClass.CONFIG, Retry.NEVER)
-    assert classify(Verdict(RunState.LOST)) == (FailureClass.NODE, Retry.ELSEWHERE)
-    assert classify(Verdict(RunState.DONE)) is None
+    assert found(failed(None, "n0 was stopped by a signal")) == (FailureClass.UNKNOWN, Retry.RETRY)
+    assert found(Verdict(RunState.FAILED, message="n0: disk", is_refused=True)) == (FailureClass.CONFIG, Retry.NEVER)
+    assert found(Verdict(RunState.LOST)) == (FailureClass.NODE, Retry.ELSEWHERE)
+    assert found(Verdict(RunState.DONE)) is None
