@@ -63,7 +63,7 @@ def test_second_ctrl_c_waits_for_no_node_and_names_the_run_that_may_be_left(farm
 
 @pytest.mark.parametrize(
     ("phase", "number"),
-    [("connect", signal.SIGKILL), ("push", signal.SIGHUP), ("start", signal.SIGKILL), ("follow", signal.SIGHUP)],
+    [("connect", signal.SIGKILL), ("push", signal.SIGHUP), ("follow", signal.SIGHUP)],
 )
 def test_closed_terminal_detaches_orch_in_any_phase(
     phase: str, number: signal.Signals, farm: Farm, tmp_path: Path
@@ -82,5 +82,35 @@ def test_closed_terminal_detaches_orch_in_any_phase(
         assert sessions.keys() == farm.connections().keys(), "one login per node, before and after the launch"
         assert len(launch.endpoints()) == 2
         assert launch.orch.status(launch.run)["state"] == "RUNNING"
+        launch.orch("stop", launch.run)
+        _check_nothing_is_left(launch, farm)
+
+
+def test_eight_nodes_have_one_connection_each_in_launch_and_supervision_and_after_attach(
+    farm: Farm, tmp_path: Path
+) -> None:
+    """A terminal that is closed changes nothing; a reader of the logs has connections of its own while it reads."""
+    farm.drop_connections()
+    addresses = farm.addresses(8)
+    with held_launch("start", farm, tmp_path, nodes=8) as launch:
+        sessions = farm.connections().keys()
+        assert farm.established() == dict.fromkeys(addresses, 1)
+        _send(launch, signal.SIGKILL)
+        launch.open_gate()
+        launch.process.communicate(timeout=100)
+        until(lambda: len(launch.starts()) == 8, awaited="all ranks", deadline_s=60)
+        until(launch.has_heartbeats, awaited="heartbeats to all nodes", deadline_s=60)
+        assert farm.connections().keys() == sessions
+        assert farm.established() == dict.fromkeys(addresses, 1)
+        assert len(launch.endpoints()) == 8
+        with launch.orch.start("logs", "-f", launch.run) as reader:
+            until(lambda: farm.established() == dict.fromkeys(addresses, 2), awaited="the reader", deadline_s=60)
+            reader.terminate()
+            reader.communicate(timeout=100)
+        until(lambda: farm.connections().keys() == sessions, awaited="the reader's connections to end", deadline_s=60)
+        launch.orch.kill_supervisor(launch.run)
+        until(lambda: not farm.established(), awaited="its connections to end", deadline_s=60)
+        launch.orch("attach", "--detach", launch.run)
+        until(lambda: farm.established() == dict.fromkeys(addresses, 1), awaited="the other supervisor", deadline_s=60)
         launch.orch("stop", launch.run)
         _check_nothing_is_left(launch, farm)

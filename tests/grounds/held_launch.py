@@ -58,7 +58,7 @@ _PROGRAM = 'echo "$ORCH_NODE" >> "$ORCH_RUN_DIR/../../../started"; echo up; exec
 
 @dataclass(frozen=True, slots=True)
 class HeldLaunch:
-    """An `orch ssh-launch` on n0 and n1, one rank each, which n1 holds in that phase; in `follow` the launch is complete."""
+    """An `orch ssh-launch` on n0, n1, …, one rank each, which n1 holds in that phase; in `follow` the launch is complete."""
 
     orch: Orch
     run: str
@@ -77,11 +77,11 @@ class HeldLaunch:
         self.process.communicate(timeout=30)
 
     def has_heartbeats(self) -> bool:
-        """True if the supervisor has sent a heartbeat to both nodes."""
+        """True if the supervisor has sent a heartbeat to all nodes."""
         return all((folder / SUPERVISED).exists() for folder in self.orch.node_folders(self.run))
 
     def endpoints(self) -> list[int]:
-        """The pids of the endpoints on both nodes."""
+        """The pids of the endpoints on all nodes."""
         loader = os.fsencode(LOADER)
         sessions = self._farm.connections()
         started = [pid for pid in self._farm.processes() if loader in _words(pid)]  # by sshd, or forked by an endpoint
@@ -110,7 +110,9 @@ def _parent(pid: int) -> int | None:
 
 
 @contextlib.contextmanager
-def held_launch(phase: str, farm: Farm, folder: Path, *, env_file: str | None = None) -> Iterator[HeldLaunch]:
+def held_launch(
+    phase: str, farm: Farm, folder: Path, *, nodes: int = 2, env_file: str | None = None
+) -> Iterator[HeldLaunch]:
     """Launch orch in `folder` and wait until it reaches that phase."""
     held = farm.home / f"held-{secrets.token_hex(4)}"
     held.mkdir()
@@ -119,7 +121,7 @@ def held_launch(phase: str, farm: Farm, folder: Path, *, env_file: str | None = 
     text = _PYTHON.format(python=farm.python, folder=held, stage=phase, half=_PUSHED_BYTES // 2)
     python.write_text(text, "utf-8")
     python.chmod(0o755)
-    inventory = farm.inventory(folder, nodes=2)
+    inventory = farm.inventory(folder, nodes=nodes)
     secret = f"env_file: {env_file}\n" if env_file else ""
     text = inventory.read_text("utf-8").replace("name: n1", f"name: n1\n  python: {python}")
     inventory.write_text(secret + text, "utf-8")
@@ -128,7 +130,7 @@ def held_launch(phase: str, farm: Farm, folder: Path, *, env_file: str | None = 
     orch = Orch(folder)
     with orch.start("ssh-launch", "--", "sh", "./program.sh") as process:
         assert process.stdout is not None
-        for _ in range(2 if phase == "follow" else 0):
+        for _ in range(nodes if phase == "follow" else 0):
             until(lambda: "] up" in process.stdout.readline(), awaited="a rank")  # type: ignore[union-attr]
         until(lambda: phase == "follow" or (held / "reached").exists(), awaited=f"the phase {phase}", deadline_s=30)
         [run] = [str(record["id"]) for record in orch.records()]

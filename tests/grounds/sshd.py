@@ -15,7 +15,9 @@ import secrets
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -39,6 +41,7 @@ from tests.until import until
 ALIASES = 8
 _FIRST_ADDRESS = ipaddress.ip_address("127.0.0.10")
 _KNOWN_ADDRESSES = 1024
+_ESTABLISHED = "01"  # in /proc/net/tcp
 
 
 class Farm:
@@ -129,6 +132,17 @@ class Farm:
     def connections(self) -> dict[int, str]:
         """Pid -> command name of sshd's processes for open connections."""
         return {pid: name for pid, name in self._keeper.processes().items() if is_connection(name) and pid != self._pid}
+
+    def established(self) -> dict[str, int]:
+        """The number of TCP connections to each address that has some, by the kernel's table, as `ss -tn` shows it."""
+        rows = [row.split() for row in Path("/proc/net/tcp").read_text("ascii").splitlines()[1:]]
+        local = [row[1].split(":") for row in rows if row[3] == _ESTABLISHED]
+        addresses = [
+            socket.inet_ntoa(int(address, 16).to_bytes(4, sys.byteorder))
+            for address, port in local
+            if int(port, 16) == self.port
+        ]
+        return dict(Counter(addresses))
 
     @contextlib.contextmanager
     def restarted(self, **options: str) -> Iterator[None]:
