@@ -399,6 +399,19 @@ def diff(first: str, second: str, as_json: bool) -> int:
 
 
 @app.command()
+@click.argument("run", required=False, metavar="[RUN]", shell_complete=_run_names)
+@click.option("--against", metavar="RUN", shell_complete=_run_names, help="Compare the throughput with this run.")
+@_json
+def stats(run: str | None, against: str | None, as_json: bool) -> int:
+    """Show how the time of a run was spent: ETTR, MTTF, lost time, throughput, save interval. Without RUN: of all runs."""
+    from orchestrator.commands.stats import stats  # noqa: PLC0415
+
+    if run is None and against is not None:
+        raise UsageError("--against compares one run", hint=f"orch stats RUN --against {against}")
+    return stats(run, against, as_json=as_json)
+
+
+@app.command()
 @_inventory
 @click.argument("files", nargs=-1, type=_PATH, metavar="[FILE]...")
 @click.option(

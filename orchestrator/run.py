@@ -234,6 +234,8 @@ class RunRecord:
     note: str | None = None
     """The user's own words about the run."""
     tags: tuple[str, ...] = ()
+    node_count: int = 0
+    """The number of nodes; 0 if an older version of orch launched the run."""
     rerun_of: str | None = None
     """The id of the run that this one repeats."""
     unknown_fields: dict[str, Any] = field(default_factory=dict)

@@ -253,6 +253,14 @@ class RunFolder:
         """The variables that each node's ranks got, with the values of secrets hidden; None if they were not saved."""
         return _read_by_node(self._environment_file)
 
+    def write_stats(self, times: Mapping[str, Any]) -> None:
+        """Keep the measured times of a run that is over."""
+        write_file(self._stats_file, json.dumps(times, indent=1) + "\n", sync=False)
+
+    def read_stats(self) -> dict[str, Any] | None:
+        """The kept times; None if there are none."""
+        return _json_or_none(self._stats_file)
+
     def write_findings(self, findings: Sequence[Mapping[str, Any]]) -> None:
         """Write the findings of the check before the start."""
         write_file(self.path / "findings.json", json.dumps(findings, indent=1) + "\n", sync=False)
@@ -289,6 +297,10 @@ class RunFolder:
     @property
     def _environment_file(self) -> Path:
         return self.plan_folder / "environment.json"
+
+    @property
+    def _stats_file(self) -> Path:
+        return self.path / "stats.json"
 
     @property
     def _software_file(self) -> Path:

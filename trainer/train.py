@@ -64,6 +64,7 @@ class Trainer:
         started = time.perf_counter()
         sizes, work_per_step = self.strategy.sizes, self.metrics.work_per_step
         announce(self.group, self.config, sizes=sizes, data=self.data_description, work_per_step=work_per_step)
+        self.progress.reached("restore")
         self.progress.write("init", 0)  # loading a checkpoint has the whole time limit
         state = self._resume()
         while state.step < self.config.steps:
@@ -91,7 +92,8 @@ class Trainer:
         """Load the checkpoint to continue from, if any, and prepare the first step."""
         state = self.checkpoints.resume(self.strategy)
         self.checkpoints.check_space(self.strategy.sizes, state.step)
-        self.progress.write("init", state.step, saved=state.step)
+        self.progress.reached("restored")
+        self.progress.write("init", state.step, saved=state.step, resumed=state.step)
         self.strategy.warm_up(self.group.on_all(self.batches.peek))
         self._begin(state)
         return state

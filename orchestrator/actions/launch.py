@@ -353,5 +353,6 @@ def _record(plan: LaunchPlan, request: Request, inventory: Inventory, now: datet
         inventory={"name": inventory.name, "file": inventory.file, "digest": inventory.digest},
         code={},
         launching=this_process(),
+        node_count=plan.node_count,
         versions={"orch": __version__, "python": sys.version.split()[0]},
     )

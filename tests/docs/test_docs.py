@@ -42,6 +42,7 @@ COMMANDS = (
     "diff",
     "rerun",
     "ladder",
+    "stats",
 )
 PAGES = sorted(
     str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *DOCS.glob("**/*.md"), *ROOT.glob("inventories/*.md"))

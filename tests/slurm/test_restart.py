@@ -75,6 +75,11 @@ def test_node_whose_rank_failed_is_replaced_and_the_head_moves_with_it(orch: Orc
         "rank 0 on n1 in attempt 2, head 127.0.0.11",
         "rank 1 on n2 in attempt 2, head 127.0.0.11",
     ]
+    stats = json.loads(orch("stats", run, "--json").stdout)
+    assert (stats["attempts"], stats["failures"], stats["queue_s"] >= 0) == (2, 1, True)
+    assert stats["wall_s"] == pytest.approx(stats["productive_s"] + sum(stats["lost"].values()))
+    assert stats["lost"]["check"] > 0
+    assert (orch.home / "runs" / run / "stats.json").is_file()
     log = orch("logs", run).stdout
     assert "the job restarts in the same allocation, as attempt 2, without n0" in log
 

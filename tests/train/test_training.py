@@ -79,6 +79,12 @@ def test_killed_run_resumes_from_its_checkpoint_under_orch(start_ranks: StartRan
     assert progress[0]["ready"] == "2/2 ranks ready, backend gloo, device cpu"
     assert progress[0]["summary"]["last_loss"] == read_metrics(uninterrupted)[-1]["loss"]
     assert [record["saved"] for record in progress] == [40, 40]
+    times = list(progress[0]["times"].items())
+    assert [name for name, _ in times] == ["restore", "restored", "first_step", "first_step_end"]
+    assert times == sorted(times, key=lambda entry: entry[1])
+    assert "times" not in progress[1]
+    assert (progress[0]["resumed"], progress[0]["saves"]) == (20, 1)
+    assert progress[0]["save_s"] > 0
     assert set(progress[0]["summary"]) == {
         *("steps", "first_loss", "last_loss", "tokens_per_s", "wall_s", "checkpoint"),
         *("step_time_p50_s", "step_time_p99_s", "data_wait_s", "peak_memory_bytes"),

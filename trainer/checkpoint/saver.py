@@ -41,6 +41,7 @@ class Saver:
         self._staging: Any = None  # the tensors of the last snapshot; it is written before the next one is taken
         self._saved_at = time.monotonic()
         self._losses: List[float] = []
+        self._saves, self._save_s = 0, 0.0
 
     def poll(self, step: int) -> Flag:
         """
@@ -86,6 +87,7 @@ class Saver:
             self._losses.append(state.last_loss)
         if not (last or self.is_due(state.step, flags)):
             return
+        started = time.monotonic()
         self.progress.write("save", state.step)
         if last or flags & Flag.SAVE_FAILED:
             self._raise_problem()
@@ -99,6 +101,9 @@ class Saver:
             self._begin(state)
         else:
             self._save(state)
+        self._saves += 1
+        self._save_s += time.monotonic() - started
+        self.progress.extra.update(saves=self._saves, save_s=self._save_s)  # written with the next phase
 
     def before_roll_back(self) -> None:
         """Finish the save being written and forget the losses since it; call it before loading. Raises as after_step() does."""

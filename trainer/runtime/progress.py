@@ -32,8 +32,17 @@ class Progress:
     phase: str = "init"
     step: int = 0
 
+    def reached(self, event: str) -> None:
+        """Note when an event was first reached in this attempt, for `orch stats`; rank 0 writes it with the next phase."""
+        if self.rank.is_main:
+            self.extra.setdefault("times", {}).setdefault(event, time.time())
+
     def write(self, phase: str, step: int, **extra: object) -> None:
         """Begin a phase: init, step, eval, save, saved or done. `extra` stays in the file from now on."""
+        if self.phase == "step":
+            self.reached("first_step_end")
+        if phase == "step":
+            self.reached("first_step")
         self.on_phase(phase)
         self.phase, self.step = phase, step
         self.add(**extra)
