@@ -11,6 +11,7 @@ import torch
 from trainer.config.config import TrainConfig, with_ranks
 from trainer.console import log_line
 from trainer.errors import REQUEUE, TrainerError, report
+from trainer.runtime.channel import open_channel
 from trainer.runtime.exit import exit_now, exit_on_unexpected_errors, wait_at_most
 from trainer.runtime.group import Group
 from trainer.runtime.init import initialise
@@ -43,6 +44,7 @@ def run_rank(config: TrainConfig, env: MutableMapping[str, str], preemption: Pre
     watchdog = Watchdog(StackDump(rank), ddp_timeout_s=config.ddp_timeout, hang_timeout_s=config.hang_timeout)
     progress = Progress(rank, config.steps, on_phase=watchdog.begin_phase)
     progress.write("init", 0)
+    open_channel(rank, lambda: (progress.phase, progress.step))
     rendezvous = group = trainer = None
     try:
         if rank.launched:

@@ -43,6 +43,8 @@ class Diagnosed:
     """The state of the run."""
     remarks: tuple[str, ...] = ()
     """Sentences about the nodes: logs that cannot be read, full disks, little memory."""
+    positions: tuple[str, ...] = ()
+    """Where the ranks of a run that has not ended are, equal ones folded; first the ranks that the others wait for."""
     missing: NodesError | None = None
     """The failures of nodes that could not be searched."""
 
@@ -52,6 +54,7 @@ class Diagnosed:
             **self.diagnosis.to_json(),
             "run": self.run,
             "remarks": list(self.remarks),
+            "positions": list(self.positions),
             "unreachable": str(self.missing) if self.missing else None,
             "files": list(self.files),
             "bytes": self.size_bytes,

@@ -22,6 +22,7 @@ from orchestrator.progress import OnProgress, no_progress
 from orchestrator.run import RunRecord
 from orchestrator.store import KeptRun
 from orchestrator.verdict.classify import diagnosed
+from orchestrator.verdict.positions import positions
 
 if TYPE_CHECKING:
     from orchestrator.node import messages
@@ -71,6 +72,7 @@ def diagnosis_of(
     record, plan = run.read(), run.read_plan()
     results = _search_nodes(launcher, signatures, search_s=search_s, wait_s=wait_s) if record.started else []
     batch_log = launcher.batch_log(BATCH_LOG_BYTES)
+    current = () if record.state.ended or not record.started else _positions(launcher)
     missing = failed_nodes(results)
     replies = [result for result in results if not isinstance(result, OrchError)]
     bodies = [body for reply in replies for body in reply["logs"]]
@@ -90,6 +92,7 @@ def diagnosis_of(
         state=record.state.value,
         remarks=folded_remarks(remarks),
         missing=missing,
+        positions=current,
     )
 
 
@@ -102,6 +105,19 @@ def record_diagnosis(run: KeptRun, found: Diagnosed) -> RunRecord:
         return replace(record, failure=diagnosed(record.failure, found.diagnosis, record.exit))
 
     return run.change(change)
+
+
+def _positions(launcher: Launcher) -> tuple[str, ...]:
+    """The positions of the ranks that run on a machine which can be reached."""
+
+    def query(folder: AttemptFolder) -> dict[str, dict[int, messages.RankBody]]:
+        return folder.endpoint.ranks(folder.attempt_dir, None if folder.nodes is None else list(folder.nodes))
+
+    folders = launcher.attempt_folders(launcher.attempt(), connect=False)
+    replies = each(folders, query, limit=int(launcher.plan.ssh["fanout"]))
+    nodes = [item for reply in replies if not isinstance(reply, OrchError) for item in reply.items()]
+    ranks = {rank: body for _, bodies in nodes for rank, body in bodies.items()}
+    return tuple(positions(ranks, {rank: node for node, bodies in nodes for rank in bodies}))
 
 
 def _search_nodes(

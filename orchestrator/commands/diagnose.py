@@ -61,6 +61,7 @@ def _report(result: Diagnosed) -> Iterator[str]:
         yield from labelled("cause", ["unknown: no error was found"])
     for label, entries in (("or", found.alternatives), ("follows", found.consequences), ("also", found.observations)):
         yield from labelled(label, (_folded_text(entry.text, entry.count, entry.ranks) for entry in entries))
+    yield from labelled("ranks", result.positions)
     yield from labelled("nodes", result.remarks)
 
 

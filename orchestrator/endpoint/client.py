@@ -409,6 +409,11 @@ class Endpoint:
         }
         return self._connection.call(protocol.SEARCH, request, answer_s=wait_s + ANSWER_S).reply
 
+    def ranks(self, attempt_dir: str, nodes: Sequence[str] | None) -> dict[str, dict[int, messages.RankBody]]:
+        """The positions of the ranks of each node whose agent runs on this machine."""
+        reply = self._connection.call(protocol.RANKS, _folders(attempt_dir, nodes)).reply
+        return {node: {int(rank): body for rank, body in bodies.items()} for node, bodies in reply["nodes"].items()}
+
     def read_file(self, attempt_dir: str, root: str, path: str, *, offset: int, size: int) -> bytes:
         """At most `size` bytes of a listed file; empty at its end."""
         request: messages.ReadFileRequest = {

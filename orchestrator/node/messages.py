@@ -320,6 +320,39 @@ class NetworkBody(TypedDict):
     evidence: str
 
 
+class GroupBody(TypedDict):
+    """The collectives of a process group that a rank has enqueued and completed; `waits_for` names the first that is not complete."""
+
+    enqueued: int
+    completed: int
+    waits_for: NotRequired[str]
+
+
+class RankBody(TypedDict):
+    """
+    The position of a rank. `state` is the letter in /proc/PID/stat, empty if the process has ended; `call` the main thread's innermost call.
+
+    A rank that does not answer is stopped, or a call holds its interpreter lock: then only pid and state are known.
+    """
+
+    pid: int
+    state: str
+    answers: bool
+    phase: Optional[str]
+    step: Optional[int]
+    call: str
+    loads_data: bool
+    groups: Dict[str, GroupBody]
+    memory: Optional[Dict[str, int]]
+    stacks: str
+
+
+class RanksReply(TypedDict):
+    """The ranks of the running agents of this machine, by the name of the node."""
+
+    nodes: Dict[str, Dict[int, RankBody]]
+
+
 class NodeBody(TypedDict):
     node: str
     agent: Optional[AgentBody]

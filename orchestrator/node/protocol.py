@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     FIND_MARKER: Op[messages.MarkerRequest, messages.FindMarkerReply]
     REMOVE_MARKER: Op[messages.MarkerRequest, messages.Empty]
     SEARCH: Op[messages.SearchRequest, messages.SearchReply]
+    RANKS: Op[messages.NodeFolders, messages.RanksReply]
     STRAYS: Op[messages.StraysRequest, messages.StraysReply]
     CLEAR: Op[messages.ClearRequest, messages.ClearReply]
     LIST_FILES: Op[messages.ListFilesRequest, messages.ListFilesReply]
@@ -89,6 +90,7 @@ if not TYPE_CHECKING:
     FIND_MARKER = "find_marker"
     REMOVE_MARKER = "remove_marker"
     SEARCH = "search"
+    RANKS = "ranks"
     STRAYS = "strays"
     CLEAR = "clear"
     LIST_FILES = "list_files"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 
+from orchestrator.node.number_list import format_numbers
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Iterable, Tuple
+    from typing import Dict, Iterable, List, Mapping, Sequence, Tuple
 
 STACKS = "stacks"
 LAST_BYTES = 1 << 16  # more than the hundred calls that faulthandler writes per thread
+DATA_LOADER = "/torch/utils/data/"
 LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
 
 
@@ -35,16 +38,39 @@ def innermost_calls(folder: str, ranks: Iterable[int]) -> Dict[int, str]:
 
 def innermost_call(text: str) -> str:
     """
-    The innermost call outside libraries, such as `trainer/runtime/group.py:139 in end`.
+    The innermost call outside libraries, and the library's function that it waits in: `all_reduce, from my/train.py:81 in step`.
 
     The main thread's stack is the last one in the text: faulthandler writes the oldest thread last.
     """
-    frames = text.rpartition("(most recent call first):\n")[2].splitlines()
-    calls = [_parts(frame.strip()) for frame in frames if frame.startswith('  File "')]
+    calls = _main_thread(text)
     user_calls = [call for call in calls if not any(folder in call[0] for folder in LIBRARIES)]
     for path, line, function in (user_calls or calls)[:1]:
-        return f"{'/'.join(path.split('/')[-2:])}:{line} in {function}"
+        text = f"{'/'.join(path.split('/')[-2:])}:{line} in {function}"
+        return text if not user_calls or calls[0] is user_calls[0] else f"{calls[0][2]}, from {text}"
     return "an unknown place"
+
+
+def calls_data_loader(text: str) -> bool:
+    """True if the main thread is in torch's data loader."""
+    return any(DATA_LOADER in path for path, _, _ in _main_thread(text))
+
+
+def folded_calls(calls: Mapping[int, str]) -> str:
+    """The calls of the ranks, the rarest first: `rank 7 at my/data.py:12 in read; ranks 0-6 at all_reduce, from …`."""
+    ranks_at: Dict[str, List[int]] = {}
+    for rank, call in calls.items():
+        ranks_at.setdefault(call, []).append(rank)
+    rarest_first = sorted(ranks_at.items(), key=lambda item: (len(item[1]), item[1]))
+    return "; ".join(f"{ranks_text(ranks)} at {call}" for call, ranks in rarest_first)
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {format_numbers(ranks)}"
+
+
+def _main_thread(text: str) -> Sequence[Tuple[str, str, str]]:
+    frames = text.rpartition("(most recent call first):\n")[2].splitlines()
+    return [_parts(frame.strip()) for frame in frames if frame.startswith('  File "')]
 
 
 def _parts(frame: str) -> Tuple[str, str, str]:

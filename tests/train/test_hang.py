@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import time
@@ -34,13 +35,14 @@ def _step(progress: Path) -> int:
 
 @pytest.mark.slow
 def test_stopped_rank_ends_the_attempt_soon_and_is_named_with_the_stacks_of_the_waiting_ranks(tmp_path: Path) -> None:
-    """ddp_timeout, the limit of the first step, is half an hour."""
+    """ddp_timeout, the limit of the first step and of a save, is half an hour."""
     (tmp_path / "inventory.yaml").write_text(HERE.replace("WORKDIR", str(tmp_path / ".work")))
     orch = Orch(tmp_path)
     words = [word for word in TINY if not word.startswith("ddp_timeout")]
-    run = orch("ssh-launch", "--detach", *words, "steps=1000000", "hang_timeout=8").stdout.strip()
+    run = orch("ssh-launch", "--detach", *words, "steps=1000000", "save_steps=1000000", "hang_timeout=8").stdout.strip()
     waiting, stopped = (orch.node_folder(run, node) for node in ("n0", "n1"))
     until(lambda: _step(stopped / "progress/1.json") > 2, deadline_s=DEADLINE_S, awaited="the third step")
+    assert re.search(r"^ranks +ranks? [01]", orch("diagnose", run).stdout, re.MULTILINE)
     (pid,) = (event["pid"] for event in orch.events(stopped) if event["event"] == "rank-started")
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()

@@ -81,7 +81,7 @@ MAIN = 'Timeout (0:00:07)!\nThread 0x1 (most recent call first):\n  File "/a/not
 @pytest.mark.parametrize(
     ("frames", "call"),
     [
-        (['"/usr/lib/python3.11/site-packages/torch/autograd/graph.py", line 9 in run', '"/w/trainer/train.py", line 85 in _step'], "trainer/train.py:85 in _step"),
+        (['"/usr/lib/python3.11/site-packages/torch/autograd/graph.py", line 9 in run', '"/w/trainer/train.py", line 85 in _step'], "run, from trainer/train.py:85 in _step"),
         (['"/usr/lib/python3.11/threading.py", line 3 in wait'], "python3.11/threading.py:3 in wait"),
         (['"/w/a, line 2/b", line "c.py", line 3 in <module>'], 'a, line 2/b", line "c.py:3 in <module>'),
         ([], "an unknown place"),

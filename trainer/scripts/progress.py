@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, MutableMapping
 
 from ..errors import UserError
+from ..runtime.channel import open_channel
 from ..runtime.progress import Progress
 from ..runtime.rank import Rank
 from ..runtime.watchdog import StackDump
@@ -78,6 +79,7 @@ def count_steps(module: Any) -> None:  # noqa: ANN401
     if rank.progress_dir is None:
         return
     count = StepCount(rank, rank.progress_dir / f"{rank.global_rank}.json")
+    open_channel(rank, lambda: (count.progress.phase, count.step))
     if hasattr(module, "register_optimizer_step_post_hook"):
         # torch does the same in optimizers: torch.compile warns of code that it cannot trace
         untraced = getattr(sys.modules["torch"], "_disable_dynamo", lambda function: function)

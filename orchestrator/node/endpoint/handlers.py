@@ -37,6 +37,7 @@ from orchestrator.node.protocol import (
     PUT_BUNDLE,
     PUT_FILES,
     PUT_RUN,
+    RANKS,
     REACH,
     READ,
     READ_FILE,
@@ -156,6 +157,12 @@ def find_marker(request: messages.MarkerRequest, payload: bytes) -> Tuple[messag
 
 def remove_marker(request: messages.MarkerRequest, payload: bytes) -> Tuple[messages.Empty, bytes]:
     from orchestrator.node.endpoint.marker import remove_marker as handle  # noqa: PLC0415  as above
+
+    return handle(request, payload)
+
+
+def ranks(request: messages.NodeFolders, payload: bytes) -> Tuple[messages.RanksReply, bytes]:
+    from orchestrator.node.endpoint.ranks import ranks as handle  # noqa: PLC0415  as above
 
     return handle(request, payload)
 
@@ -305,6 +312,7 @@ def all_handlers(starter: Starter, umask: int) -> Handlers:
     handlers.add(WRITE_MARKER, write_marker)
     handlers.add(FIND_MARKER, find_marker)
     handlers.add(REMOVE_MARKER, remove_marker)
+    handlers.add(RANKS, ranks)
     handlers.add(STRAYS, strays)
     handlers.add(SEARCH, search)
     handlers.add(CLEAR, clear)
