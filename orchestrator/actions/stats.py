@@ -21,8 +21,6 @@ from orchestrator.progress import OnProgress, no_progress
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder
 from orchestrator.stored import known_fields
-from orchestrator.verdict.classify import classify
-from orchestrator.verdict.judge import Verdict
 
 RATES = ("tokens_per_s", "samples_per_s")
 SCALING_TARGET = (0.85, 0.95)
@@ -172,7 +170,7 @@ def run_stats(name: str, against: str | None, on_progress: OnProgress = no_progr
         ranks=plan.world_size,
         attempts=record.attempt,
         timeline=measured,
-        failure_class=failure_class(record),
+        failure_class=record.failure.kind.value if record.failure else None,
         rates=_rates(record),
         interval=_interval(measured, plan.node_count, record.attempt),
         scaling=None if against is None else scaling(run, RecordedRun.find(against)),
@@ -208,12 +206,6 @@ def kept_timeline(folder: RunFolder) -> Timeline | None:
         return None if stats is None else Timeline(**known_fields(Timeline, stats))
     except ValueError:
         return None
-
-
-def failure_class(record: RunRecord) -> str | None:
-    """The class of the failure of a run that failed or is lost; None for others."""
-    found = classify(Verdict(record.state, record.exit, record.message, record.refused))
-    return None if found is None else found[0].value
 
 
 def _rates(record: RunRecord) -> dict[str, float]:
@@ -268,9 +260,10 @@ def history() -> History:
         kept = kept_timeline(folder)
         if kept is not None:
             timelines.append(kept)
-        if (kind := failure_class(record)) is not None:
-            classes[kind] += 1
-        has_failed = record.state in _FAILURES and kind != FailureClass.PREEMPTION.value
+        kind = record.failure.kind if record.failure else FailureClass.UNKNOWN
+        if record.state in _FAILURES:
+            classes[kind.value] += 1
+        has_failed = record.state in _FAILURES and kind is not FailureClass.PREEMPTION
         failures += max(int(has_failed), kept.failures if kept else 0)
         seconds = kept.wall_s if kept else _seconds(record)
         run_s += seconds

@@ -20,9 +20,10 @@ from orchestrator.actions.stats import Interval, history, scaling
 from orchestrator.actions.timeline import Attempt, Step, timeline
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import UsageError
+from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan
-from orchestrator.run import Program, RankExit, Request, RunRecord, RunState, Shape
+from orchestrator.run import Failure, Program, RankExit, Request, RunRecord, RunState, Shape
 
 # An attempt that fails in step 31 after a save at step 20, and one that continues there; a step takes 1 s, the first one 6 s.
 FIRST = Attempt(
@@ -222,7 +223,8 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCH_HOME", str(tmp_path))
     _record("one", 1, RunState.DONE, 600, summary={"tokens_per_s": 100.0})
     _record("two", 2, RunState.DONE, 400, summary={"tokens_per_s": 180.0, "mfu": 0.4})
-    _record("failed", 2, RunState.FAILED, 200, exit=RankExit("n1", 1, 1, None, kind="network"), summary={})
+    failure = Failure(FailureClass.NETWORK, Retry.RETRY, nodes=("n1",))
+    _record("failed", 2, RunState.FAILED, 200, exit=RankExit("n1", 1, 1, None), failure=failure, summary={})
     _record("refused", 2, RunState.FAILED, 100, started=False)
 
 
