@@ -264,12 +264,12 @@ class Endpoint:
             wait_s: with 0, the present content of all files is considered; else a quiet node's may be a second old.
 
         Returns:
-            The new content of the files, max_bytes in total at most, and the position for the next call.
+            The new content of the files, max_bytes in total at most, less on a slow link, and the position for the next call.
         """
         request: messages.FollowRequest = {
             "position": position,
             "begin": None,
-            "max_bytes": max_bytes,
+            "max_bytes": min(max_bytes, self._connection.reply_size.bytes),
             "wait_s": wait_s,
         }
         answer = (

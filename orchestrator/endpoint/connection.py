@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 from orchestrator.endpoint.clock import ClockBounds
 from orchestrator.endpoint.program import FLAGS, MARKER, OLDEST_PYTHON, program
 from orchestrator.endpoint.replies import Facts
+from orchestrator.endpoint.reply_size import ReplySize
 from orchestrator.endpoint.start_failure import PYTHON_HINT, start_failure
 from orchestrator.errors import NodeError, Unreachable
 from orchestrator.node import protocol
@@ -92,6 +93,7 @@ class Connection:
     def __init__(self, transport: Transport, python: str) -> None:
         self._transport = transport
         self._python = python
+        self.reply_size = ReplySize()
         self._one_request = threading.Lock()
         self._sending = threading.Lock()
         self._changed = threading.Condition()
@@ -295,6 +297,7 @@ class Connection:
         length = int.from_bytes(self._reader.read_exactly(4, timeout_s=timeout_s), "big")
         if length > HEADER_LIMIT_BYTES:
             raise ChannelClosed(None, f"a frame header of {length} bytes")
+        begun = time.monotonic()
         try:
             reply: messages.ReplyHeader = json.loads(self._reader.read_exactly(length, timeout_s=ANSWER_S))
             number, size = reply["number"], reply["bytes"]
@@ -302,7 +305,9 @@ class Connection:
             self._unanswered.remove(number)
         except (ValueError, TypeError, KeyError) as error:
             raise ChannelClosed(None, "a frame header that is not that of a reply") from error
-        self._arrived[number] = Arrived(reply, self._reader.read_exactly(size, timeout_s=ANSWER_S), time.time())
+        payload = self._reader.read_exactly(size, timeout_s=ANSWER_S)
+        self.reply_size.add(size, time.monotonic() - begun)
+        self._arrived[number] = Arrived(reply, payload, time.time())
 
     def _first_failure(self, error: BaseException, answer_s: float) -> NodeError:
         """Keep the first failure, which the other threads report too, and return it."""

@@ -89,7 +89,7 @@ def test_closed_terminal_detaches_orch_in_any_phase(
 def test_eight_nodes_have_one_connection_each_in_launch_and_supervision_and_after_attach(
     farm: Farm, tmp_path: Path
 ) -> None:
-    """A terminal that is closed changes nothing; a reader of the logs has connections of its own while it reads."""
+    """A terminal that is closed changes nothing; a reader of the logs opens another one while it reads."""
     farm.drop_connections()
     addresses = farm.addresses(8)
     with held_launch("start", farm, tmp_path, nodes=8) as launch:
