@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Dict, Iterator, List, Sequence, Tuple
 
 import torch
 
+from trainer.data import formats
 from trainer.errors import UserError
 
 OPEN_AT_ONCE = 64
@@ -25,6 +26,7 @@ MAX_HEADER_BYTES = 1 << 16
 # torch before 2.3 has no unsigned type but uint8: larger ones are read as signed, then masked.
 DTYPES = {"u1": torch.uint8, "u2": torch.int16, "u4": torch.int32, "i4": torch.int32, "i8": torch.int64}
 KINDS = {"bytes": "u1", "uint16": "u2", "uint32": "u4"}
+NAMES = {"u1": "bytes", "u2": "uint16", "u4": "uint32", "i4": "int32", "i8": "int64"}
 
 
 @dataclass(frozen=True)
@@ -125,14 +127,15 @@ def find_tokens(paths: Sequence[str], form: str, key: str = "data.paths") -> Tok
 
     Args:
         paths: as configured.
-        form: bytes, uint16 or uint32; or auto, by the name: `.npy` by its header, `.bin` uint16, others bytes.
+        form: bytes, uint16 or uint32; or auto, by the name: `.npy` and `.bin` by their headers (formats.py), others text.
         key: the setting with these paths, for messages.
 
     Raises:
         UserError: nothing matches, or a file cannot be read or does not match its header.
     """
     found = [path for name in paths for path in _matching(name, key)] if paths else _standard_library()
-    files = [_token_file(path, form, key) for path in found]
+    indexes = {path for path in found if path.suffix == ".idx" and path.with_suffix(".bin") in found}
+    files = [_token_file(path, form, key) for path in found if path not in indexes]
     texts, arrays = ([file for file in files if (file.kind == "u1") == is_text] for is_text in (True, False))
     if texts and arrays:
         raise UserError(
@@ -150,15 +153,12 @@ def _decode(data: bytes, kind: str) -> torch.Tensor:
 def _token_file(path: Path, form: str, key: str) -> TokenFile:
     try:
         size = path.stat().st_size
-        if form == "auto" and path.suffix == ".npy":
-            with path.open("rb") as file:
-                kind, start, declared_bytes = _npy_header(file)
-            if size - start != declared_bytes:
-                raise ValueError(
-                    f"{size - start} bytes of tokens, its header says {declared_bytes}: cut short, or still being written?"
-                )
-        else:
-            kind, start = KINDS[form] if form != "auto" else "u2" if path.suffix == ".bin" else "u1", 0
+        with path.open("rb") as file:
+            kind, start, declared_bytes = _layout(path, file, size, form)
+        if size - start != declared_bytes:
+            raise ValueError(
+                f"{size - start} bytes of tokens, its header says {declared_bytes}: cut short, or still being written?"
+            )
     except OSError as exc:
         raise UserError(f"{key}: {path}: {exc.strerror}") from exc
     except ValueError as exc:
@@ -169,6 +169,20 @@ def _token_file(path: Path, form: str, key: str) -> TokenFile:
             f"{key}: {path}: {size - start} bytes of tokens, no multiple of the {width} of one: see data.format"
         )
     return TokenFile(path, kind, start, (size - start) // width)
+
+
+def _layout(path: Path, file: BinaryIO, size: int, form: str) -> Tuple[str, int, int]:
+    """Kind, offset and size in bytes of the tokens of a file; a ValueError names the reason why it has none."""
+    if form == "auto" and path.suffix == ".npy":
+        return _npy_header(file)
+    if form != "bytes" and (path.suffix == ".bin" or form != "auto"):
+        declared = formats.megatron_layout(path) or formats.llmc_layout(file.read(formats.LLMC_BYTES))
+        if declared and form not in ("auto", NAMES[declared[0]]):
+            raise ValueError(f"its header says {NAMES[declared[0]]}, data.format={form}: leave data.format out")
+        return declared or (KINDS["uint16" if form == "auto" else form], 0, size)
+    if form == "auto":
+        formats.check_text(path, file.read(formats.TEXT_BYTES))
+    return "u1", 0, size
 
 
 def _npy_header(file: BinaryIO) -> Tuple[str, int, int]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import random
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
@@ -149,7 +151,7 @@ def test_file_larger_than_memory_is_read_without_loading_it(tmp_path: Path) -> N
 def test_digest_covers_every_token_of_a_small_text_and_both_ends_of_a_large_one(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     for size, changed in ((5000, 2500), (50 * DIGEST_PART_TOKENS * 256, 0), (50 * DIGEST_PART_TOKENS * 256, -1)):
-        data = bytearray(size)
+        data = bytearray(b"t" * size)
         path.write_bytes(data)
         before = find_tokens([str(path)], "auto").digest()
         data[changed] = 1
@@ -221,7 +223,7 @@ def test_token_beyond_the_vocabulary_is_named_with_its_position(tmp_path: Path) 
 
 def test_file_that_shrinks_during_training_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
-    path.write_bytes(bytes(100))
+    path.write_bytes(b"t" * 100)
     windows = _windows(path)
     os.truncate(path, 50)
     with pytest.raises(UserError, match=r"a\.txt: 50 bytes, \d+ expected: was it cut short during training"):
@@ -319,6 +321,48 @@ def test_error_in_a_data_worker_is_the_same_message_as_without_workers(tmp_path:
         with pytest.raises(UserError, match=r"^data\.paths: .*a\.npy, token \d+: 300 is no token of .*data\.format$"):
             batches.next()
         batches.close()
+
+
+def test_tokens_of_llmc_and_megatron_are_read_by_their_headers(tmp_path: Path) -> None:
+    numbers = np.arange(300, dtype="<u2")
+    gpt2, llama, pair, raw = (tmp_path / f"{name}.bin" for name in ("gpt2", "llama", "pair", "raw"))
+    for path, magic, version, kind in ((gpt2, 20240520, 1, "<u2"), (llama, 20240801, 7, "<u4")):
+        header = np.zeros(256, dtype="<i4")
+        header[:3] = magic, version, 300
+        path.write_bytes(header.tobytes() + numbers.astype(kind).tobytes())
+    pair.write_bytes(numbers.astype("<i4").tobytes())
+    lengths, offsets = np.array([100, 200], dtype="<i4"), np.array([0, 400], dtype="<i8")
+    head = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 4, 2, 3)
+    pair.with_suffix(".idx").write_bytes(head + lengths.tobytes() + offsets.tobytes() + np.arange(3).tobytes())
+    raw.write_bytes(numbers.tobytes())
+    for path in (gpt2, llama, pair, raw):
+        tokens = find_tokens([str(path.with_suffix(".*"))], "auto")
+        assert tokens.read(0, len(tokens)).tolist() == numbers.tolist()
+        path.write_bytes(path.read_bytes()[:-4])
+    for path in (gpt2, llama, pair):
+        with pytest.raises(
+            UserError, match=r"bytes of tokens, its header says \d+: cut short, or still being written\?$"
+        ):
+            find_tokens([str(path)], "auto")
+    with pytest.raises(UserError, match=r"its header says uint16, data\.format=uint32: leave data\.format out$"):
+        find_tokens([str(gpt2)], "uint32")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.gz", gzip.compress(b"text" * 99), "no text but gzip"),
+        ("a.txt", b"text\0", "no text but binary data"),
+        ("a.jsonl", b'{"text": "some"}', r"records \(\.jsonl\), whose braces and keys would be trained on"),
+    ],
+)
+def test_file_that_is_no_text_is_refused_unless_bytes_are_wanted(
+    tmp_path: Path, name: str, data: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=rf"^data\.paths: .*{re.escape(name)}: {message}.*data\.format=bytes"):
+        find_tokens([str(tmp_path)], "auto")
+    assert len(find_tokens([str(tmp_path)], "bytes")) == len(data)
 
 
 @pytest.mark.parametrize(("samples", "expected"), [(1, 1), (3, 1), (9, 3), (100, 4)])
