@@ -19,7 +19,7 @@ from trainer.errors import REQUEUE, NumbersError
 from trainer.evaluation import Evaluation
 from trainer.metrics.hub import MetricsHub
 from trainer.metrics.jsonl import StepResult, Summary
-from trainer.optim.schedule import learning_rate
+from trainer.optim.schedule import Schedule
 from trainer.parallel import build_strategy
 from trainer.parallel.checks import Skips, check_finite
 from trainer.runtime.group import Group
@@ -77,7 +77,10 @@ class Trainer:
                 self._begin(state)
                 continue
             tokens, samples, skipped = self.metrics.per_step, self.samples_per_step, self.skips.in_a_row
-            state = state.after_step(result.loss, tokens=tokens, samples=samples, skipped=skipped)
+            planned = self.schedule.steps
+            state = state.after_step(
+                result.loss, tokens=tokens, samples=samples, skipped=skipped, planned_steps=planned
+            )
             is_preempted = bool(flags & Flag.PREEMPTED)
             is_last = is_preempted or state.step == self.config.steps
             # After a preemption signal there is time for a save only.
@@ -99,7 +102,10 @@ class Trainer:
         return state
 
     def _begin(self, state: TrainState) -> None:
-        """Start the metrics and the data at a loaded state."""
+        """Start the learning rate, the metrics and the data at a loaded state."""
+        self.schedule, change = Schedule.plan(self.config, state.step, state.planned_steps)
+        if change and self.group.rank.is_main:
+            log_line(change)
         self.metrics.begin(state.step, self.task.flops_per_sample(self.strategy.sizes))
         self.batches.begin(state.position)
         self.skips.reset(state.skipped)
@@ -107,7 +113,7 @@ class Trainer:
     def _step(self, step: int) -> Tuple[StepResult, Flag]:
         """Make one optimizer step. Raises NumbersError, the same on all ranks: it, or the step before, made no update on some rank."""
         started, config = time.perf_counter(), self.config
-        lr = learning_rate(step, config.steps, config.lr, config.optim.warmup_steps)
+        lr = self.schedule.rate(step)
         total = torch.zeros((), device=self.group.device)
         waited_before_s = self.batches.waited_s
         batches = (self.batches.next() for _ in range(config.accumulation))
@@ -118,10 +124,10 @@ class Trainer:
                 loss = loss if factor is None else loss * factor
                 total = total + loss.detach() / config.accumulation
                 if last:
-                    self.signals.send(total, self._flags(step))
+                    self.signals.send(total, self._flags(step), self.skips.norm)
                 self.strategy.backward(loss)
         received = self.signals.receive()
-        self.skips.check(received.flags)
+        self.skips.check(received.flags, received.norms)
         check_finite("loss", received.losses, step)
         norm = self.strategy.update(lr, total)
         self.skips.add(step, norm)
@@ -138,8 +144,9 @@ class Trainer:
         """Judge the update just made if a checkpoint follows; otherwise the flags of the next step do it."""
         is_final = step == self.config.steps
         if is_final or flags & Flag.PREEMPTED or self.saver.is_due(step, flags):
-            self.signals.send(loss, self.skips.flag())
-            self.skips.check(self.signals.receive().flags, final=is_final)
+            self.signals.send(loss, self.skips.flag(), self.skips.norm)
+            received = self.signals.receive()
+            self.skips.check(received.flags, received.norms, final=is_final)
 
     def _finish(self, state: TrainState, wall_s: float) -> Summary | None:
         """Write the last phase before any teardown, so that a crash at exit does not fail the run."""

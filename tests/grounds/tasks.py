@@ -94,17 +94,18 @@ class Fp16OnCpu(Points):
 
 class Miscomputing(Points):
     """
-    A device that miscomputes once, on one rank: the norm of the gradient that all ranks share is NaN there.
+    A device that miscomputes once, on one rank: the norm of the gradient that all ranks share is wrong there.
 
     Args:
         config: as for every task.
         at: the number of the wrong norm, from 1; DDP computes one per step.
         rank: the rank of that device.
+        factor: between the right norm and the wrong one.
     """
 
-    def __init__(self, config: TrainConfig, *, at: int, rank: int) -> None:
+    def __init__(self, config: TrainConfig, *, at: int, rank: int, factor: float = math.nan) -> None:
         super().__init__(config)
-        self.at, self.count = at, 0
+        self.at, self.factor, self.count = at, factor, 0
         tools: Any = torch.nn.utils
         self.norm_of = tools.get_total_norm
         if os.environ["RANK"] == str(rank):
@@ -113,7 +114,7 @@ class Miscomputing(Points):
     def _wrong_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         self.count += 1
         norm: torch.Tensor = self.norm_of(gradients)
-        return norm * math.nan if self.count == self.at else norm
+        return norm * self.factor if self.count == self.at else norm
 
 
 class Counted(Points):

@@ -224,17 +224,23 @@ def test_losses_are_means_over_the_terms_of_all_micro_batches_and_ranks(
     assert files.read_manifest(spread / "step_4", 4)["eval_loss"] == read_metrics(spread)[-1]["eval_loss"]
 
 
-@pytest.mark.parametrize("wrong", [0, 1])
-@pytest.mark.parametrize("last", [6, 8], ids=["at the last step", "before it"])
+@pytest.mark.parametrize(
+    ("wrong", "last", "words", "message"),
+    [
+        (0, 6, (), "rank 0: gradient norm is not finite at step 6 but finite on all other ranks"),
+        (1, 6, (), "rank 1: gradient norm is not finite at step 6 but finite on all other ranks"),
+        (0, 8, ("options.factor=1.1",), "gradient norm at step 6 is rank 0: "),
+        (1, 8, (), "rank 1: gradient norm is not finite at step 6 but finite on all other ranks"),
+    ],
+)
 def test_rank_whose_device_computes_a_wrong_norm_is_named_by_all(
-    start_ranks: StartRanks, tmp_path: Path, wrong: int, last: int
+    start_ranks: StartRanks, tmp_path: Path, wrong: int, last: int, words: tuple[str, ...], message: str
 ) -> None:
     """All ranks exit at once with one message, and the step that one of them could not make is not saved."""
-    base = ("task=tests.grounds.tasks:Miscomputing", *POINTS[1:], "options.at=6", f"options.rank={wrong}")
+    base = ("task=tests.grounds.tasks:Miscomputing", *POINTS[1:], "options.at=6", f"options.rank={wrong}", *words)
     ranks = start_ranks(f"steps={last}", "save_steps=2", f"out={tmp_path / 'out'}", base=base)
     assert codes(ranks) == [1, 1]
     (line,) = ranks[0].err.splitlines()
-    message = f"rank {wrong}: gradient norm is not finite at step 6 but finite on all other ranks"
     assert line.startswith(f"error: {message}")
     assert ranks[1].err == ""
     for rank in ranks:

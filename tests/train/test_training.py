@@ -17,7 +17,8 @@ from tests.grounds.metrics import read_metrics, step_numbers
 from tests.train.conftest import DEADLINE_S, HELD, StartRanks, Torchrun
 from tests.until import until
 from trainer.checkpoint.state_file import load_state
-from trainer.optim.schedule import learning_rate
+from trainer.config.config import OptimConfig
+from trainer.optim.schedule import Schedule
 
 pytestmark = pytest.mark.train
 
@@ -32,7 +33,9 @@ def test_loss_falls_under_torchrun(torchrun: Torchrun, tmp_path: Path) -> None:
     assert losses[0] > 5.4
     assert losses[-1] < 3.6
     rates = [record["lr"] for record in read_metrics(tmp_path / "out")]
-    assert rates == pytest.approx([5e-3, 1e-2, *(learning_rate(step, 60, 1e-2, 2) for step in range(3, 61))])
+    assert rates == pytest.approx(
+        [5e-3, 1e-2, *(Schedule(OptimConfig(warmup_steps=2), 1e-2, 60).rate(step) for step in range(3, 61))]
+    )
     for step in (40, 60):  # the rate in the optimizer, not the reported one
         state = load_state(tmp_path / "out" / f"step_{step}" / "state.pt", "", mapped=False)
         assert {group["lr"] for group in state["optimizer"]["param_groups"]} == {rates[step - 1]}

@@ -16,7 +16,7 @@ from trainer.config.config import ModelConfig, OptimConfig, TrainConfig, load_co
 from trainer.errors import NumbersError, TrainerError, UserError
 from trainer.metrics.jsonl import Summary
 from trainer.optim.adamw import make_optimizer
-from trainer.optim.schedule import learning_rate
+from trainer.optim.schedule import Schedule
 from trainer.parallel.building import build_whole, warn_if_on_cpu
 from trainer.parallel.checks import MOST_SKIPS, Skips, check_finite
 from trainer.runtime.accelerators import choose
@@ -31,14 +31,70 @@ from trainer.train import Trainer
 TINY = ModelConfig(layers=1, width=16, heads=2, context=8)
 
 
-@pytest.mark.parametrize(("step", "expected"), [(1, 0.1), (10, 1.0), (11, 0.9994), (55, 0.55), (100, 0.1)])
-def test_learning_rate_warms_up_then_falls_to_a_tenth(step: int, expected: float) -> None:
-    assert learning_rate(step, 100, 1.0, 10) == pytest.approx(expected, abs=5e-4)
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", {1: 0.1, 10: 1.0, 11: 0.9994, 55: 0.55, 100: 0.1, 130: 0.1}),
+        ("optim.schedule=linear optim.lr_floor=0", {10: 1.0, 55: 0.5, 100: 0.0, 130: 0.0}),
+        ("optim.schedule=constant", {5: 0.5, 10: 1.0, 100: 1.0}),
+        ("optim.schedule=poly optim.poly_power=2", {10: 1.0, 55: 0.325, 100: 0.1}),
+        ("optim.schedule=wsd", {10: 1.0, 90: 1.0, 95: 0.55, 100: 0.1, 130: 0.1}),
+        ("optim.schedule=wsd optim.decay_steps=50", {50: 1.0, 75: 0.55, 100: 0.1}),
+        ("optim.schedule_steps=200", {105: 0.55, 200: 0.1}),
+    ],
+)
+def test_learning_rate_warms_up_then_follows_the_schedule_to_its_floor(words: str, expected: dict[int, float]) -> None:
+    schedule, warning = Schedule.plan(load_config(words=["lr=1", *words.split()]), 0, None)
+    assert {step: schedule.rate(step) for step in expected} == pytest.approx(expected, abs=5e-4)
+    assert warning == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "step", "kept"),
+    [
+        ("steps=200", 50, True),  # a cosine of 200 steps is higher there
+        ("steps=200 optim.schedule_steps=200", 50, False),
+        ("steps=200", 8, False),  # still in the warm-up
+        ("steps=200 optim.schedule=wsd", 90, False),  # the decay has not begun
+        ("steps=200 optim.schedule=wsd", 95, True),
+        ("steps=200 optim.schedule=constant", 95, False),
+        ("steps=100", 50, False),
+    ],
+)
+def test_resumed_training_with_more_steps_continues_at_the_same_learning_rate(
+    words: str, step: int, *, kept: bool
+) -> None:
+    config = load_config(words=["lr=1", *words.split()])
+    schedule, warning = Schedule.plan(config, step, 100)
+    assert schedule.steps == (100 if kept else config.steps)
+    assert warning.startswith("WARNING: the learning rate keeps its plan of 100 steps: one of 200 steps") == kept
 
 
 @pytest.mark.parametrize("warmup", [0, 5, 10])
 def test_learning_rate_is_defined_for_every_step(warmup: int) -> None:
-    assert all(0 < learning_rate(step, 5, 1.0, warmup) <= 1.0 for step in range(1, 6))
+    schedule = Schedule(OptimConfig(warmup_steps=warmup), 1.0, 5)
+    assert all(0 < schedule.rate(step) <= 1.0 for step in range(1, 6))
+
+
+@pytest.mark.parametrize(
+    ("norms", "message"),
+    [
+        ([3.9, 3.9, 4.2, 3.9], r"^rank 2: gradient norm is 4\.2 at step 7 but 3\.9 on most ranks, though all have"),
+        (
+            [3.9, 4.2],
+            r"^gradient norm at step 7 is rank 0: 3\.9; rank 1: 4\.2, though all have the same gradient; one of",
+        ),
+        ([3.9, 3.9 * (1 + 1e-5)], ""),
+    ],
+)
+def test_norm_that_differs_from_the_norm_of_other_ranks_is_named(norms: list[float], message: str) -> None:
+    skips = Skips(scales_loss=False)
+    skips.add(7, norms[0])
+    if not message:
+        skips.check([Flag.NONE] * 2, norms)
+        return
+    with pytest.raises(NumbersError, match=message):
+        skips.check([Flag.NONE] * len(norms), norms)
 
 
 @pytest.mark.parametrize(
@@ -56,17 +112,17 @@ def test_step_without_an_update_is_detected_once_from_the_flags_of_all_ranks() -
     skips = Skips(scales_loss=False)
     skips.add(6, 1.0)
     assert skips.flag() == Flag.NONE
-    skips.check([Flag.NONE, Flag.SAVE])
+    skips.check([Flag.NONE, Flag.SAVE], [1.0, 1.0])
     skips.add(7, math.inf)
     assert skips.flag() == Flag.SKIPPED
     with pytest.raises(
         NumbersError, match=r"^rank 1: gradient norm is not finite at step 7 but finite on all other ranks"
     ):
-        skips.check([Flag.SAVE, Flag.SKIPPED | Flag.SAVE])
-    skips.check([Flag.SKIPPED, Flag.NONE])
+        skips.check([Flag.SAVE, Flag.SKIPPED | Flag.SAVE], [1.0, math.inf])
+    skips.check([Flag.SKIPPED, Flag.NONE], [math.inf, 1.0])
     skips.add(8, 1.0)
     with pytest.raises(NumbersError, match=r"^all ranks: gradient norm is not finite at step 8; the weights were not"):
-        skips.check([Flag.SKIPPED, Flag.SKIPPED])
+        skips.check([Flag.SKIPPED, Flag.SKIPPED], [math.inf] * 2)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +147,7 @@ def test_consecutive_skipped_fp16_steps_are_bounded_and_may_not_be_the_whole_tra
     for step in range(resumed + 1, final + 1):
         skips.add(step, math.nan if step >= first else 1.0)
         try:
-            skips.check([skips.flag()] * 2, final=step == final)
+            skips.check([skips.flag()] * 2, [skips.norm] * 2, final=step == final)
         except NumbersError as exc:
             failed, message = step, str(exc)
             break
@@ -122,10 +178,10 @@ def test_completed_fp16_step_resets_the_count_and_a_skip_of_one_rank_is_an_error
     skips = Skips(scales_loss=True)
     for step in range(1, 4 * MOST_SKIPS):
         skips.add(step, 1.0 if step % MOST_SKIPS == 0 else math.inf)
-        skips.check([skips.flag()] * 2)
+        skips.check([skips.flag()] * 2, [skips.norm] * 2)
     skips.add(step + 1, 1.0)
     with pytest.raises(NumbersError, match=r"^rank 0: gradient norm is not finite at step \d+ but finite on all other"):
-        skips.check([Flag.SKIPPED, Flag.NONE])
+        skips.check([Flag.SKIPPED, Flag.NONE], [math.inf, 1.0])
 
 
 @pytest.mark.skipif(FUSED_ATTENTION is None, reason="this torch has no scaled_dot_product_attention")
@@ -181,8 +237,8 @@ def test_one_process_forms_a_group_without_a_rendezvous() -> None:
     assert group.ready == "1/1 ranks ready, backend none, device cpu"
     signals = Signals(group)
     for flags in (Flag.NONE, Flag.PREEMPTED | Flag.SAVE):
-        signals.send(torch.tensor(2.5), flags)
-        assert signals.receive() == Received([2.5], [flags])
+        signals.send(torch.tensor(2.5), flags, 0.5)
+        assert signals.receive() == Received((2.5,), [flags], (0.5,))
     assert group.gather_bytes(b"abc") == [b"abc"]
     assert group.gather_bytes(b"") == [b""]
     assert group.broadcast_bytes(b"x" * 10) == b"x" * 10

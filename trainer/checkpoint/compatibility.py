@@ -72,7 +72,8 @@ def _other_parameters(manifest: Mapping[str, Any], strategy: Strategy) -> List[s
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     """Dotted key -> "key: saved -> now", for keys that affect the losses."""
-    before, after = _flat(saved), _flat(now)
+    # A setting that the older trainer did not have is saved with the default, by which it trained.
+    before, after = {**_flat(TrainConfig().as_dict()), **_flat(saved)}, _flat(now)
     keys = sorted((set(before) | set(after)) - FREE_KEYS)
     return {
         key: f"{key}: {json.dumps(before.get(key))} -> {json.dumps(after.get(key))}"

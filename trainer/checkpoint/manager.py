@@ -35,6 +35,7 @@ class TrainState:
     eval_loss: of an evaluation at this step, if eval_steps is set.
     position: number of samples of all ranks before this state, including those skipped by roll_back.
     skipped: number of steps in a row, up to this one, that fp16 skipped on all ranks; up to date when a save is due.
+    planned_steps: number of steps for which the learning rate is planned; None at a start.
     """
 
     step: int = 0
@@ -45,12 +46,23 @@ class TrainState:
     position: int = 0
     eval_loss: float | None = None
     skipped: int = 0
+    planned_steps: int | None = None
 
-    def after_step(self, loss: float, *, tokens: int, samples: int, skipped: int) -> TrainState:
+    def after_step(
+        self, loss: float, *, tokens: int, samples: int, skipped: int, planned_steps: int | None = None
+    ) -> TrainState:
         """Return the state after one more step, with its mean loss, and its tokens and samples on all ranks."""
         first_loss = loss if self.first_loss is None else self.first_loss
         position = self.position + samples
-        return TrainState(self.step + 1, self.tokens + tokens, first_loss, loss, position=position, skipped=skipped)
+        return TrainState(
+            self.step + 1,
+            self.tokens + tokens,
+            first_loss,
+            loss,
+            position=position,
+            skipped=skipped,
+            planned_steps=planned_steps,
+        )
 
 
 @dataclass(frozen=True)
@@ -238,7 +250,8 @@ class Checkpoints:
             manifest["first_loss"],
             manifest["last_loss"],
             position=manifest["position"],
-            skipped=manifest.get("skipped", 0),  # older trainers did not save it
+            skipped=manifest.get("skipped", 0),  # older trainers saved neither
+            planned_steps=manifest.get("planned_steps", manifest["config"].get("steps")),
         )
 
     def _restore_random_states(self, text: bytes) -> None:

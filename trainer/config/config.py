@@ -17,6 +17,7 @@ STRATEGIES = ("ddp", *ZERO_STAGES, "fsdp2")
 REPORTS = ("plot", "tensorboard", "wandb")
 GPT_TASK = "trainer.tasks.gpt:Gpt"
 FORMATS = ("auto", "bytes", "uint16", "uint32")
+SCHEDULES = ("cosine", "wsd", "linear", "constant", "poly")
 OPTIONS = "options."
 BY_BATCH = 0  # accumulation is derived from batch once the world size is known
 
@@ -69,13 +70,18 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW; grad_clip=0 does not clip."""
+    """AdamW and its learning rate (optim/schedule.py); grad_clip=0 does not clip."""
 
     weight_decay: float = _float_field(0.1)
     betas: tuple[float, float] = field(default=(0.9, 0.95), metadata={"schema": KeySchema("betas")})
     grad_clip: float = _float_field(1.0)
     warmup_steps: int = _int_field(10, low=0)
     fused: bool = _flag_field()
+    schedule: str = _text_field("cosine", choices=SCHEDULES)
+    schedule_steps: int | None = _int_field(None)
+    lr_floor: float = _float_field(0.1)
+    decay_steps: int | None = _int_field(None)
+    poly_power: float = _float_field(0.9, above=True)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ from typing import Sequence
 
 from trainer.errors import NumbersError
 from trainer.runtime.signals import Flag
-from trainer.text import fold
+from trainer.text import by_rank, fold
 
+# Relative. All ranks compute the norm of the same gradient; different CPUs may add in another order.
+NORM_TOLERANCE = 1e-3
 # In a row, under fp16. A loss scale starts at 2**16, or at 2**32 in old DeepSpeed files: halved this often, it is far below 1.
 MOST_SKIPS = 40
 
@@ -36,15 +38,17 @@ def check_finite(quantity: str, values: Sequence[float], step: int) -> None:
 
 class Skips:
     """
-    Steps without an update because the gradient norm was not finite, judged by the flags of all ranks.
+    Steps without an update because the gradient norm was not finite, and norms that differ, judged by the values of all ranks.
 
     Under DDP each rank computes the norm from the same summed gradients, and no rank sees another rank's norm. So a rank
-    without an update reports it with its next flags, and all ranks fail together. Until then nothing may be saved.
+    sends it with its next flags, and all ranks fail together. Until then nothing may be saved.
     """
 
     def __init__(self, *, scales_loss: bool) -> None:
         """With loss scaling (fp16), all ranks may skip a step together: the scale is then halved."""
         self.scales_loss = scales_loss
+        self.norm = 0.0
+        """This rank's norm of the last update, to be sent next."""
         self.in_a_row = 0
         """The number of steps in a row that all ranks skipped, up to the last one that was judged."""
         self._step = 0
@@ -58,15 +62,15 @@ class Skips:
 
     def add(self, step: int, norm: float) -> None:
         """Record this rank's gradient norm of `step`; the update was made if it is finite."""
-        self._step, self._is_pending, self._skipped = step, True, not math.isfinite(norm)
+        self._step, self._is_pending, self._skipped, self.norm = step, True, not math.isfinite(norm), norm
 
     def flag(self) -> Flag:
         """Return the flag to send next."""
         return Flag.SKIPPED if self._skipped else Flag.NONE
 
-    def check(self, flags: Sequence[Flag], *, final: bool = False) -> None:
+    def check(self, flags: Sequence[Flag], norms: Sequence[float], *, final: bool = False) -> None:
         """
-        Judge the last step, once, by the flags of all ranks; `final` if no other step follows.
+        Judge the last step, once, by the flags and norms of all ranks; `final` if no other step follows.
 
         Raises:
             NumbersError: names ranks and step; or, with loss scaling, too many steps in a row were skipped, or all of them.
@@ -77,6 +81,8 @@ class Skips:
         bad = [rank for rank, flag in enumerate(flags) if flag & Flag.SKIPPED]
         if bad and not (self.scales_loss and len(bad) == len(flags)):
             raise NumbersError(_message(bad, len(flags), self._step))
+        if not bad:
+            check_equal_norms(norms, self._step)
         self.in_a_row = self.in_a_row + 1 if bad else 0
         if self.in_a_row == MOST_SKIPS or (final and self.in_a_row == self._step):
             raise NumbersError(
@@ -84,6 +90,28 @@ class Skips:
                 f"to {self._step}, however small the loss scale of fp16 became; the weights were not updated. Take "
                 "precision=bf16, or a smaller lr; if the norm is not finite with precision=fp32 either, look at the model"
             )
+
+
+def check_equal_norms(norms: Sequence[float], step: int) -> None:
+    """
+    Check the norms that all ranks computed of the same gradient.
+
+    Raises:
+        NumbersError: names the ranks whose norm differs from that of most ranks, or all if no norm is that of most ranks.
+    """
+    middle = sorted(norms)[len(norms) // 2]
+    differing = [rank for rank, norm in enumerate(norms) if not math.isclose(norm, middle, rel_tol=NORM_TOLERANCE)]
+    if not differing:
+        return
+    if 2 * len(differing) < len(norms):
+        found = f"rank {fold(differing)}: gradient norm is {norms[differing[0]]:g} at step {step} but {middle:g} on most ranks"
+        suspect = "the device of that rank probably computes wrongly. Exclude its node"
+    else:
+        found = f"gradient norm at step {step} is " + by_rank(
+            {rank: f"{norm:g}" for rank, norm in enumerate(norms)}
+        ).replace("\n", "; ")
+        suspect = "one of these devices probably computes wrongly. Test their nodes (orch check --level full)"
+    raise NumbersError(f"{found}, though all have the same gradient; {suspect}, and restart from the last checkpoint")
 
 
 def _message(bad: Sequence[int], ranks: int, step: int) -> str:

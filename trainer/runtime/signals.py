@@ -1,4 +1,4 @@
-"""The loss and the flags of every rank, exchanged once per step while gradients are computed, and once more before a checkpoint."""
+"""The loss, the last norm and the flags of every rank, exchanged once per step while gradients are computed, and once more before a checkpoint."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ class Flag(enum.IntFlag):
 
 @dataclass(frozen=True)
 class Received:
-    """The losses and flags of one step, in rank order."""
+    """The values of one exchange, in rank order; the norms are of the last update before it."""
 
     losses: Sequence[float]
     flags: Sequence[Flag]
+    norms: Sequence[float]
 
     @property
     def union(self) -> Flag:
@@ -52,15 +53,15 @@ class Signals:
         self.group = group
         self._wait: Callable[[], Sequence[torch.Tensor]] | None = None
 
-    def send(self, loss: torch.Tensor, flags: Flag) -> None:
-        """Start to exchange this rank's loss and flags; the loss stays on its device."""
-        values = torch.full((2,), float(flags), dtype=torch.float32, device=self.group.device)
+    def send(self, loss: torch.Tensor, flags: Flag, norm: float) -> None:
+        """Start to exchange the values of this rank; the loss stays on its device."""
+        values = torch.tensor([0.0, float(flags), norm], dtype=torch.float32).to(self.group.device)
         values[0] = loss.detach()
         self._wait = self.group.start_all_gather(values)
 
     def receive(self) -> Received:
         """Wait for the values of all ranks. The host waits for the device here."""
         assert self._wait is not None  # send() comes first
-        pairs = [pair.tolist() for pair in self._wait()]
+        losses, flags, norms = zip(*(values.tolist() for values in self._wait()))
         self._wait = None
-        return Received([loss for loss, _ in pairs], [Flag(round(flags)) for _, flags in pairs])
+        return Received(losses, [Flag(round(encoded)) for encoded in flags], norms)

@@ -229,20 +229,22 @@ def test_state_that_holds_code_is_refused_and_does_not_run(tmp_path: Path) -> No
     assert not (tmp_path / "made").exists()
 
 
-def test_checkpoint_of_an_older_trainer_without_the_number_of_skipped_steps_loads(tmp_path: Path) -> None:
+def test_checkpoint_of_an_older_trainer_without_skipped_and_planned_steps_loads(tmp_path: Path) -> None:
     session = Session.start(tmp_path / "new")
     session.checkpoints.save(TrainState(1, skipped=3), session.strategy)
     assert session.resume() == TrainState(1, skipped=3)
     saved = tmp_path / "new" / "step_1"
     manifest = {
-        key: value for key, value in files.read_manifest(saved, 1).items() if key not in ("files", "seal", "skipped")
+        key: value
+        for key, value in files.read_manifest(saved, 1).items()
+        if key not in ("files", "seal", "skipped", "planned_steps")
     }
     writers = {
         name: lambda file, name=name: file.write((saved / name).read_bytes()) for name in ("state.pt", "rng.json")
     }
     old = Session.start(tmp_path / "old")
     files.write(tmp_path / "old", 1, manifest, writers)
-    assert old.resume() == TrainState(1)
+    assert old.resume() == TrainState(1, planned_steps=session.checkpoints.config.steps)
     assert old.weights() == session.weights()
 
 

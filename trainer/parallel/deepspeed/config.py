@@ -32,7 +32,7 @@ GROUPS = frozenset(
 )
 NULLABLE = ("zero_optimization.offload_optimizer", "zero_optimization.offload_param")
 REFUSED = {
-    "scheduler": "the trainer sets the learning rate (lr, optim.warmup_steps, then a cosine)",
+    "scheduler": "the trainer sets the learning rate (lr, optim.warmup_steps, optim.schedule)",
     "elasticity": "the trainer's batch does not follow the number of ranks",
     "curriculum_learning": "the trainer draws its own batches",
     "amp": "use precision=fp16 or bf16",
