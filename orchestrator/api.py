@@ -123,6 +123,8 @@ class Options(TypedDict, total=False):
     """As --per-node."""
     debug: bool
     """As --debug."""
+    max_retries: int
+    """As --max-retries."""
     slurm: Mapping[str, object]
     """Fields of `slurm:` for this run, as --set; with `submit` only, like the next two."""
     after: Sequence[str]
@@ -168,6 +170,7 @@ def _launched(launcher: LauncherName, program: ProgramLike, inventory: str | Pat
         tags=tuple(options.get("tags", ())),
         per_node=options.get("per_node", False),
         debug=options.get("debug", False),
+        max_retries=options.get("max_retries"),
         slurm=tuple(_slurm_words(options.get("slurm", {}))),
         after=tuple(options.get("after", ())),
         here=options.get("here", False),

@@ -73,6 +73,12 @@ _follow = click.option(
     "--follow/--detach", default=True, help="Watch the run (default), or print its id and return at once."
 )
 _quiet = click.option("--quiet", is_flag=True, help="Print only the ranks' lines, warnings and failures.")
+_max_retries = click.option(
+    "--max-retries",
+    type=click.IntRange(min=0, max=10_000),
+    metavar="N",
+    help="Restart a run that fails after progress, or that loses a node, up to N times.",
+)
 _run = click.argument("run", default="latest", metavar="[RUN]", shell_complete=_run_names)
 _STATES = ("PENDING", "STARTING", "RUNNING", "DONE", "FAILED", "STOPPED", "LOST")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -184,6 +190,7 @@ def _slurm_options(command: _Command) -> _Command:
 @app.command(cls=_Launch)
 @_launch_options
 @_slurm_options
+@_max_retries
 @_dry_run
 @_follow
 @_quiet
@@ -215,6 +222,7 @@ def submit(
 
 @app.command(cls=_Launch)
 @_launch_options
+@_max_retries
 @_dry_run
 @_follow
 @_quiet

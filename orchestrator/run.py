@@ -128,6 +128,8 @@ class Request:
     """Runs that the Slurm job waits for, as typed after --after."""
     allocation: Allocation | None = None
     """The Slurm job whose nodes are used; None to queue a job."""
+    max_retries: int | None = None
+    """The attempts after the first one, by --max-retries; None: the inventory decides."""
     debug: bool = False
     """The ranks get the debugging variables of their accelerator."""
     orphan_timeout_s: float | None = None
@@ -218,6 +220,8 @@ class RunRecord:
     unsupervised: dict[str, str] = field(default_factory=dict)
     """Node -> why the supervisor cannot log in to it."""
     attempt: int = 1
+    attempts: tuple[dict[str, Any], ...] = ()
+    """The attempts over SSH that were followed by another one: attempt, ended, message, exit, class, saved and decision."""
     slurm_job: str | None = None
     ended: str | None = None
     exit: RankExit | None = None
@@ -282,6 +286,7 @@ class RunRecord:
             "exit": _rank_exit(known["exit"]) if known.get("exit") else None,
             "failure": Failure.from_json(known["failure"]) if known.get("failure") else None,
             "tags": tuple(known.get("tags", ())),
+            "attempts": tuple(known.get("attempts", ())),
         }
         return cls(**{**known, **changed, "unknown_fields": unknown_fields})
 

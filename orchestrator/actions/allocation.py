@@ -22,7 +22,8 @@ def this_allocation(arguments: LaunchArguments, environ: Mapping[str, str]) -> A
         UsageError: orch does not run in a job, or an option is for a new job.
     """
     options = [setting.title for setting in arguments.slurm_settings if setting.path[0] not in _OF_STEPS]
-    if refused := [*options, *(["--after"] if arguments.after else [])]:
+    retries = [] if arguments.max_retries is None else ["--max-retries"]
+    if refused := [*options, *(["--after"] if arguments.after else []), *retries]:
         raise UsageError(
             f"{refused[0]} is for a new job, and --here runs in the allocation of this one",
             hint=f"omit --here to queue a job, or omit {refused[0]}",

@@ -75,6 +75,8 @@ class Launched:
     launcher: Launcher
     terminal_closed: bool = False
     """The terminal was closed during the launch, so the run cannot be shown."""
+    planned: Planned | None = None
+    """What was launched; None for a run that another process launched."""
 
 
 def plan_launch(
@@ -88,7 +90,7 @@ def plan_launch(
     """
     check_labels(arguments)
     if arguments.skipped:
-        from orchestrator.actions.check import require_known  # noqa: PLC0415  see _check
+        from orchestrator.actions.check import require_known  # noqa: PLC0415  see begin_check_of
 
         require_known(arguments.skipped)
     inventory = load_inventory(arguments.inventory, arguments.nodes if arguments.launcher == "ssh" else None)
@@ -171,7 +173,7 @@ def started(
             require_limits(len(planned.plan.nodes), connected=len(planned.connected))
         with survive_sighup() as closed, sigterm_interrupts():
             folder = _launch(planned, launcher, on_warning)
-        yield Launched(folder, launcher, closed.is_set())
+        yield Launched(folder, launcher, closed.is_set(), planned)
     finally:
         launcher.close()
 
@@ -214,14 +216,14 @@ def _launch(planned: Planned, launcher: Launcher, on_warning: Callable[[str], No
         for warning in warnings:
             on_warning(warning)
     with undo_on_failure([folder], launcher, "during the launch; what had started was stopped"):
-        job = launcher.start(planned.bundle, _check(planned, launcher, folder, on_warning))
+        job = launcher.start(planned.bundle, begin_check_of(planned, launcher, folder, on_warning))
         folder.update(slurm_job=job, started=True, launching=None)
         for warning in record_changed_plan(folder, planned.plan, launcher.plan):
             on_warning(warning)
     return folder
 
 
-def _check(
+def begin_check_of(
     planned: Planned, launcher: Launcher, folder: RunFolder, on_warning: Callable[[str], None]
 ) -> Callable[[], None]:
     """Begin to check the nodes; return the function that waits for the result, and raises PreflightRefused if it is a failure."""

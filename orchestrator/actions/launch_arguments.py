@@ -31,6 +31,7 @@ class LaunchArguments:
     note: str | None = None
     tags: tuple[str, ...] = ()
     debug: bool = False
+    max_retries: int | None = None
     slurm: tuple[tuple[str, str], ...] = ()
     """Options that set a field of `slurm:`, each with its name and slurm.FIELD=VALUE."""
     after: tuple[str, ...] = ()

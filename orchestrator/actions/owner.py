@@ -22,6 +22,7 @@ from orchestrator.actions.benchmark import plan_benchmark
 from orchestrator.actions.launch import Launched, plan_launch, started
 from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.actions.log_reader import LogReader
+from orchestrator.actions.restart import restarts_of
 from orchestrator.actions.runs import find_run
 from orchestrator.actions.watch import Watch, watched_lines
 from orchestrator.errors import BUG, LaunchError, NodesError, OrchError, UsageError, machine_error
@@ -142,7 +143,8 @@ def _supervise(link: OwnerLink, launched: Launched) -> bool:
 
     link.answer_s = ANSWER_S  # a prompt keeps the other logins and the end of the run waiting
     try:
-        return supervise(launched.folder, launcher, begin, diagnose)
+        restarts = restarts_of(launched, launcher, link.warn)
+        return supervise(launched.folder, launcher, begin, diagnose, restarts=restarts)
     except Exception as exc:
         cause, run = machine_error(exc) or exc, launched.folder.path.name
         link.warn(f"the supervisor of the run has failed ({cause}); `orch attach {run}` starts another one")

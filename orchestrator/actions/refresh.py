@@ -153,6 +153,8 @@ def refresh(
             else:
                 status = observe.observe_reachable(folder, plan, launcher, queue)
             verdict = observe.recordable_verdict(plan, status.verdict, status.nodes)
+            if observe.is_left_to_supervisor(folder, plan, verdict):
+                verdict = Verdict(RunState.RUNNING, message=verdict.message)
             if status.is_decided and verdict.state.final and not record.state.ended:
                 verdict = with_last_lines(verdict, launcher, status.attempt)
         except NodesError as exc:

@@ -72,6 +72,7 @@ def make_request(
         after=arguments.after,
         allocation=allocation,
         debug=arguments.debug,
+        max_retries=arguments.max_retries,
         no_check=arguments.no_check,
         skipped=arguments.skipped,
         **_timeouts(arguments),

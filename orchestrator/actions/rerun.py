@@ -54,6 +54,7 @@ def rerun_arguments(name: str, nodes: str | None) -> LaunchArguments:
         note=record.note,
         tags=record.tags,
         debug=bool(request.get("debug")),
+        max_retries=request.get("max_retries"),
         slurm=tuple(("--set", f"slurm.{word}") for word in request.get("slurm", ())),
         here=request.get("allocation") is not None,
         no_check=bool(request.get("no_check")),

@@ -12,6 +12,7 @@ from orchestrator.actions.log_reader import LogReader, Viewer
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodesError
 from orchestrator.launchers.base import Launcher
+from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.launchers.job import SILENT, JobStatus
 from orchestrator.launchers.slurm.poll import Poll, PollResult, change_message
 from orchestrator.logs.selection import Selection
@@ -101,13 +102,14 @@ class Watch:
         """Follow all attempts to the end of the run; return its status, or None if its supervisor has recorded the end."""
         while True:
             phase = self._reader.follow(self._next_phase) or WatchPhase.CONFIRM
-            if phase is WatchPhase.CONFIRM and self._reader.attempt < self._launcher.attempt():
+            if phase is WatchPhase.CONFIRM and self._reader.attempt < self._newest_attempt():
                 phase = WatchPhase.NEXT_ATTEMPT
             elif phase is WatchPhase.CONFIRM and self._has_recorded_end():
                 phase = WatchPhase.RECORDED
             if phase is WatchPhase.NEXT_ATTEMPT:
                 self._reader.show_remaining()
                 self._reader.begin(self._reader.attempt + 1)
+                self._plan = self._run.read_plan()
                 self._viewer.inform(f"run {self._plan.run_id} continues in attempt {self._reader.attempt}")
             elif phase is WatchPhase.RECORDED:
                 self._reader.show_remaining()
@@ -125,8 +127,17 @@ class Watch:
         except NodesError:
             self._reader.show_remaining()
             raise
+        if observe.is_left_to_supervisor(self._run, self._plan, status.verdict):
+            time.sleep(observe.POLL_S)  # the attempt is followed again, and its logs have been read to their ends
+            return None
         nodes = {**self._reader.nodes, **{node.node: node for node in status.nodes}}
         return status if self._recordable(status.verdict, list(nodes.values())).state.final else None
+
+    def _newest_attempt(self) -> int:
+        """The number of the newest attempt; over SSH by the record, which has the plan of each."""
+        if isinstance(self._launcher, DirectLauncher) and self._launcher.attempt() < self._run.read().attempt:
+            self._launcher.learn_attempt(self._run.read_plan())
+        return self._launcher.attempt()
 
     def _has_recorded_end(self) -> bool:
         """True if the run has ended, by its record."""
@@ -136,6 +147,8 @@ class Watch:
         """Return the next phase, judged by the logs and observations so far; None to continue following the attempt."""
         if self._has_recorded_end():
             return WatchPhase.RECORDED
+        if self._poll is None and self._reader.attempt < self._newest_attempt():
+            return WatchPhase.NEXT_ATTEMPT
         if self._reader.pending - (self._reader.unreadable.keys() if self._supervisor_unknown else set()):
             return None
         if self._poll is None:

@@ -35,6 +35,7 @@ DEFAULT_RANKS: Mapping[AcceleratorKind, int] = MappingProxyType({"cuda": 8, "gcu
 Binding: TypeAlias = Literal["auto", "none"]
 Network: TypeAlias = Literal["auto", "infiniband", "roce", "ethernet"]
 TransportKind: TypeAlias = Literal["ssh", "local"]
+Retries: TypeAlias = Annotated[int, BeforeValidator(integer_check("a number of retries", 0, 10_000))]
 HostKeys: TypeAlias = Literal["strict", "accept-new"]
 
 # The size of the launch, which programs that start ranks themselves read.

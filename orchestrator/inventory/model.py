@@ -51,6 +51,12 @@ class SshOptions(_Model):
     """A run fails when a node has refused connections for this time while other nodes reach its host; None: never."""
 
 
+class RestartOptions(_Model):
+    """How often a failed run is restarted; `max_retries` None: never over SSH, 100 times under Slurm."""
+
+    max_retries: fields.Retries | None = None
+
+
 class Node(_Model):
     """One host. If user or port is None, the ssh configuration decides; `env` and `secrets` apply to this node only."""
 
@@ -86,6 +92,7 @@ class _Cluster(_Model):
     setup: tuple[fields.SetupLine, ...] = ()  # lines of shell that run on every node before its ranks
     ssh: SshOptions = SshOptions()
     slurm: SlurmOptions = SlurmOptions()
+    restart: RestartOptions = RestartOptions()
 
 
 class Inventory(_Cluster):
@@ -246,6 +253,7 @@ def _allowed(path: FieldPath) -> list[str]:
     sections: dict[FieldPath, type[BaseModel]] = {
         ("ssh",): SshOptions,
         ("slurm",): SlurmOptions,
+        ("restart",): RestartOptions,
         ("slurm", "container"): Container,
         ("defaults",): _Defaults,
         ("nodes",): _Entry,

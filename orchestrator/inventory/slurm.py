@@ -123,7 +123,6 @@ MailTypes: TypeAlias = Annotated[str, AfterValidator(_check_mail_types)]
 Text: TypeAlias = Annotated[str, AfterValidator(pattern_check(r".+", "a text", "characters that can be printed"))]
 Cpus: TypeAlias = Annotated[int, BeforeValidator(integer_check("a number of CPUs", 1, 4096))]
 Spares: TypeAlias = Annotated[int, BeforeValidator(integer_check("a number of nodes", 0, 1000))]
-Retries: TypeAlias = Annotated[int, BeforeValidator(integer_check("a number of retries", 0, 10_000))]
 WarnSeconds: TypeAlias = Annotated[
     int, BeforeValidator(integer_check("a number of seconds", 1, 65_535))
 ]  # the limits of sbatch --signal
@@ -166,7 +165,7 @@ class SlurmOptions(BaseModel):
     setup: tuple[fields.SetupLine, ...] = ()
     container: Container | None = None
     requeue: Literal["auto", "never"] = "auto"
-    max_retries: Retries = 100
+    max_retries: fields.Retries | None = None  # None: that of `restart:`, else 100
     spare_nodes: Spares = 0
     warn_s: WarnSeconds | None = None  # None: see names.slurm_options.warn_s
     options: tuple[Option, ...] = ()  # written after the options that have a field

@@ -47,28 +47,53 @@ class DirectLauncher:
         connected: Mapping[str, Endpoint] = MappingProxyType({}),
         on_progress: OnProgress = no_progress,
     ) -> None:
-        self._plan = plan
+        self._plans_lock = threading.Lock()
+        self._plans = [plan]
+        """The plans of all attempts; `without_reconnects` shares it."""
         self._transport = transport
         self._on_progress = on_progress
         self._fanout = int(plan.ssh["fanout"])
         self._endpoints = dict(connected)
         self._opening: dict[str, Endpoint] = {}
-        self._queued_s = dict.fromkeys((node.name for node in plan.nodes), 0.0)
+        self._queued_s: dict[str, float] = {}
         """For login slots, without the present login."""
         self._start_requested: set[str] = set()
         self._is_closed = False
         self._reconnects = threading.Event()
         self._reconnects.set()
-        self._connecting = {node.name: threading.Lock() for node in plan.nodes}
+        self._connecting: dict[str, threading.Lock] = {}
+        self._add_nodes(plan)
 
     @property
     def plan(self) -> LaunchPlan:
-        """The plan."""
-        return self._plan
+        """The plan of the newest attempt."""
+        return self._plans[-1]
+
+    def begin_attempt(self, plan: LaunchPlan) -> None:
+        """Take the plan of another attempt, which `start` then starts; `undo` ends only its agents."""
+        self._start_requested.clear()
+        with self._plans_lock:
+            self._add_nodes(plan)
+            if plan.attempt > self.plan.attempt:
+                self._plans.append(plan)
+            else:  # a reader of the logs has seen it in the record before
+                self._plans[-1] = plan
+
+    def learn_attempt(self, plan: LaunchPlan) -> None:
+        """Take the plan of another attempt that another process or thread starts, to read its logs."""
+        with self._plans_lock:
+            self._add_nodes(plan)
+            if plan.attempt > self.plan.attempt:
+                self._plans.append(plan)
+
+    def _add_nodes(self, plan: LaunchPlan) -> None:
+        for node in plan.nodes:
+            self._connecting.setdefault(node.name, threading.Lock())
+            self._queued_s.setdefault(node.name, 0.0)
 
     def connect(self) -> Sequence[str]:
         """Open one connection per node, all at once; the warnings are the remarks of the transports."""
-        self._connect(self._plan.nodes)
+        self._connect(self.plan.nodes)
         by_remark: dict[str, list[str]] = {}
         for name, endpoint in self._endpoints.items():
             by_remark.setdefault(endpoint.remark, []).append(name)
@@ -76,7 +101,7 @@ class DirectLauncher:
 
     def start(self, bundle: Bundle, check: Callable[[], None] = passed) -> str | None:
         """Push to all nodes, reserve the rendezvous on the head, start all agents with it."""
-        plan = self._plan
+        plan = self.plan
         self.connect()
         self.push(bundle, node_files(plan))
         check()
@@ -97,7 +122,7 @@ class DirectLauncher:
 
         Of nodes that share a file system, one pushes the code first, and the others find it.
         """
-        plan = self._plan
+        plan = self.plan
 
         def put_run(node: NodePlan, *, claim: bool) -> messages.PutRunReply:
             contents = _contents(files[node.name], plan.run_dir(node))
@@ -127,7 +152,7 @@ class DirectLauncher:
 
     def add_defaults(self, defaults: Mapping[str, Mapping[str, str]]) -> None:
         """Give the ranks default variables, by node, before the start: replace the nodes' scripts, which were pushed."""
-        plan = self._plan = with_defaults(self._plan, defaults)
+        plan = self._plans[-1] = with_defaults(self.plan, defaults)
 
         def write(node: NodePlan) -> None:
             write_files(self.reach(node), plan.run_dir(node), [node_script_file(plan, node)])
@@ -136,27 +161,25 @@ class DirectLauncher:
 
     def undo(self) -> list[str]:
         """End the agent on every node where a start was requested, confirmed or not; after `close`, over new connections."""
-        begun = [node for node in self._plan.nodes if node.name in self._start_requested]
+        begun = [node for node in self.plan.nodes if node.name in self._start_requested]
         if not self._is_closed:
             return self._stop(begun, grace_s=0.0)
-        with contextlib.closing(
-            DirectLauncher(replace(self._plan, nodes=tuple(begun)), self._transport)
-        ) as reconnected:
+        with contextlib.closing(DirectLauncher(replace(self.plan, nodes=tuple(begun)), self._transport)) as reconnected:
             return reconnected.stop(None, grace_s=0.0)
 
     def _start_agents(self) -> None:
         record = self._reserve()
-        self._on_each(self._plan.nodes, lambda node: self._start_agent(node, record), "starting")
+        self._on_each(self.plan.nodes, lambda node: self._start_agent(node, record), "starting")
 
     def attempt(self) -> int:
-        """The plan's attempt, its only one."""
-        return self._plan.attempt
+        """The attempt of the newest plan."""
+        return self.plan.attempt
 
     def attempt_folders(
         self, attempt: int, nodes: Collection[str] | None = None, *, connect: bool = True
     ) -> Sequence[AttemptFolder]:
         """One folder per node."""
-        plan = replace(self._plan, attempt=attempt)
+        plan = replace(self.plan, attempt=attempt)
         needed = [node for node in plan.nodes if nodes is None or node.name in nodes]
         failures = self._connection_failures(needed) if connect else [None] * len(needed)
         return [
@@ -189,11 +212,11 @@ class DirectLauncher:
 
     def stop(self, job: str | None, *, grace_s: float) -> list[str]:  # noqa: ARG002  no scheduler here
         """End the agent and the ranks on every node that can be reached."""
-        return self._stop(self._plan.nodes, grace_s=grace_s)
+        return self._stop(self.plan.nodes, grace_s=grace_s)
 
     def _stop(self, nodes: Sequence[NodePlan], *, grace_s: float) -> list[str]:
         def stop_node(node: NodePlan) -> list[str]:
-            results = self.reach(node).stop(self._plan.attempt_dir(node), [node.name], grace_s=grace_s)
+            results = self.reach(node).stop(self.plan.attempt_dir(node), [node.name], grace_s=grace_s)
             return [f"{node.name}: still running: {pid}" for result in results for pid in result.remaining]
 
         # all at once: a stop may take its whole grace, and `reach` limits the logins
@@ -258,20 +281,20 @@ class DirectLauncher:
 
     def _reserve(self) -> str:
         """Choose the rendezvous address and hold its port on the head, just before the start; return the record of both."""
-        head = self._plan.head
+        head = self.plan.head
         env = {**head.defaults, **head.env}
         interfaces = {name: env[name] for name in INTERFACES if name in env}
         record = self._endpoints[head.name].reserve([head.address], interfaces)
-        hosts = {node.name: self._endpoints[node.name].facts.host_id for node in self._plan.nodes}
+        hosts = {node.name: self._endpoints[node.name].facts.host_id for node in self.plan.nodes}
         check_reachable(parse_rendezvous(record), head.name, hosts)
         return record
 
     def _start_agent(self, node: NodePlan, record: str) -> None:
-        command = start_command(self._plan, node, record)
-        wait_s = START_WAIT_S + (SETUP_WAIT_S if self._plan.setup else 0.0)
+        command = start_command(self.plan, node, record)
+        wait_s = START_WAIT_S + (SETUP_WAIT_S if self.plan.setup else 0.0)
         self._start_requested.add(node.name)
-        agent = agent_start(self._plan, node, record)
-        self._endpoints[node.name].start(command, self._plan.node_dir(node), agent=agent, wait_s=wait_s)
+        agent = agent_start(self.plan, node, record)
+        self._endpoints[node.name].start(command, self.plan.node_dir(node), agent=agent, wait_s=wait_s)
 
     def _on_each(
         self,

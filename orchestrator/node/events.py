@@ -76,7 +76,7 @@ class Kind:
     STOPPING = "stopping"  # the agent begins to end its ranks
     WARNED = "warned"  # Slurm has announced the end of the job
     MESSAGE = "note"  # text alone
-    RESTARTING = "restarting"  # in the same allocation
+    RESTARTING = "restarting"  # over SSH, or in the same allocation
     REQUEUED = "requeued"
 
 

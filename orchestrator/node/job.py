@@ -51,6 +51,7 @@ class Job:
     accelerator: str = "auto"  # of the inventory
     network: str = "auto"  # of the inventory
     bind: str = "auto"  # of the inventory: auto or none
+    restarted: str = ""  # why this attempt follows another one; empty for the first
     card_sample_s: float = 60.0  # between two samples of the cards
     slurm: dict[str, Any] | None = None  # if it is a Slurm job: requeue, max_retries, warn_s, spares, requeues, shared
 

@@ -40,7 +40,9 @@ def job_json(plan: LaunchPlan) -> dict[str, Any]:
     head = plan.head
     rank_counts = [len(node.ranks) for node in plan.nodes[: plan.node_count]]
     slurm_fields: dict[str, Any] = (
-        {name: plan.slurm[name] for name in ("requeue", "max_retries", "warn_s")} if plan.launcher == "slurm" else {}
+        {"requeue": plan.slurm["requeue"], "max_retries": plan.max_retries, "warn_s": plan.slurm["warn_s"]}
+        if plan.launcher == "slurm"
+        else {}
     )
     if slurm_fields and not plan.slurm.get("shared", True):
         slurm_fields["shared"] = False
@@ -63,6 +65,7 @@ def job_json(plan: LaunchPlan) -> dict[str, Any]:
         **({"accelerator": plan.accelerator} if plan.accelerator != "auto" else {}),
         **({"network": plan.network} if plan.network != "auto" else {}),
         **({"bind": plan.bind} if plan.bind != "auto" else {}),
+        **({"restarted": plan.restarted} if plan.restarted else {}),
         **({"slurm": {**slurm_fields, "spares": spares}} if slurm_fields else {}),
     }
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.inventory.model import Inventory, Node
 
 
+SLURM_RETRIES = 100  # by default: an unattended job restarts as long as it makes progress
 SPARE = "spare"  # the tag of nodes that replace failed ones
 
 
@@ -67,6 +68,7 @@ def make_plan(
         bundle=bundle,
         commit=commit,
         ssh=inventory.ssh.model_dump(mode="json"),
+        max_retries=_max_retries(inventory, request),
         slurm=_slurm_settings(inventory, request, by_count=chosen.by_count),
         orphan_timeout_s=request.orphan_timeout_s,
         isolation_timeout_s=None if request.launcher == "slurm" else request.isolation_timeout_s,
@@ -75,6 +77,13 @@ def make_plan(
         is_checked_in_job=_is_checked_in_job(inventory, request),
         skipped=request.skipped,
     )
+
+
+def _max_retries(inventory: Inventory, request: Request) -> int:
+    """How often the run is restarted: by the command line, else the inventory, where `slurm:` wins for a Slurm job."""
+    by_slurm = request.launcher == "slurm"
+    settings = (request.max_retries, inventory.slurm.max_retries if by_slurm else None, inventory.restart.max_retries)
+    return next((value for value in settings if value is not None), SLURM_RETRIES if by_slurm else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,10 @@ class LaunchPlan:
     orphan_timeout_s: float | None = None
     isolation_timeout_s: float | None = None
     warnings: tuple[str, ...] = ()
+    max_retries: int = 0
+    """How often a failed run is restarted."""
+    restarted: str = ""
+    """Why this attempt follows another one; empty for the first."""
     setup: tuple[str, ...] = ()
     """Lines of shell that run on every node before its agent."""
     sweep: Sweep | None = None

@@ -1,5 +1,5 @@
 """
-The supervisor of a run over SSH: it polls all agents, and ends all ranks if one fails.
+The supervisor of a run over SSH: it polls all agents, and ends all ranks if one fails; then it restarts the run if that may help.
 
 It is part of the process that owns the run (actions/owner.py). A second one for the same run is refused. Without a
 supervisor, the agents continue.
@@ -12,11 +12,11 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from orchestrator.endpoint.client import HEARTBEAT_ANSWER_S
 from orchestrator.endpoint.replies import NodeObservation
-from orchestrator.errors import LoginRefused, OrchError, Unreachable
+from orchestrator.errors import LoginRefused, NotListening, OrchError, Unreachable
 from orchestrator.failure_class import FailureClass
 from orchestrator.fanout import each
 from orchestrator.launchers.direct import DirectLauncher, parse_rendezvous
@@ -25,6 +25,7 @@ from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.run import RunState
 from orchestrator.store import RunFolder
 from orchestrator.supervision.poller import NodeState, Poller
+from orchestrator.supervision.restart import DirectAttempt, Restarts
 from orchestrator.verdict.judge import Verdict, judge
 from orchestrator.verdict.last_lines import with_last_lines
 from orchestrator.verdict.launching import is_launching
@@ -37,11 +38,25 @@ SUSPECT_S = 7.0  # after this silence of a node, other nodes are queried whether
 WITNESS_RETRY_S = 5.0
 WITNESSES = 3
 _OF_NODE = (FailureClass.NODE, FailureClass.NODE.retry)
+END_S = 5.0  # that an agent needs to kill its ranks after the grace
 RETURN_S = 30.0  # after the isolation timeout and this margin, a node that is cut off has ended its ranks itself
 
 
+@dataclass(frozen=True, slots=True)
+class EndedAttempt:
+    """An attempt after its processes were ended where that was possible."""
+
+    verdict: Verdict
+    unreached: Sequence[NodePlan]
+    """The nodes on which its processes may still run, and which may be reached later."""
+    refusing: frozenset[str]
+    """Those of them that refuse connections: their hosts are up, so their ranks are not isolated and do not end."""
+    running: frozenset[str]
+    """The nodes that were reached, or refused the login, and on which processes may still run."""
+
+
 class Supervisor:
-    """Watches the agents of one run until it is over, and ends its remaining processes on all nodes."""
+    """Watches the agents of one attempt until it is over, and ends its remaining processes on all nodes."""
 
     def __init__(self, folder: RunFolder, launcher: DirectLauncher) -> None:
         self._folder = folder
@@ -51,24 +66,75 @@ class Supervisor:
         self._states = self._poller.states
         self._refused_timeout_s: float | None = self._plan.ssh.get("refused_timeout_s")
 
-    def run(self, on_start: Callable[[], None], on_failed: Callable[[], None]) -> None:
+    def run(
+        self, on_start: Callable[[], None], on_failed: Callable[[], None], restarts: Restarts | None = None
+    ) -> bool:
         """
-        Supervise the run until its record is final, or no node can be polled any more.
+        Supervise the attempt until the run's record is final, no node can be polled any more, or the next attempt has begun.
 
         Args:
             on_start: called once the threads of supervision run: it may start others, if the user may have more.
             on_failed: called once a failure is recorded.
+            restarts: decides after a failed attempt; None: there is no other attempt.
+
+        Returns:
+            True if another attempt has begun.
         """
         with self._poller.running():
             on_start()
             verdict = self._until_over()
             if verdict is not None:
-                unreached = self._end(verdict)
-                if self._folder.read().state is RunState.FAILED:
-                    on_failed()
-                return self._end_returning_nodes(unreached)
+                self._poller.stop()
+                return self._finish(verdict, on_failed, restarts)
         self._folder.add_event("run-unsupervised", "no node can be polled any more; orch status queries them once more")
-        return None
+        return False
+
+    def _finish(self, verdict: Verdict, on_failed: Callable[[], None], restarts: Restarts | None) -> bool:
+        """End the attempt, and restart the run or record its outcome; return whether it was restarted."""
+        if verdict.state is RunState.DONE:
+            self._record(verdict)
+            return False
+        ended = self._end(verdict)
+        verdict, unreached = ended.verdict, ended.unreached
+        if restarts is not None and verdict.state is RunState.FAILED and not self._is_over():
+            reason = self._restart(restarts, ended)
+            if not reason:
+                return True
+            self._folder.add_event("not-restarted", reason)
+            verdict = replace(verdict, message="; ".join(filter(None, (verdict.message, reason))))
+        self._record(verdict)
+        if self._folder.read().state is RunState.FAILED:
+            on_failed()
+        self._end_returning_nodes(unreached, (self._plan.isolation_timeout_s or 0.0) + RETURN_S)
+        return False
+
+    def _is_over(self) -> bool:
+        """True if the user stops the run, or a command has recorded its end."""
+        return self._folder.is_stop_requested() or self._folder.read().state.ended
+
+    def _restart(self, restarts: Restarts, ended: EndedAttempt) -> str:
+        """Restart the run once nothing of the attempt can be running; return why it is not restarted, or empty."""
+        cut_off = {node.name for node in ended.unreached}
+        attempt = DirectAttempt.of(ended.verdict, self._observations(), cut_off, cut_off)
+        if reason := restarts.reason_against(ended.verdict, attempt):
+            return reason
+        lost = {node.name for node in self._until_isolated(ended.unreached)}
+        is_isolated = self._plan.isolation_timeout_s is not None
+        if may_run := ended.running | (lost & ended.refusing if is_isolated else lost):
+            return f"not restarted: processes of the run may still run on {fold(may_run)}"
+        if self._is_over():
+            return "not restarted: it was stopped"
+        attempt = DirectAttempt.of(ended.verdict, self._observations(), lost, cut_off)
+        return restarts.begin(self._launcher.plan, ended.verdict, attempt)
+
+    def _until_isolated(self, unreached: Sequence[NodePlan]) -> Sequence[NodePlan]:
+        """Wait until nodes that are cut off have ended their ranks themselves; return those that still cannot be reached."""
+        if not unreached:
+            return ()
+        names, wait_s = fold(node.name for node in unreached), (self._plan.isolation_timeout_s or 0.0) + GRACE_S + END_S
+        text = f"{names} must have ended its ranks before the run restarts: it does so itself within {wait_s:.0f} s"
+        self._folder.add_event("restart-waits", text)
+        return self._end_returning_nodes(unreached, wait_s)
 
     def _until_over(self) -> Verdict | None:
         """The verdict that ends the run; None if no node can be polled any more."""
@@ -164,16 +230,13 @@ class Supervisor:
         answers = zip(witnesses, each(witnesses, is_reached_by, limit=WITNESSES), strict=True)
         return {witness.node.name: answer for witness, answer in answers if not isinstance(answer, OrchError)}
 
-    def _end(self, verdict: Verdict) -> list[NodePlan]:
-        """End the remaining processes and record the outcome; returns the nodes that could not be reached."""
-        self._poller.stop()
-        if verdict.state is RunState.DONE:
-            self._record(verdict)
-            return []
+    def _end(self, verdict: Verdict) -> EndedAttempt:
+        """End the remaining processes, and add the cause to the verdict."""
         if verdict.state is RunState.LOST:
             verdict = replace(verdict, state=RunState.FAILED, failure=_OF_NODE)
         silent = {state.node.name for state in self._states.values() if self._is_silent(state)}
         unreached = [state.node for state in self._states.values() if state.node.name in silent]
+        refusing = [state.node.name for state in self._states.values() if isinstance(state.failure, NotListening)]
         reached = [state.node for state in self._states.values() if state.node.name not in silent]
         outcomes = each(reached, self._stop, limit=len(reached))
         for node, outcome in zip(reached, outcomes, strict=True):
@@ -182,6 +245,9 @@ class Supervisor:
         refused = [
             node.name for node, outcome in zip(reached, outcomes, strict=True) if isinstance(outcome, LoginRefused)
         ]
+        left = [
+            node.name for node, outcome in zip(reached, outcomes, strict=True) if outcome and not _is_error(outcome)
+        ]
         last = judge(self._plan, self._observations(), None)
         if last.state is RunState.FAILED and last.exit is not None:
             verdict = last
@@ -189,18 +255,20 @@ class Supervisor:
         if refused:
             text = f"the run may still run on {fold(refused)}, which refused the login"
             verdict = replace(verdict, message="; ".join(filter(None, (verdict.message, text))))
-        self._record(with_last_lines(verdict, self._launcher, self._plan.attempt))
-        return unreached
+        verdict = with_last_lines(verdict, self._launcher, self._plan.attempt)
+        return EndedAttempt(verdict, unreached, frozenset(refusing), frozenset({*refused, *left}))
 
     def _is_silent(self, state: NodeState) -> bool:
         return isinstance(state.failure, Unreachable) or self._poller.silent_s(state) >= SUSPECT_S
 
-    def _stop(self, node: NodePlan) -> None:
+    def _stop(self, node: NodePlan) -> list[int]:
+        """End the processes on a node; return the pids of those that are left."""
         endpoint = self._launcher.reach(node)
         # first a request that is answered at once: a silent node would delay the end of the run by the time that a stop may take
         endpoint.clock_ahead(wait_s=HEARTBEAT_ANSWER_S)
-        endpoint.stop(self._plan.attempt_dir(node), [node.name], grace_s=GRACE_S)
+        results = endpoint.stop(self._plan.attempt_dir(node), [node.name], grace_s=GRACE_S)
         [self._states[node.name].observation] = endpoint.observe(self._plan.attempt_dir(node), [node.name])
+        return [pid for result in results for pid in result.remaining]
 
     def _record(self, verdict: Verdict) -> None:
         record, unwritten = settle_if_writable(self._folder, verdict, self._observations())
@@ -209,9 +277,9 @@ class Supervisor:
             record, unwritten = settle_if_writable(self._folder, verdict, self._observations())
         self._folder.add_event("run-ended", f"{record.state.value}: {record.message or 'nothing is left running'}")
 
-    def _end_returning_nodes(self, unreached: Sequence[NodePlan]) -> None:
-        """Retry unreachable nodes and end their processes, until they have ended their ranks themselves."""
-        deadline = time.monotonic() + (self._plan.isolation_timeout_s or 0.0) + RETURN_S
+    def _end_returning_nodes(self, unreached: Sequence[NodePlan], wait_s: float) -> Sequence[NodePlan]:
+        """Retry unreachable nodes and end their processes, for the time in which they end their ranks themselves; return the rest."""
+        deadline = time.monotonic() + wait_s
         while unreached and time.monotonic() < deadline:
             outcomes = each(unreached, self._stop, limit=len(unreached))
             for node, outcome in zip(unreached, outcomes, strict=True):
@@ -221,6 +289,7 @@ class Supervisor:
                     )
             unreached = [node for node, outcome in zip(unreached, outcomes, strict=True) if _is_worth_a_retry(outcome)]
             time.sleep(RETRY_S if unreached else 0.0)
+        return unreached
 
 
 def _is_done(state: NodeState) -> bool:
@@ -232,8 +301,21 @@ def _is_worth_a_retry(outcome: object) -> bool:
     return isinstance(outcome, OrchError) and not isinstance(outcome, LoginRefused)
 
 
+def _continue() -> None:
+    """The log viewer of the first attempt follows the next attempts, too."""
+
+
+def _is_error(outcome: object) -> bool:
+    return isinstance(outcome, OrchError)
+
+
 def supervise(
-    folder: RunFolder, launcher: DirectLauncher, on_start: Callable[[], None], on_failed: Callable[[], None]
+    folder: RunFolder,
+    launcher: DirectLauncher,
+    on_start: Callable[[], None],
+    on_failed: Callable[[], None],
+    *,
+    restarts: Restarts | None = None,
 ) -> bool:
     """
     Supervise a run to its end; return whether no other process does.
@@ -241,6 +323,7 @@ def supervise(
     Args:
         on_start: called when this process supervises the run.
         on_failed: called once the failure of the run is recorded.
+        restarts: as for Supervisor.run.
     """
     try:
         with folder.supervision() as is_ours:
@@ -248,7 +331,8 @@ def supervise(
                 folder.add_event("supervisor-started", f"pid {os.getpid()} supervises")
                 with contextlib.suppress(OSError):  # a full disk must not end the supervision
                     folder.update(unsupervised={})
-                Supervisor(folder, launcher).run(on_start, on_failed)
+                while Supervisor(folder, launcher).run(on_start, on_failed, restarts):
+                    on_start = _continue
             return is_ours
     except Exception as error:
         traceback.print_exc()  # in supervisor.log

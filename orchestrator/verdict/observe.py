@@ -144,6 +144,12 @@ def recordable_verdict(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeO
     return verdict
 
 
+def is_left_to_supervisor(run: KeptRun, plan: LaunchPlan, verdict: Verdict) -> bool:
+    """True if an attempt has failed after which the run's supervisor may start another one: it alone records the end."""
+    has_failed = verdict.state in {RunState.FAILED, RunState.LOST}
+    return has_failed and plan.launcher == "ssh" and plan.max_retries > 0 and run.supervisor() is not None
+
+
 def still_running_warning(run: KeptRun, run_id: str, nodes: Sequence[str]) -> str:
     """The warning that no supervisor will end a run on the nodes where it may still run; empty if one will, or without nodes."""
     supervisor = run.supervisor()

@@ -117,10 +117,10 @@ def test_node_that_falls_silent_just_before_the_end_delays_it_by_one_unanswered_
         supervisor = Supervisor(folder, launcher)
         os.kill(launcher.reach(plan.nodes[1]).facts.pid, signal.SIGSTOP)  # it is killed when its channel is closed
         begun = time.monotonic()
-        unreached = supervisor._end(Verdict(RunState.FAILED, message="n9 is gone"))  # noqa: SLF001  the end alone
+        ended = supervisor._end(Verdict(RunState.FAILED, message="n9 is gone"))  # noqa: SLF001  the end alone
         assert time.monotonic() - begun < 25
-    assert [node.name for node in unreached] == ["n1"]
-    assert folder.read().message == "n9 is gone"
+    assert [node.name for node in ended.unreached] == ["n1"]
+    assert ended.verdict.message == "n9 is gone"
 
 
 def test_second_supervisor_of_a_run_does_nothing(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_run_whose_logs_get_no_thread_is_supervised_without_them(
         viewer.sendall(frame({"follow": True, "quiet": False}))
         link = OwnerLink(end)
         with monkeypatch.context() as patch:
-            patch.setattr(owner, "supervise", lambda _, __, begin, ___: begin() is None)
+            patch.setattr(owner, "supervise", lambda _, __, begin, ___, **____: begin() is None)
             patch.setattr(threading.Thread, "start", _refuse)
             assert owner._supervise(link, Launched(folder, launcher))  # noqa: SLF001  the other threads must start
         link.end()

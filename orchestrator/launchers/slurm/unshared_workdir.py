@@ -34,8 +34,8 @@ def for_unshared(plan: LaunchPlan) -> LaunchPlan:
         f"workdir {plan.head.workdir} is not shared with the nodes: files and logs travel over SSH, checkpoints stay on the "
         "node of rank 0, the nodes are not checked, and a job that fails or is preempted does not restart by itself"
     )
-    slurm = {**plan.slurm, "shared": False, "requeue": "never", "max_retries": 0}
-    return replace(plan, slurm=slurm, is_checked_in_job=False, warnings=(*plan.warnings, warning))
+    slurm = {**plan.slurm, "shared": False, "requeue": "never"}
+    return replace(plan, slurm=slurm, max_retries=0, is_checked_in_job=False, warnings=(*plan.warnings, warning))
 
 
 def nodes_lack_files(plan: LaunchPlan, host: SlurmHost) -> bool:

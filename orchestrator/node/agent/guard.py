@@ -125,6 +125,8 @@ def run_ranks(options: AgentOptions, folder: str, events: EventLog, inherited: I
     command = command_of(job, cwd)
     rendezvous, holder = join_rendezvous(job, options.rendezvous)
     binding = write_agent_record(job, folder, rendezvous, events.clock)
+    if job.restarted and job.node_rank == 0:
+        events.write(Kind.RESTARTING, job.restarted)
     text = f"agent of {job.node} started as pid {os.getpid()} with {len(job.rank_numbers)} of {sum(job.ranks)} ranks"
     text += ", which the program starts" if job.is_per_node else ""
     text += ", bound to the CPUs near their cards" if binding["cpus"] else ""

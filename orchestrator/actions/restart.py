@@ -1,0 +1,45 @@
+"""Start another attempt of a run over SSH, in the process that has launched the run: its code and environment are known here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from orchestrator.actions.launch import Launched, Planned, begin_check_of
+from orchestrator.actions.preflight import checked_nodes
+from orchestrator.actions.runs import home_store
+from orchestrator.errors import LaunchError
+from orchestrator.kept_facts import KeptFacts
+from orchestrator.launchers.direct import DirectLauncher
+from orchestrator.plan.plan import LaunchPlan
+from orchestrator.store import RunFolder
+from orchestrator.supervision.restart import Restarts
+
+
+def restarts_of(launched: Launched, launcher: DirectLauncher, on_warning: Callable[[str], None]) -> Restarts | None:
+    """The restarts of a run that is supervised here; None if it is to have none."""
+    folder, planned, max_retries = launched.folder, launched.planned, launcher.plan.max_retries
+    if not max_retries:
+        return None
+    if planned is None:
+        return Restarts(folder, max_retries, None)
+    return Restarts(folder, max_retries, lambda plan: _start(replace(planned, plan=plan), launcher, folder, on_warning))
+
+
+def _start(
+    planned: Planned, launcher: DirectLauncher, folder: RunFolder, on_warning: Callable[[str], None]
+) -> LaunchPlan:
+    """Check the nodes of an attempt and start its agents; return the plan as it was carried out."""
+    launcher.begin_attempt(planned.plan)
+    checked = checked_nodes(planned.plan) if planned.checked else ()
+    KeptFacts.of(home_store(), planned.record.inventory["digest"]).update({node.name: None for node in checked})
+    try:
+        launcher.connect()
+        check = begin_check_of(replace(planned, checked=checked), launcher, folder, on_warning)
+        launcher.start(planned.bundle, check)
+        if folder.is_stop_requested():
+            raise LaunchError("the run was stopped")
+    except BaseException:
+        launcher.undo()
+        raise
+    return launcher.plan

@@ -1,0 +1,144 @@
+"""Restart a run over SSH after a failed attempt, by the rules of node/retry.py: decide, plan the next attempt, and start it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+
+from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.errors import OrchError
+from orchestrator.failure_class import FailureClass
+from orchestrator.names.hostlist import fold
+from orchestrator.node.events import NO_RETRY, REQUEUE, State
+from orchestrator.node.retry import newest_saved, reason_against_restart, retry_may_help, saved_step
+from orchestrator.plan.plan import LaunchPlan
+from orchestrator.run import RankExit, RunState
+from orchestrator.store import RunFolder
+from orchestrator.verdict.classify import classify
+from orchestrator.verdict.judge import Verdict
+
+_OUT_OF_MEMORY = re.compile(r"\bout of memory\b|\b(OutOf)?MemoryError\b|std::bad_alloc", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class DirectAttempt:
+    """A failed attempt over SSH, whose processes have been ended on the nodes that can be reached; see EndedAttempt."""
+
+    saved: int | None
+    started: frozenset[str]
+    lost: frozenset[str]
+    broken: frozenset[str]
+    first_failed_node: str | None
+    no_retry: bool
+    requeues: int = 0
+    was_warned: bool = False
+
+    @classmethod
+    def of(
+        cls, verdict: Verdict, nodes: Sequence[NodeObservation], lost: Collection[str], cut_off: Collection[str]
+    ) -> DirectAttempt:
+        """
+        The attempt by the last observation of each node.
+
+        Args:
+            lost: the nodes that still cannot be reached.
+            cut_off: those, and the nodes that could not be reached when the attempt failed.
+        """
+        steps = (saved_step(progress) for node in nodes for progress in node.progress.values())
+        killed = {node.node for node in nodes if node.agent is not None and not cut_off and _was_killed(node)}
+        codes = {node.first_failure.code for node in nodes if node.first_failure is not None}
+        return cls(
+            saved=max((step for step in steps if step is not None), default=None),
+            started=frozenset(node.node for node in nodes if node.agent is not None),
+            lost=frozenset(lost),
+            broken=frozenset({*cut_off, *killed}),
+            first_failed_node=verdict.exit.node if verdict.exit is not None and not cut_off else None,
+            no_retry=NO_RETRY in codes or _is_out_of_memory(verdict),
+        )
+
+
+def _was_killed(node: NodeObservation) -> bool:
+    """True if the agent ended without an exit of a rank as the cause."""
+    if node.finished is None:
+        return not node.alive
+    return node.finished.state == State.FAILED and node.finished.exit is None and bool(node.ranks)
+
+
+def _is_out_of_memory(verdict: Verdict) -> bool:
+    """True if a rank's memory was exhausted: it would be again."""
+    failure, exit_ = classify(verdict), verdict.exit
+    texts = () if exit_ is None else (exit_.error or "", *exit_.lines)
+    return (failure is not None and failure.kind is FailureClass.MEMORY) or any(map(_OUT_OF_MEMORY.search, texts))
+
+
+class Restarts:
+    """The restarts of one run, by the process that owns it."""
+
+    def __init__(self, folder: RunFolder, max_retries: int, start: Callable[[LaunchPlan], LaunchPlan] | None) -> None:
+        """
+        Prepare for the first attempt to fail.
+
+        Args:
+            start: checks the nodes and starts the agents of an attempt; returns the plan as it was carried out. OrchError if that
+                fails, and nothing of it is left running. None for a process that has not launched the run: it does not know the
+                values of the environment.
+        """
+        self._folder = folder
+        self._max_retries = max_retries
+        self._start = start
+        self._attempts: list[DirectAttempt] = []
+
+    def reason_against(self, verdict: Verdict, attempt: DirectAttempt) -> str:
+        """Why this attempt is not followed by another one; empty if it is."""
+        attempts = [*self._attempts, attempt]
+        if self._start is None:
+            return "not restarted: only the process that launched the run knows its environment, and it has ended"
+        if attempt.no_retry:
+            return "not restarted: " + _reason_never(verdict.exit)
+        requested = verdict.exit is not None and verdict.exit.code == REQUEUE
+        if not requested and not retry_may_help(attempts):
+            return "not restarted: nothing was saved, and no node was lost"
+        return reason_against_restart(attempts, self._max_retries)
+
+    def begin(self, plan: LaunchPlan, verdict: Verdict, attempt: DirectAttempt) -> str:
+        """Start the next attempt; return why that failed, or empty."""
+        assert self._start is not None, "see reason_against"
+        self._attempts.append(attempt)
+        if attempt.lost:
+            return f"not restarted: {fold(attempt.lost)} cannot be reached, and there is no spare node"
+        decision = f"the run restarts as attempt {plan.attempt + 1}: {verdict.message}; {newest_saved(self._attempts)}"
+        following = replace(plan, attempt=plan.attempt + 1, restarted=decision)
+        self._record(following, verdict, attempt)
+        try:
+            self._folder.write_plan(self._start(following))
+        except OrchError as error:
+            return f"attempt {following.attempt} could not be started: {error}"
+        return ""
+
+    def _record(self, plan: LaunchPlan, verdict: Verdict, attempt: DirectAttempt) -> None:
+        """Record the plan of the next attempt, the end of the last one and the decision, before anything is started."""
+        self._folder.add_event("run-restarts", plan.restarted)
+        self._folder.write_plan(plan)
+        failure = classify(verdict)
+        ended = {
+            "attempt": plan.attempt - 1,
+            "ended": datetime.now(timezone.utc).isoformat(),
+            "message": verdict.message,
+            "exit": None if verdict.exit is None else asdict(verdict.exit),
+            "class": None if failure is None else failure.kind.value,
+            "saved": attempt.saved,
+            "decision": plan.restarted,
+        }
+        self._folder.change(
+            lambda record: replace(
+                record, attempt=plan.attempt, attempts=(*record.attempts, ended), state=RunState.STARTING, message=None
+            )
+        )
+
+
+def _reason_never(failure: RankExit | None) -> str:
+    if failure is not None and failure.code != NO_RETRY:
+        return "memory was exhausted, and would be again"
+    return f"a rank exited with {NO_RETRY}: a retry cannot help"

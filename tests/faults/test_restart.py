@@ -1,0 +1,80 @@
+"""A failed run over SSH is restarted by the process that owns it, if that may help."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.store import RunFolder
+from tests.grounds.cli import Orch
+from tests.grounds.sshd import Farm
+from tests.until import until
+
+DEADLINE_S = 120
+SAVE = """\
+folder=$ORCH_RUN_DIR/attempt-$ORCH_ATTEMPT/$ORCH_NODE/progress
+save() {
+    echo "{\\"step\\": $1, \\"phase\\": \\"step\\"}" >"$folder/new"
+    mv "$folder/new" "$folder/$RANK.json"
+}
+"""
+
+
+@pytest.fixture
+def orch(farm: Farm, tmp_path: Path) -> Orch:
+    """orch beside an inventory.yaml of two nodes with one rank each and work folders of their own."""
+    farm.inventory(tmp_path, restart={"max_retries": 3})
+    return Orch(tmp_path)
+
+
+def _record(orch: Orch, run: str) -> dict[str, Any]:
+    return RunFolder(orch.home / "runs" / run).read().to_json()
+
+
+def _started(orch: Orch) -> str:
+    """The id of the only run, once it has a plan; empty before."""
+    return next((path.parent.parent.name for path in (orch.home / "runs").glob("*/plan/plan.json")), "")
+
+
+def test_killed_rank_restarts_the_run_and_exit_code_93_ends_it(orch: Orch) -> None:
+    script = f"""{SAVE}
+        save "$((ORCH_ATTEMPT * 5))"
+        echo "rank $RANK in attempt $ORCH_ATTEMPT, port $MASTER_PORT, pid $$"
+        [ "$ORCH_ATTEMPT" = 2 ] && exit 93
+        exec sleep 1000
+    """
+    with orch.start("ssh-launch", "--", "sh", "-c", script) as following:
+        run = until(lambda: _started(orch), awaited="the plan", deadline_s=DEADLINE_S)
+        until(lambda: orch.printed(run).count("in attempt 1") == 2, awaited="the ranks", deadline_s=DEADLINE_S)
+        until(lambda: orch.recorded(run) == "RUNNING", awaited="the supervisor", deadline_s=DEADLINE_S)
+        pids = [int(pid) for pid in re.findall(r"pid (\d+)$", orch.printed(run), re.MULTILINE)]
+        os.kill(pids[1], signal.SIGKILL)
+        out, err = following.communicate(timeout=DEADLINE_S)
+    assert following.returncode == 93, err
+    record = _record(orch, run)
+    assert (record["state"], record["attempt"]) == ("FAILED", 2)
+    assert record["message"].endswith("exited 93; not restarted: a rank exited with 93: a retry cannot help")
+    [failed] = record["attempts"]
+    assert (failed["attempt"], failed["saved"]) == (1, 5)
+    assert "was killed by SIGKILL" in failed["decision"]
+    assert failed["decision"].endswith("the newest saved step is 5")
+    for text in (out, orch("logs", run).stdout):
+        assert failed["decision"] in text
+        ports = set(
+            re.findall(r"in attempt (\d), port (\d+),", text)
+        )  # in attempt 2, a rank may have been ended at its start
+        assert sorted(attempt for attempt, _ in ports) == ["1", "2"]
+        assert len({port for _, port in ports}) == 2
+
+
+def test_run_ends_after_three_attempts_without_progress(orch: Orch) -> None:
+    done = orch("ssh-launch", "--max-retries", "9", "-j", "1x1", "--", "sh", "-c", f"{SAVE} save 3; exit 7", code=1)
+    [record] = orch.records()
+    assert (record["state"], record["attempt"]) == ("FAILED", 4), done.stderr  # the first one made progress
+    reason = "3 attempts in a row made no progress, so the run is not restarted: the newest saved step is 3"
+    assert record["message"] == f"rank 0 on n0 exited 7; {reason}"
