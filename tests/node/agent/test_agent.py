@@ -71,7 +71,7 @@ def test_everything_on_disk_is_the_owners_alone(ground: Ground) -> None:
     ground.job(*sh("exit 0"))
     ground.run()
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (ground.folder(), *ground.folder().rglob("*"))}
-    assert {modes.pop(name) for name in ("n0", "progress", "error", "stacks")} == {0o700}
+    assert {modes.pop(name) for name in ("n0", "progress", "error", "stacks", "channel")} == {0o700}
     assert set(modes.values()) == {0o600}
 
 
