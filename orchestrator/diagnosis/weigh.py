@@ -90,7 +90,11 @@ def weigh(evidence: Evidence) -> Diagnosis:
     """Name the cause."""
     hits = _most_specific(_in_order(evidence.hits))
     ended = [hit for hit in hits if not _is_survived(hit, evidence)]
-    groups = _candidates(ended) or _candidates(hits)
+    groups = (
+        _candidates([hit for hit in ended if not _may_be_of_others(hit, hits)])
+        or _candidates(ended)
+        or _candidates(hits)
+    )
     if not groups:
         return _unknown(hits, evidence)
     reported_rank, reported_node = _first_reported(hits, evidence)
@@ -220,7 +224,11 @@ def _ranks(hits: Iterable[Hit]) -> tuple[int, ...]:
 
 def _results(cause: Hit, nodes: tuple[str, ...], hits: Iterable[Hit]) -> list[Hit]:
     """The direct consequences of the cause on its node, such as the death of the rank that the OOM killer chose."""
-    return [hit for hit in hits if cause.signature.id in hit.signature.follows and hit.node in nodes]
+    return [
+        hit
+        for hit in hits
+        if cause.signature.id in hit.signature.follows and hit.node in nodes and not hit.file.endswith(f"/{KERNEL_LOG}")
+    ]
 
 
 def _confidence(  # noqa: PLR0911  one line per rule
@@ -231,7 +239,7 @@ def _confidence(  # noqa: PLR0911  one line per rule
     earlier = hits[: hits.index(chosen[0])]
     if is_survived:
         return Confidence.LOW, "the training continued for many lines after it"
-    if _is_of_kernel(chosen) and not _results(chosen[0], _nodes(chosen, hits, ()), hits):
+    if all(_may_be_of_others(hit, hits) for hit in chosen):
         return Confidence.LOW, "only the kernel's log has it, so the process may be another job's"
     if role is Role.SYMPTOM and is_located:
         return Confidence.MEDIUM, "it names the rank, and nothing shows why that rank is behind"
@@ -248,11 +256,11 @@ def _confidence(  # noqa: PLR0911  one line per rule
     return Confidence.HIGH, "the text names the cause, and all other errors follow from it"
 
 
-def _is_of_kernel(chosen: Sequence[Hit]) -> bool:
-    """True if the kernel killed a process for lack of memory, and no other log has it."""
-    return chosen[0].signature.kind is FailureClass.MEMORY and all(
-        hit.file.endswith(f"/{KERNEL_LOG}") for hit in chosen
-    )
+def _may_be_of_others(hit: Hit, hits: Sequence[Hit]) -> bool:
+    """True if the kernel killed a process of the node for lack of memory, and nothing shows that it was one of the run."""
+    if hit.signature.kind is not FailureClass.MEMORY or not hit.file.endswith(f"/{KERNEL_LOG}"):
+        return False
+    return not _results(hit, (hit.node,) if hit.node else (), hits)
 
 
 def _is_beside(hit: Hit, chosen: Sequence[Hit]) -> bool:

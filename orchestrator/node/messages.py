@@ -140,6 +140,7 @@ class AgentBody(TypedDict):
     started: float
     clock_ahead_s: NotRequired[float]
     binding: NotRequired[BindingBody]
+    oom_kills: NotRequired[Optional[int]]
 
 
 class AgentStart(TypedDict):

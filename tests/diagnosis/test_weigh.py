@@ -173,6 +173,16 @@ def test_a_value_of_a_log_line_is_one_word_of_the_command_that_is_proposed(line:
     assert list(tokens) == command
 
 
+def test_what_the_kernel_killed_is_not_the_cause_of_an_unrelated_error() -> None:
+    line = "the kernel has killed 1 of the processes on this node for lack of memory since the start of the run"
+    kernel = search_log([line.encode()], "n1/kernel log", CATALOGUE, node="n1")
+    error = search_log([b"KeyError: 'a'\n"], "n1/rank-3.err", CATALOGUE, node="n1", rank=3)
+    exited = search_log([b"rank 3 on n1 was killed by SIGKILL"], "n1/first exit", CATALOGUE, node="n1")
+    assert weigh(kernel + error).signature == "python-error"
+    found = weigh(kernel + exited)
+    assert (found.signature, found.ranks, found.nodes, found.confidence) == ("oom-kills", (3,), ("n1",), HIGH)
+
+
 @pytest.mark.parametrize(("rank_line", "confidence"), [("rank 2 on n1 was killed by SIGKILL\n", HIGH), ("", LOW)])
 def test_a_process_that_the_kernel_killed_may_be_of_another_job(rank_line: str, confidence: Confidence) -> None:
     line = "[12345.678] Memory cgroup out of memory: Killed process 4711 (python3) total-vm:81234kB\n"

@@ -12,7 +12,7 @@ _symptom = partial(signature, Role.SYMPTOM)
 _consequence = partial(signature, Role.CONSEQUENCE)
 _FIRST = "look at the first failing rank"
 _PATH = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w./~+-]+"""  # quoted by Python, or plain
-_OUT_OF_MEMORY = ("oom-killer", "cgroup-oom", "slurm-oom", "slurm-oom-task")
+_OUT_OF_MEMORY = ("oom-killer", "cgroup-oom", "oom-kills", "slurm-oom", "slurm-oom-task")
 
 
 def _exit(number: int, name: str) -> str:
@@ -62,6 +62,8 @@ PROCESSES: tuple[Signature, ...] = (
         logs=KERNEL, sample=("[12345.678] Out of memory: Killed process 4711 (python3) total-vm:81234kB, anon-rss:71234kB", "kernel: Out of memory: Kill process 4711 (python) score 900 or sacrifice child"), near="Out of memory: no process was killed", source="Linux 3 to 6"),
     _root("cgroup-oom", r"Memory cgroup out of memory: Kill(?:ed)? process (?P<pid>\d+)|oom-kill:constraint=CONSTRAINT_MEMCG", "memory", "the job exceeded its memory limit (cgroup), and the kernel killed a process in it", "raise the limit: --mem under Slurm, --memory of the container", "fewer data loader workers, or a smaller batch", literal=("Memory cgroup out of memory", "CONSTRAINT_MEMCG"),
         logs=KERNEL, sample=("[12345.678] Memory cgroup out of memory: Killed process 4711 (python3) total-vm:81234kB", "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=step_0,oom_memcg=/slurm/uid_1000/job_12"), near="Memory cgroup created", source="Linux 4 to 6"),
+    _root("oom-kills", r"the kernel has killed (?P<count>\d+) of the processes on this node for lack of memory", "memory", "the kernel of the node ran out of memory, or a limit of memory was reached, and it killed {count} of the processes", "free -h; dmesg -T | grep -i 'killed process': names them, where you may read it", "fewer data loader workers, a smaller batch, or fewer ranks per node", literal="of the processes on this node for lack of memory",
+        logs=KERNEL, follows=("oom-killer", "cgroup-oom"), sample="the kernel has killed 1 of the processes on this node for lack of memory since the start of the run", near="the kernel has not killed processes of this node", source="orch, by /proc/vmstat"),
     _root("worker-bus-error", r"DataLoader worker \(pid (?P<pid>\d+)\) is killed by signal: Bus error|out of shared memory\. Please try to raise your shared memory limit", "storage", "/dev/shm is full: a data loader worker could not pass its batch on", "df -h /dev/shm", "docker run --shm-size=16g or --ipc=host", "fewer workers, or torch.multiprocessing.set_sharing_strategy('file_system')", retry="elsewhere",
         literal=("is killed by signal: Bus error", "raise your shared memory limit"), sample="RuntimeError: DataLoader worker (pid 46794) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit.", near="RuntimeError: DataLoader worker (pid 46794) is killed by signal: Killed.", source="pytorch#108861, #5040"),
     _root("shm-full", r"/dev/shm.*No space left on device|No space left on device.*/dev/shm|unable to (?:write to|mmap|allocate|open) (?:file|shared memory)[^<]*<[^<]*torch_", "storage", "/dev/shm is full", "df -h /dev/shm", "docker run --shm-size=16g or --ipc=host; fewer data loader workers", retry="elsewhere", literal=("/dev/shm", "torch_"), follows=("nccl-shm-full",),

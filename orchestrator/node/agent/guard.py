@@ -22,7 +22,7 @@ from orchestrator.node.files import write_json
 from orchestrator.node.isolation import Isolation
 from orchestrator.node.job import AlreadyRunning, Job, PortTaken, Refused, load_job
 from orchestrator.node.lean import signal
-from orchestrator.node.machine import host_id, is_alive, process_record
+from orchestrator.node.machine import host_id, is_alive, oom_kills, process_record
 from orchestrator.node.number_list import format_numbers, parse_numbers
 from orchestrator.node.processes import (
     CAUGHT,
@@ -111,6 +111,7 @@ def write_agent_record(job: Job, folder: str, rendezvous: str, clock: Clock) -> 
         "started": clock.now(),
         "clock_ahead_s": clock.ahead_s,
         "binding": binding,
+        "oom_kills": oom_kills(),
     }
     write_json(os.path.join(folder, AGENT_RECORD), record)
     return binding

@@ -12,7 +12,7 @@ from orchestrator.node.digits import three_digits
 from orchestrator.node.endpoint.report import READ_FIRST, clock_ahead_s, streams
 from orchestrator.node.events import read_history
 from orchestrator.node.files import full_disk, read_at
-from orchestrator.node.machine import boot_id
+from orchestrator.node.machine import boot_id, oom_kills
 from orchestrator.node.run_folder import node_folders, read_agent
 from orchestrator.node.search import BLOCK_BYTES, KERNEL_LOG, Search
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from orchestrator.node import messages
 
+EXITS = "first exit"  # the name of a text in replies
 MOST_HITS = 3  # of each pattern in one part of a file
 END_BYTES = 1 << 24  # of a larger file, searched before everything else: the failure is there
 ENDS_BYTES = 1 << 29  # of all files together
@@ -53,9 +54,11 @@ def search(request: messages.SearchRequest, _payload: bytes) -> Tuple[messages.S
         "is_partial": not all(output.is_complete for output in outputs),
     }
     for node, folder in folders:
+        if text := first_exit(folder, node):
+            reply["logs"].append(_log(searched(request["patterns"], text), node, EXITS, 0))
         agent = read_agent(folder)
         if agent is not None and agent.get("boot_id") == boot_id():
-            _search_machine(request, node, folder, period=period_s(folder, agent), reply=reply)
+            _search_machine(request, node, folder, agent=agent, reply=reply)
     return reply, b""
 
 
@@ -109,6 +112,24 @@ class Output:
         return _log(found, self._node, os.path.basename(self._path), begin)
 
 
+def searched(patterns: List[messages.PatternBody], text: str) -> Search:
+    """The search of a text."""
+    found = Search(patterns, MOST_HITS)
+    found.feed(text.encode("utf-8", "replace"))
+    found.close()
+    return found
+
+
+def first_exit(folder: str, node: str) -> str:
+    """How the first rank of the node failed before the agent ended the others; empty if none did."""
+    history = read_history(folder)
+    first = history.first_failure
+    if first is None or first.get("rank") is None or any(stop_s < first["time"] for stop_s in history.stops_s):
+        return ""
+    how = f"was killed by {first['signal']}" if first.get("signal") else f"exited {first.get('code')}"
+    return f"rank {first['rank']} on {node} {how}"
+
+
 def line_start(path: str, offset: int) -> int:
     """The offset of the first line that begins at `offset` or later; the offset itself if that line is too far away."""
     if offset <= 0:
@@ -154,21 +175,29 @@ def period_s(folder: str, agent: messages.AgentBody) -> Tuple[float, float]:
 
 
 def _search_machine(
-    request: messages.SearchRequest, node: str, folder: str, *, period: Tuple[float, float], reply: messages.SearchReply
+    request: messages.SearchRequest, node: str, folder: str, *, agent: messages.AgentBody, reply: messages.SearchReply
 ) -> None:
     """Search the kernel's log from the start to the end of the agent, and look at disks and memory."""
     text, reason = kernel_log()
     if text is None:
         reply["remarks"].append(f"{node}: the log of the kernel cannot be read: {reason}")
-    else:
-        found = Search([body for body in request["patterns"] if body["id"] in request["kernel"]], MOST_HITS)
-        found.feed("".join(lines_between(text, *period)).encode("utf-8", "replace"))
-        found.close()
+    lines = "".join(lines_between(text or "", *period_s(folder, agent)))
+    patterns = [body for body in request["patterns"] if body["id"] in request["kernel"]]
+    found = searched(patterns, f"{lines}{oom_kills_since(agent)}")
+    if text is not None or found.hits:
         reply["logs"].append(_log(found, node, KERNEL_LOG, 0))
     disks = filter(None, map(full_disk, (folder, os.environ.get("TMPDIR", "/tmp"), "/dev/shm")))  # noqa: S108
     reply["remarks"] += [f"{node}: {disk}" for disk in disks]
     if memory := _little_memory():
         reply["remarks"].append(f"{node}: {memory}")
+
+
+def oom_kills_since(agent: messages.AgentBody) -> str:
+    """The report that the kernel has killed processes since the agent started, which needs no permission; empty if none."""
+    before, now = agent.get("oom_kills"), oom_kills()
+    if before is None or now is None or now <= before:
+        return ""
+    return f"the kernel has killed {now - before} of the processes on this node for lack of memory since the start of the run"
 
 
 def kernel_log() -> Tuple[Optional[str], str]:

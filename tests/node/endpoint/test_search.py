@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.node.endpoint.search import LATE_S, lines_between, period_s, search
 from orchestrator.node.files import write_json
-from orchestrator.node.machine import process_record
+from orchestrator.node.machine import oom_kills, process_record
 
 if TYPE_CHECKING:
     from orchestrator.node import messages
@@ -56,6 +56,38 @@ def test_the_output_of_all_nodes_is_searched(request_: messages.SearchRequest) -
     ]
     assert (payload, reply["remarks"]) == (b"", [])
     assert search({**request_, "nodes": ["n1"]}, b"")[0]["logs"][0]["node"] == "n1"
+
+
+def test_the_first_exit_of_a_node_is_searched_unless_the_agent_had_ended_the_ranks(
+    request_: messages.SearchRequest, tmp_path: Path
+) -> None:
+    killed: dict[str, object] = {"event": "rank-exited", "rank": 3, "code": None, "signal": "SIGKILL"}
+    stopping: dict[str, object] = {"event": "stopping", "text": ""}
+    for node, events in (("n0", (killed, stopping)), ("n1", (stopping, killed))):
+        lines = [json.dumps({**event, "time": 10.0 + number}) + "\n" for number, event in enumerate(events)]
+        (tmp_path / node / "events.jsonl").write_text("".join(lines))
+    pattern: messages.PatternBody = {"id": "killed", "expression": "killed", "texts": ["killed"], "lines": 1}
+    reply, _ = search({**request_, "patterns": [pattern]}, b"")
+    assert hits(reply) == [("n0", "first exit", 1, "rank 3 on n0 was killed by SIGKILL")]
+
+
+@pytest.mark.parametrize(("before", "is_reported"), [(-1, True), (0, False)])
+def test_processes_that_the_kernel_killed_are_counted_without_its_log(
+    before: int, *, is_reported: bool, request_: messages.SearchRequest, tmp_path: Path
+) -> None:
+    now = oom_kills()
+    if now is None:
+        pytest.skip("this kernel does not count them")
+    agent = {**process_record(), "started": 0.0, "oom_kills": now + before}
+    write_json(str(tmp_path / "n0" / "agent.json"), agent)
+    pattern: messages.PatternBody = {
+        "id": "oom",
+        "expression": "lack of memory",
+        "texts": ["lack of memory"],
+        "lines": 1,
+    }
+    reply, _ = search({**request_, "nodes": ["n0"], "patterns": [pattern], "kernel": ["oom"]}, b"")
+    assert [(node, name) for node, name, _, _ in hits(reply)] == ([("n0", "kernel log")] if is_reported else [])
 
 
 def test_of_a_large_file_its_start_and_its_end_are_searched(request_: messages.SearchRequest) -> None:
