@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.actions.diff import Difference
 from orchestrator.diagnosis.catalogue import CATALOGUE
 from orchestrator.diagnosis.evidence import Evidence, search_log
 from orchestrator.diagnosis.signature import Signature
@@ -47,6 +48,12 @@ class Diagnosed:
     """Where the ranks of a run that has not ended are, equal ones folded; first the ranks that the others wait for."""
     missing: NodesError | None = None
     """The failures of nodes that could not be searched."""
+    findings: tuple[str, ...] = ()
+    """Failures and warnings of the check before the start about the nodes of the cause."""
+    success: str = ""
+    """The last run before it that was done with the same inventory; empty if there is none."""
+    changes: tuple[Difference, ...] = ()
+    """The differences from that run."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able form."""
@@ -55,6 +62,9 @@ class Diagnosed:
             "run": self.run,
             "remarks": list(self.remarks),
             "positions": list(self.positions),
+            "findings": list(self.findings),
+            "success": self.success or None,
+            "changes": [change.to_json() for change in self.changes],
             "unreachable": str(self.missing) if self.missing else None,
             "files": list(self.files),
             "bytes": self.size_bytes,

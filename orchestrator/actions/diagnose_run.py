@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.actions.diagnose import Diagnosed, user_signatures
+from orchestrator.actions.diagnose_context import changes_since_success, findings_of
 from orchestrator.actions.logs import BATCH_LOG_BYTES, recorded_run
+from orchestrator.actions.runs import find_run
 from orchestrator.diagnosis.catalogue import CATALOGUE
 from orchestrator.diagnosis.evidence import Evidence, hits_of, patterns_of, search_log
 from orchestrator.diagnosis.signature import Signature
@@ -51,7 +53,10 @@ def diagnose_run(name: str, signatures_file: Path | None, on_progress: OnProgres
     if found.missing is None or run.read().is_undiagnosed:
         with suppress(OSError):  # a full disk
             record_diagnosis(run, found)
-    return found
+    folder = find_run(name)
+    success, changes = changes_since_success(folder)
+    findings = findings_of(folder, found.diagnosis.nodes)
+    return replace(found, findings=findings, success=success, changes=tuple(changes))
 
 
 def diagnosis_of(

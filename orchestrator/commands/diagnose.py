@@ -18,6 +18,7 @@ from orchestrator.console import (
     without_controls,
 )
 
+MOST_CHANGES = 5
 _FAILED = ("FAILED", "LOST")
 
 
@@ -63,6 +64,22 @@ def _report(result: Diagnosed) -> Iterator[str]:
         yield from labelled(label, (_folded_text(entry.text, entry.count, entry.ranks) for entry in entries))
     yield from labelled("ranks", result.positions)
     yield from labelled("nodes", result.remarks)
+    yield from labelled("checks", result.findings)
+    yield from labelled("changed", _changes(result))
+
+
+def _changes(result: Diagnosed) -> Iterator[str]:
+    """The differences from the last run that was done."""
+    if not result.success:
+        return
+    more = len(result.changes) - MOST_CHANGES
+    yield f"since {result.success}, the last run of this inventory that was done:" + (
+        "" if result.changes else " nothing"
+    )
+    for change in result.changes[:MOST_CHANGES]:
+        yield f"{change.topic} {change.name}: {change.first} -> {change.second}"
+    if more > 0:
+        yield f"and {more} more: orch diff {result.success} {result.run}"
 
 
 def _folded_text(text: str, count: int, ranks: tuple[int, ...]) -> str:
