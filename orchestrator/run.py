@@ -219,6 +219,8 @@ class RunRecord:
     """The launch was completed; if False, a final state is the outcome of the launch itself."""
     unsupervised: dict[str, str] = field(default_factory=dict)
     """Node -> why the supervisor cannot log in to it."""
+    replicas: str | None = None
+    """The finding that ranks had different copies of the model; None if none was made."""
     attempt: int = 1
     attempts: tuple[dict[str, Any], ...] = ()
     """The attempts over SSH that were followed by another one: attempt, ended, message, exit, class, saved and decision."""

@@ -22,6 +22,7 @@ from trainer.metrics.jsonl import StepResult, Summary
 from trainer.optim.schedule import Schedule
 from trainer.parallel import build_strategy
 from trainer.parallel.checks import Skips, check_finite
+from trainer.parallel.replicas import Replicas
 from trainer.runtime.group import Group
 from trainer.runtime.preemption import PreemptionSignal
 from trainer.runtime.progress import Progress
@@ -52,6 +53,9 @@ class Trainer:
         self.roll_back = RollBack(self.checkpoints, self.saver, self.strategy)
         self.loss_mean = LossMean(self.task, group)
         self.signals = Signals(group)
+        self.replicas = Replicas(
+            self.strategy.replicated, world_size=group.rank.world_size, every=config.fingerprint_steps
+        )
         self.skips = Skips(scales_loss=config.precision == "fp16")
 
     def run(self) -> Summary | None:
@@ -131,6 +135,9 @@ class Trainer:
         check_finite("loss", received.losses, step)
         norm = self.strategy.update(lr, total)
         self.skips.add(step, norm)
+        is_last = step == self.config.steps
+        found = self.replicas.after_step(step, norm, roll_backs=self.roll_back.count, last=is_last)
+        self.progress.extra.update(found)  # written with the next phase
         self._check_before_save(step, received.union, total)
         self.group.accelerator.synchronize()
         waited_s = self.batches.waited_s - waited_before_s

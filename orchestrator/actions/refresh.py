@@ -30,6 +30,7 @@ from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.last_lines import with_last_lines
 from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.observe import Status
+from orchestrator.verdict.replicas import differing_replicas
 from orchestrator.verdict.settle import settle, settle_if_writable
 
 __all__ = ["NodeObservation", "Refreshed", "bring_up_to_date", "refresh"]
@@ -97,8 +98,9 @@ class Refreshed:
         return observe.stopped_agents(self.nodes, self.record.id)
 
     def findings(self) -> list[Finding]:
-        """The findings about the hardware that the ranks use."""
-        return hardware_findings(self.nodes)
+        """The findings about the hardware that the ranks use, and about copies of the model that differ, until that is recorded."""
+        differing = None if self.record.replicas else differing_replicas(self.nodes)
+        return [*hardware_findings(self.nodes), *([] if differing is None else [differing])]
 
     def unsupervised(self) -> str:
         """The warning that nobody supervises a run over SSH, or some nodes; empty if there is no such case."""

@@ -25,6 +25,7 @@ from orchestrator.verdict.last_lines import with_last_lines
 from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.missing_files import explain_by_nodes
 from orchestrator.verdict.observe import Status
+from orchestrator.verdict.replicas import differing_replicas
 from orchestrator.verdict.settle import settle
 
 
@@ -72,6 +73,7 @@ class Watch:
         self._ended_s: float | None = None
         """When a run with an unknown supervisor began to appear ended, by time.monotonic()."""
         self._has_warned = False
+        self._has_warned_of_replicas = False
 
     def to_end(self) -> RunRecord:
         """
@@ -140,8 +142,10 @@ class Watch:
         return self._launcher.attempt()
 
     def _has_recorded_end(self) -> bool:
-        """True if the run has ended, by its record."""
-        return self._run.read().state.ended
+        """True if the run has ended, by its record; warns of what the supervisor has recorded about its ranks."""
+        record = self._run.read()
+        self._warn_of_replicas(record.replicas)
+        return record.state.ended
 
     def _next_phase(self) -> WatchPhase | None:
         """Return the next phase, judged by the logs and observations so far; None to continue following the attempt."""
@@ -170,6 +174,9 @@ class Watch:
     def _judged(self, queue: JobStatus | None) -> WatchPhase | None:
         """Judge the attempt and record a change of state; CONFIRM if it appears to have ended."""
         nodes = list(self._reader.nodes.values())
+        if self._poll is not None and not self._has_warned_of_replicas:  # over SSH the supervisor compares them
+            differing = differing_replicas(nodes)
+            self._warn_of_replicas(None if differing is None else str(differing))
         verdict = judge(self._plan, nodes, queue, stop_requested=self._run.is_stop_requested())
         if self._supervisor_unknown:
             return WatchPhase.CONFIRM if self._has_stayed_ended(verdict) else None
@@ -199,6 +206,12 @@ class Watch:
         if text and not self._has_recorded_end():
             self._viewer.warn(text)
             self._has_warned = True
+
+    def _warn_of_replicas(self, finding: str | None) -> None:
+        """Warn, once, that ranks have different copies of the model."""
+        if finding is not None and not self._has_warned_of_replicas:
+            self._viewer.warn(finding)
+            self._has_warned_of_replicas = True
 
     def _has_stayed_ended(self, verdict: Verdict) -> bool:
         """

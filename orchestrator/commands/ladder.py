@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from contextlib import nullcontext
 
@@ -11,9 +12,10 @@ from orchestrator.actions.runs import find_run
 from orchestrator.actions.stop import stop
 from orchestrator.actions.viewer import Owner
 from orchestrator.commands.diagnose import diagnose
+from orchestrator.commands.failure import print_failure
 from orchestrator.console import ProgressLine, inform, print_error, print_text, warn, without_controls
 from orchestrator.errors import CTRL_C, OrchError
-from orchestrator.run import RunRecord
+from orchestrator.run import RunRecord, RunState
 
 
 class _Screen:
@@ -76,10 +78,10 @@ def _run(planned: Ladder, rung: Rung, screen: _Screen, *, has_reported: bool) ->
             return outcome, has_reported
         inform(f"{_numbered(planned, rung)}: {rung}, run {run}")
         record, limit = _follow(owner, planned, run, screen, must_report=has_reported)
-    outcome = outcome_of(record, planned.options, limit.end, limit.steps)
-    _print_outcome(planned, rung, outcome)
-    if outcome.exit_code:
-        _diagnose(run)
+        outcome = outcome_of(record, planned.options, limit.end, limit.steps)
+        _print_outcome(planned, rung, outcome)
+        if outcome.exit_code:
+            _diagnose(owner, record)
     return outcome, has_reported or bool(limit.steps)
 
 
@@ -102,10 +104,14 @@ def _print_outcome(planned: Ladder, rung: Rung, outcome: Outcome) -> None:
     print_text(without_controls(f"{word:<11} {_numbered(planned, rung)}, {rung}: {outcome.text}") + "\n")
 
 
-def _diagnose(run: str) -> None:
-    """Print the diagnosis of the run of a rung that has failed."""
+def _diagnose(owner: Owner, record: RunRecord) -> None:
+    """Print the diagnosis of the run of a rung that has failed; the owner makes one unless the run was stopped."""
+    found = owner.diagnosed() if record.state is RunState.FAILED else None
+    if found is not None and found.failure is not None:
+        print_failure(found, sys.stdout)
+        return
     try:
-        diagnose([run], None, as_json=False)
+        diagnose([record.id], None, as_json=False)
     except OrchError as exc:
         print_error(exc)
 

@@ -73,6 +73,8 @@ def _headline(refreshed: Refreshed) -> str:
         lines.append(f"Slurm job {record.slurm_job}")
     if record.exit is not None:
         lines.append(f"first failure: {record.exit}")
+    if record.replicas:
+        lines.append(f"replicas: {record.replicas}")
     if record.tags:
         lines.append(f"tags: {', '.join(record.tags)}")
     if record.note:

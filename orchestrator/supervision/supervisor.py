@@ -22,7 +22,7 @@ from orchestrator.fanout import each
 from orchestrator.launchers.direct import DirectLauncher, parse_rendezvous
 from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
-from orchestrator.run import RunState
+from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.supervision.restart import DirectAttempt, Restarts
@@ -30,6 +30,7 @@ from orchestrator.verdict.judge import Verdict, judge
 from orchestrator.verdict.last_lines import with_last_lines
 from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.missing_files import explain_by_nodes
+from orchestrator.verdict.replicas import differing_replicas
 from orchestrator.verdict.settle import settle_if_writable
 
 TICK_S = 0.5
@@ -147,6 +148,7 @@ class Supervisor:
             record = self._folder.read()
             if record.state.ended:
                 return Verdict(record.state, record.exit, record.message)
+            self._report_replicas(record)
             verdict = self._judge()
             launched = not is_launching(record)
             if verdict is not None and verdict.state.final and launched:
@@ -166,6 +168,15 @@ class Supervisor:
         if verdict.state is RunState.LOST and len(nodes) < len(self._states):
             return None
         return verdict
+
+    def _report_replicas(self, record: RunRecord) -> None:
+        """Record, once, that ranks have different copies of the model; the run continues."""
+        differing = None if record.replicas else differing_replicas(self._observations())
+        if differing is None:
+            return
+        with contextlib.suppress(OSError):  # a full disk must not end the supervision
+            self._folder.update(replicas=str(differing))
+        self._folder.add_event("replicas-differ", str(differing))
 
     def _observations(self) -> list[NodeObservation]:
         return [state.observation for state in self._states.values() if state.observation is not None]

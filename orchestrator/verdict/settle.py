@@ -14,6 +14,7 @@ from orchestrator.verdict.classify import classify
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.missing_files import explain
+from orchestrator.verdict.replicas import differing_replicas
 
 
 def settle(run: KeptRun, verdict: Verdict, nodes: Sequence[NodeObservation] = (), *, attempt: int = 1) -> RunRecord:
@@ -42,6 +43,7 @@ def _settled(record: RunRecord, verdict: Verdict, nodes: Sequence[NodeObservatio
     reported = (progress.get("summary") for node in nodes for progress in node.progress.values())
     summary = next((value for value in reported if isinstance(value, dict)), record.summary)
     ended = datetime.now(timezone.utc).isoformat() if verdict.state.final else None
+    differing = differing_replicas(nodes)
     return replace(
         record,
         state=verdict.state,
@@ -51,4 +53,5 @@ def _settled(record: RunRecord, verdict: Verdict, nodes: Sequence[NodeObservatio
         ended=ended,
         summary=summary,
         refused=verdict.is_refused,
+        replicas=record.replicas or (None if differing is None else str(differing)),
     )

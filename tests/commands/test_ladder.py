@@ -27,7 +27,8 @@ nodes: [{name: n0}, {name: n1}]
 ENDLESS = """
 [ "$NNODES" = 1 ] || { echo "RuntimeError: code: -98, name: EADDRINUSE, message: address already in use" >&2; exit 3; }
 file=$ORCH_RUN_DIR/attempt-$ORCH_ATTEMPT/$ORCH_NODE/progress/$RANK.json
-echo '{"step": 7, "phase": "step"}' > $file.tmp
+replicas='"count": '$WORLD_SIZE', "steps": {"5": {"parameters": "of rank '$RANK'"}}'
+echo '{"step": 7, "phase": "step", "replicas": {'$replicas'}}' > $file.tmp
 mv $file.tmp $file
 exec sleep 1000
 """
@@ -114,7 +115,7 @@ def test_every_rung_names_a_suspect_and_a_proof() -> None:
 
 @pytest.mark.processes
 def test_ladder_stops_at_the_first_rung_that_fails_with_its_diagnosis(tmp_path: Path) -> None:
-    """The program never ends by itself on one node, and fails on two."""
+    """The program never ends by itself on one node, and fails on two. Its replicas differ, which every run shows."""
     text = INVENTORY.replace("WORKDIR", str(tmp_path / ".work")).replace("PYTHON", sys.executable)
     (tmp_path / "inventory.yaml").write_text(text)
     (tmp_path / "train.sh").write_text(ENDLESS)
@@ -129,3 +130,6 @@ def test_ladder_stops_at_the_first_rung_that_fails_with_its_diagnosis(tmp_path: 
     assert lines[-1].startswith("examine     the network between the nodes")
     states = [(record["state"], record["request"]["debug"]) for record in orch.records()]
     assert states == [("STOPPED", True), ("STOPPED", True), ("FAILED", True)]
+    differ = "the replicas differ in the parameters after step 5: rank 0 and rank 1; no majority"
+    assert f"warning: {differ}" in done.stderr
+    assert [str(record["replicas"])[: len(differ)] for record in orch.records()] == ["None", differ, "None"]

@@ -117,6 +117,28 @@ class Miscomputing(Points):
         return norm * self.factor if self.count == self.at else norm
 
 
+class Flipped(Points):
+    """
+    A replica in which one bit of one weight flips, on one rank.
+
+    Args:
+        config: as for every task.
+        after: the step after which it flips.
+        rank: the rank of that replica.
+    """
+
+    def __init__(self, config: TrainConfig, *, after: int, rank: int) -> None:
+        super().__init__(config)
+        self.left = after + 2 if os.environ["RANK"] == str(rank) else 0  # the first loss is that of the warm-up
+
+    def loss(self, model: Any, batch: Sample) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
+        self.left -= 1
+        if self.left == 0:
+            weight = next(model.parameters()).data.view(-1)
+            weight[:1].view(torch.int32).bitwise_xor_(1)
+        return super().loss(model, batch)
+
+
 class Counted(Points):
     """Points with two blocks; each loss prints the number of graphs that torch.compile has made so far."""
 

@@ -98,6 +98,27 @@ def test_supervisor_records_a_node_that_finishes_after_the_judgement(
     assert verdict.state is RunState.DONE
 
 
+def test_differing_replicas_are_recorded_once_and_the_run_continues(tmp_path: Path) -> None:
+    inventory = Inventory(name="here", nodes=(Node(name="n0"),))
+    request = Request("ssh", Program("executable", ("true",)))
+    plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
+    folder = RunFolder(tmp_path)
+    folder.write(RunRecord(plan.run_id, "ssh", RunState.RUNNING, "", {}, {}, {}, {}, started=True))
+    folder.write_plan(plan)
+    supervisor = Supervisor(folder, DirectLauncher(plan, lambda node: LocalTransport(node.name)))
+    steps = [{"50": {"parameters": text}} for text in "aba"]
+    progress = {rank: {"replicas": {"count": 3, "steps": of_rank}} for rank, of_rank in enumerate(steps)}
+    node = NodeObservation("n0", None, alive=True, same_boot=True, finished=None, first_failure=None, progress=progress)
+    supervisor._states["n0"].observation = node  # noqa: SLF001  nothing is polled here
+    for _ in range(2):
+        supervisor._report_replicas(folder.read())  # noqa: SLF001  as in each round
+    [event] = map(json.loads, (tmp_path / "events.jsonl").read_text("utf-8").splitlines())
+    assert event["event"] == "replicas-differ"
+    assert event["text"].startswith("n0: rank 1 differs from the 2 others in the parameters after step 50")
+    assert folder.read().replicas == event["text"]
+    assert folder.read().state is RunState.RUNNING
+
+
 @pytest.mark.processes
 def test_node_that_falls_silent_just_before_the_end_delays_it_by_one_unanswered_query(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -88,6 +88,8 @@ def test_killed_run_resumes_from_its_checkpoint_under_orch(start_ranks: StartRan
     assert "times" not in progress[1]
     assert (progress[0]["resumed"], progress[0]["saves"]) == (20, 1)
     assert progress[0]["save_s"] > 0
+    assert progress[0]["replicas"] == progress[1]["replicas"]
+    assert list(progress[0]["replicas"]["steps"]) == ["40"]
     assert set(progress[0]["summary"]) == {
         *("steps", "first_loss", "last_loss", "tokens_per_s", "wall_s", "checkpoint"),
         *("step_time_p50_s", "step_time_p99_s", "data_wait_s", "peak_memory_bytes"),

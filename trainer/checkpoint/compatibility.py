@@ -15,6 +15,7 @@ BINDING = ("model.", "strategy", "task", "options.")  # a change of these makes 
 FREE_KEYS = frozenset(
     [
         *("out", "resume", "save_steps", "save_total_limit", "device", "ddp_timeout", "hang_timeout", "log_steps"),
+        "fingerprint_steps",
         *("data.workers", "data.prefetch", "data.pin_memory", "data.validation", "eval_steps", "eval_batches"),
         *("save_minutes", "keep_best", "keep_every", "roll_back", "batch", "async_save", "report", "peak_tflops"),
         *("activation_checkpointing", "find_unused_parameters", "gradient_as_bucket_view"),

@@ -122,6 +122,7 @@ class TrainConfig:
     ddp_timeout: float = _float_field(1800.0, above=True)
     hang_timeout: float = _float_field(300.0, above=True)
     log_steps: int = _int_field(10)
+    fingerprint_steps: int = _int_field(50, low=0)
     eval_steps: int | None = _int_field(None)
     eval_batches: int = _int_field(20)
     report: tuple[str, ...] = _text_list_field("plot", choices=REPORTS)

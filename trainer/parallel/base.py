@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import math
-from typing import Any, ContextManager, Dict, Iterator, Mapping, Protocol
+from typing import Any, ContextManager, Dict, Iterator, Mapping, Protocol, Sequence
 
 import torch
 
@@ -23,11 +23,13 @@ class Strategy(Protocol):
     any_world_size: a state can be loaded by another number of ranks than saved it.
     state_is_live: state() returns tensors that the next step may change; copy them before it.
     sizes: number of elements of each parameter of the whole model, by name; kept in checkpoints.
+    replicated: the parameters of which each rank has the same whole copy; none if they are sharded.
     """
 
     any_world_size: bool
     state_is_live: bool
     sizes: Mapping[str, int]
+    replicated: Sequence[torch.Tensor]
 
     def warm_up(self, batch: Any) -> None:  # noqa: ANN401
         """Prepare so that step 1 reduces gradients in the same order as later steps; the state does not change."""
@@ -75,6 +77,7 @@ class TorchStrategy(abc.ABC):
     model: Any  # a module, wrapped or not
     optimizer: torch.optim.Optimizer
     sizes: Mapping[str, int]
+    replicated: Sequence[torch.Tensor] = ()
 
     def __init__(self, group: Group, config: TrainConfig, task: Task) -> None:
         self.group, self.config, self.task = group, config, task

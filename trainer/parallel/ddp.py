@@ -30,6 +30,7 @@ class Ddp(TorchStrategy):
         self.model = self._wrap(model) if group.rank.launched else model
         self.optimizer = make_optimizer(model, config.lr, config.optim)
         self.parameters = list(model.parameters())
+        self.replicated = self.parameters
 
     def warm_up(self, batch: Any) -> None:  # noqa: ANN401
         """

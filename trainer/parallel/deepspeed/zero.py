@@ -8,7 +8,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any, Callable, ContextManager, Dict, Iterator, Mapping, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, Mapping, Sequence, Tuple
 
 import torch
 
@@ -57,6 +57,8 @@ class Zero:
         optimizer = cpu_adam(group, config, model) if config.offload_optimizer else None
         optimizer = optimizer or make_optimizer(model, config.lr, config.optim)
         self.engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)[0]
+        whole = self.stage != SPLIT_STAGE
+        self.replicated: Sequence[torch.Tensor] = list(self.engine.module.parameters()) if whole else []
         scaler: Any = getattr(self.engine.optimizer, "loss_scaler", None)
         if hasattr(scaler, "raise_error_at_min_scale"):
             scaler.raise_error_at_min_scale = False  # a plain Exception; the trainer counts skipped steps itself
