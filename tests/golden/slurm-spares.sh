@@ -126,9 +126,11 @@ while :; do
     fi
     for try in 1 2 3; do
         # The head chooses an address and a free port just before the start, and keeps the port bound while the ranks run.
-        coproc holder { exec "${reserve[@]}"; }
+        # It waits for a line, because bash removes the descriptors of a coprocess at once when it has ended.
+        coproc holder { read -r && exec "${reserve[@]}"; }
         holder_pid=$!
         exec 3<&"${holder[0]}" # bash does not pass the descriptors of a coprocess to background commands
+        echo >&"${holder[1]}"
 
         # One srun with one task per node: the agent, which starts the node's ranks. Environment values are in the node script, mode 0600.
         # The rendezvous arrives on standard input, which srun passes to all tasks.

@@ -1,4 +1,4 @@
-"""step.sh of `orch submit --here`, as bash runs it, with a srun that records its environment."""
+"""step.sh of `orch submit --here`, as bash runs it, with a srun that records its environment and ends at once."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def test_options_of_the_job_for_its_tasks_do_not_reach_the_one_task_per_node(tmp
     srun.write_text(f"#!/bin/sh\nenv | grep ^SLURM_ >>{tmp_path}/environment\n")
     srun.chmod(0o755)
     env = {"PATH": f"{tmp_path}{os.pathsep}/usr/bin:/bin", "SLURM_JOB_ID": "7", **OF_THE_JOB}
-    done = subprocess.run(
-        ["/bin/bash", "-c", step_script(plan)], env=env, capture_output=True, text=True, timeout=30, check=False
-    )
+    # Slower than the coprocess, which ends at once.
+    script = step_script(plan).replace("holder_pid=$!\n", "holder_pid=$!; sleep 0.2\n")
+    assert "sleep" in script
+    done = subprocess.run(["/bin/bash", "-c", script], env=env, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert set((tmp_path / "environment").read_text("utf-8").split()) == {"SLURM_JOB_ID=7"}
