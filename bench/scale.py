@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -161,15 +161,52 @@ def simulated_nodes(workspace: Workspace, nodes: int) -> Iterator[Scale]:
                 simulator.kill()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Row:
     """One phase: wall seconds, and the CPU seconds of the command, of the supervisor and of the nodes' side."""
 
     phase: str
-    wall: float
-    command: float
-    supervisor: float
-    nodes: float
+    wall: float = 0.0
+    command: float = 0.0
+    supervisor: float = 0.0
+    nodes: float = 0.0
+
+
+@dataclass(slots=True)
+class Phases:
+    """The phases of runs on simulated nodes, and the use of launcher and supervisor."""
+
+    scale: Scale
+    rows: list[Row] = field(default_factory=list)
+    uses: dict[str, Usage] = field(default_factory=lambda: {"launcher": Usage(), "supervisor": Usage()})
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[Row]:
+        """Measure what is done in the context."""
+        row, supervisor = Row(name), self.uses["supervisor"]
+        nodes_before, supervised_before, begun = self.scale.nodes_cpu(), supervisor.cpu, time.monotonic()
+        yield row
+        row.wall = time.monotonic() - begun
+        supervisor.look(self.scale.supervisor())
+        row.supervisor, row.nodes = supervisor.cpu - supervised_before, self.scale.nodes_cpu() - nodes_before
+        self.rows.append(row)
+        report(row)
+
+    def command(self, name: str, *words: str, codes: Sequence[int] = (0,)) -> Usage:
+        """Measure a command of orch; return its use of the machine."""
+        with self.phase(name) as row:
+            done = self.scale.orch(*words)
+            row.command = done.cpu
+        if done.code not in codes:
+            raise SystemExit(f"orch {' '.join(words)} ended with {done.code}: {done.output[:4000]}")
+        if done.code:
+            sys.stderr.write(f"{done.output[:1000]}\n")
+        return done.usage
+
+    def start(self, name: str) -> Usage:
+        """Measure the start of a run; return what the launcher used."""
+        self.uses["supervisor"].cpu = 0.0
+        return self.command(name, "ssh-launch", "--detach", "--", "sleep", "1000")
 
 
 def measure(
@@ -181,63 +218,31 @@ def measure(
     Returns:
         The phases, the use of launcher and supervisor, and the share of a core that the supervisor takes while nothing happens.
     """
-    rows, uses = [], {"launcher": Usage(), "supervisor": Usage()}
     with simulated_nodes(workspace, nodes) as scale:
-
-        def phase(name: str, work: Callable[[], Done | None], *, begun: float | None = None) -> Done | None:
-            nodes_before, supervised_before = scale.nodes_cpu(), uses["supervisor"].cpu
-            begun = begun or time.monotonic()
-            done = work()
-            wall = done.wall if done else time.monotonic() - begun
-            uses["supervisor"].look(scale.supervisor())
-            supervised = uses["supervisor"].cpu - supervised_before
-            rows.append(Row(name, wall, done.cpu if done else 0.0, supervised, scale.nodes_cpu() - nodes_before))
-            report(rows[-1])
-            return done
-
-        def orch(*words: str, codes: Sequence[int] = (0,)) -> Callable[[], Done]:
-            def run() -> Done:
-                done = scale.orch(*words)
-                if done.code not in codes:
-                    raise SystemExit(f"orch {' '.join(words)} ended with {done.code}: {done.output[:4000]}")
-                if done.code:
-                    sys.stderr.write(f"{done.output[:1000]}\n")
-                return done
-
-            return run
-
-        def wait(condition: Callable[[], bool], awaited: str) -> Callable[[], None]:
-            def work() -> None:
-                until(condition, deadline_s=LIMIT_S, awaited=awaited)
-
-            return work
-
-        def record() -> dict[str, Any]:
-            content: dict[str, Any] = json.loads((scale.run_folder() / "run.json").read_text("utf-8"))
-            return content
-
-        launched = phase("start", orch("ssh-launch", "--detach", "--", "sleep", "1000"))
-        assert launched is not None
-        uses["launcher"] = launched.usage
+        phases = Phases(scale)
+        phases.uses["launcher"] = phases.start("start")
         assert scale.simulated()["running"] == nodes
-        phase("all nodes supervised", wait(lambda: scale.simulated()["supervised"] == nodes, "heartbeats"))
-        before = cpu_s(scale.supervisor())
-        phase(f"{steady_s:g} s of supervision", wait(_after(steady_s), "the time"))
-        share = (cpu_s(scale.supervisor()) - before) / steady_s
-        phase("status", orch("status", codes=(0, NODES_MISSING)))
-        phase("stop", orch("stop", "latest"))
-        if not cut_nodes:
-            return rows, uses, share
-        uses["supervisor"].cpu = 0.0
-        phase("start, again", orch("ssh-launch", "--detach", "--", "sleep", "1000"))
-        phase("all nodes supervised", wait(lambda: scale.simulated()["connections"] >= nodes, "connections"))
-        count = min(cut_nodes, nodes // 4)
-        cut = [f"n{index * (nodes // count) + 1}" for index in range(count)]
-        begun = time.monotonic()
-        scale.simulated(cut=cut)
-        phase("cut known", wait(lambda: record()["state"] == "FAILED", "the record to be FAILED"), begun=begun)
-        sys.stderr.write(f"{record()['message']}\n")
-    return rows, uses, share
+        with phases.phase(f"{steady_s:g} s of supervision") as steady:
+            until(_after(steady_s), deadline_s=LIMIT_S, awaited="the time")
+        phases.command("status", "status", codes=(0, NODES_MISSING))
+        phases.command("stop", "stop", "latest")
+        if cut_nodes:
+            phases.start("start, again")
+            _cut(phases, nodes, min(cut_nodes, nodes // 4))
+    return phases.rows, phases.uses, steady.supervisor / steady_s
+
+
+def _cut(phases: Phases, nodes: int, count: int) -> None:
+    """Cut nodes of the run off, and wait until that is recorded."""
+
+    def record() -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((phases.scale.run_folder() / "run.json").read_text("utf-8"))
+        return content
+
+    with phases.phase("cut known"):
+        phases.scale.simulated(cut=[f"n{index * (nodes // count) + 1}" for index in range(count)])
+        until(lambda: record()["state"] == "FAILED", deadline_s=LIMIT_S, awaited="the record to be FAILED")
+    sys.stderr.write(f"{record()['message']}\n")
 
 
 def _after(seconds: float) -> Callable[[], bool]:

@@ -222,6 +222,11 @@ class RunFolder:
         return self._stop_file.exists()
 
     @property
+    def queries(self) -> Path:
+        """The folder of queries to the owner of the run (supervision/queries.py)."""
+        return self.path / "queries"
+
+    @property
     def _stop_file(self) -> Path:
         return self.path / "stop-asked"
 

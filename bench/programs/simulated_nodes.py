@@ -4,7 +4,7 @@ Answer for many nodes in one process: the endpoint's protocol with invented agen
     simulated_nodes.py SOCKET NODES
 
 Commands are JSON lines on stdin, each answered by one line on stdout: {"cut": ["n3", ...]} lets nodes answer nothing any more,
-{} reports how many connections are open, agents run, and nodes had a heartbeat.
+{"silent": ["n4", ...]} too, and ends new connections, but other nodes reach them. {} reports how many connections were made, agents run, and nodes had a heartbeat.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Node:
         self.finished: Json | None = None
         self.version = 0
         """Counts the changes of the agent's state."""
-        self.is_cut = False
+        self.is_cut = self.is_silent = False
         self.has_heartbeat = False
         self.on_change: list[Callable[[], None]] = []
 
@@ -127,6 +127,7 @@ class Simulation:
     def __init__(self, count: int) -> None:
         self.nodes = [Node(index, count) for index in range(count)]
         self.connections: set[Connection] = set()
+        self.logins = 0
         self._claimed: set[tuple[str, str]] = set()
         self._bundles: set[str] = set()
         self._markers: dict[str, str] = {}
@@ -155,11 +156,13 @@ class Simulation:
 
     def command(self, line: str) -> Json:
         """Carry out one line of stdin."""
-        cut = set(json.loads(line).get("cut", ()))
+        command = json.loads(line)
+        cut, silent = set(command.get("cut", ())), set(command.get("silent", ()))
         for node in self.nodes:
             node.is_cut = node.is_cut or node.name in cut
+            node.is_silent = node.is_silent or node.is_cut or node.name in silent
         return {
-            "connections": len(self.connections),
+            "logins": self.logins,
             "running": sum(node.agent is not None and node.finished is None for node in self.nodes),
             "supervised": sum(node.has_heartbeat for node in self.nodes),
             "cpu": sum(resource.getrusage(resource.RUSAGE_SELF)[:2]),
@@ -226,6 +229,7 @@ class Connection:
             os.set_blocking(descriptor, False)
         self._loop.add_reader(self._stdin, self._read)
         simulation.connections.add(self)
+        simulation.logins += 1
 
     def _read(self) -> None:
         try:
@@ -237,7 +241,7 @@ class Connection:
         if not data:
             self.close()
             return
-        if self.node.is_cut:
+        if self.node.is_silent:
             return
         self._received += data
         if not self._has_program and not self._skip_program():
@@ -311,7 +315,7 @@ class Connection:
         self._reply(request, await self.simulation.probe(self.node, request, payload), begun)
 
     def _reply(self, request: Json, reply: Json, begun: float, *, ok: bool = True) -> None:
-        if self.node.is_cut or self not in self.simulation.connections:
+        if self.node.is_silent or self not in self.simulation.connections:
             return
         now = time.monotonic()
         number = {"number": request["number"]} if "number" in request else {}
@@ -365,7 +369,9 @@ async def main() -> None:
         relay, _ = listener.accept()
         text, descriptors, _, _ = socket.recv_fds(relay, 256, 2)
         index = int(ipaddress.ip_address(text.decode().split()[2])) - FIRST_ADDRESS
-        Connection(simulation, simulation.nodes[index], relay, list(descriptors))
+        connection = Connection(simulation, simulation.nodes[index], relay, list(descriptors))
+        if connection.node.is_silent and not connection.node.is_cut:
+            connection.close()
 
     def read_command() -> None:
         line = sys.stdin.readline()

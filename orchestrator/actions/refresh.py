@@ -24,6 +24,7 @@ from orchestrator.plan.plan import LaunchPlan
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.run import RunEntry, RunRecord, RunState
 from orchestrator.store import RunFolder
+from orchestrator.supervision.queries import observe_by_owner
 from orchestrator.verdict import observe
 from orchestrator.verdict.hardware import hardware_findings
 from orchestrator.verdict.judge import Verdict
@@ -148,15 +149,15 @@ def refresh(
     if failed_to_launch or is_launching(record):
         return Refreshed(folder, record)
     plan = folder.read_plan()
+    if plan.launcher == "ssh" and (refreshed := _refreshed_by_owner(folder, plan, record)):
+        return refreshed
     with closing(launcher_for(plan, terminal, on_progress)) as launcher:
         try:
             if queue is None and plan.launcher == "slurm":
                 status = _status_of_job(folder, plan, launcher, record.slurm_job)
             else:
                 status = observe.observe_reachable(folder, plan, launcher, queue)
-            verdict = observe.recordable_verdict(plan, status.verdict, status.nodes)
-            if observe.is_left_to_supervisor(folder, plan, verdict):
-                verdict = Verdict(RunState.RUNNING, message=verdict.message)
+            verdict = _recordable(folder, plan, status)
             if status.is_decided and verdict.state.final and not record.state.ended:
                 verdict = with_last_lines(verdict, launcher, status.attempt)
         except NodesError as exc:
@@ -171,6 +172,29 @@ def refresh(
 
             record = diagnose_failure(folder, launcher, lambda _warning: None)
     return Refreshed(folder, record, status, status.missing, unwritten)
+
+
+def _refreshed_by_owner(folder: RunFolder, plan: LaunchPlan, record: RunRecord) -> Refreshed | None:
+    """Let the run's owner query the nodes; None if it does not, or the run is over, whose last lines and cause are then read, too."""
+    observed = observe_by_owner(folder)
+    if observed is None or not observed[0]:
+        return None
+    status = observe.judge_observations(folder, plan, *observed)
+    verdict = _recordable(folder, plan, status)
+    if not status.is_decided:
+        return Refreshed(folder, record, status, status.missing)
+    if verdict.state.final:
+        return None
+    record, unwritten = settle_if_writable(folder, verdict, status.nodes, attempt=status.attempt)
+    return Refreshed(folder, record, status, status.missing, unwritten)
+
+
+def _recordable(folder: RunFolder, plan: LaunchPlan, status: Status) -> Verdict:
+    """The verdict that this process may record."""
+    verdict = observe.recordable_verdict(plan, status.verdict, status.nodes)
+    if observe.is_left_to_supervisor(folder, plan, verdict):
+        return Verdict(RunState.RUNNING, message=verdict.message)
+    return verdict
 
 
 def _status_of_job(folder: RunFolder, plan: LaunchPlan, launcher: Launcher, job: str | None) -> Status:

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 
 from orchestrator.actions.logs import find_on_nodes
 from orchestrator.actions.runs import all_runs, find_run, read_runs
@@ -19,6 +20,7 @@ from orchestrator.node.run_id import RUN_ID
 from orchestrator.plan.plan import GRACE_S
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import KeptRun, RunFolder, UnrecordedRun
+from orchestrator.supervision.queries import stop_by_owner
 from orchestrator.verdict import observe
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.last_lines import with_last_lines
@@ -28,6 +30,7 @@ from orchestrator.verdict.settle import settle_if_writable
 
 CANCEL_S = 90.0  # a cancelled launch waits for its pending requests, then ends what had started
 POLL_S = 0.05
+RECORDED_S = 15.0  # for the owner of a run that it has ended
 MOST_LISTED = 20
 
 
@@ -103,6 +106,8 @@ def stop(folder: RunFolder, on_message: Callable[[str], None]) -> RunRecord:
     if not record.state.ended:
         with suppress(OSError):  # on a full disk: the run may then end as FAILED, by a signal
             folder.request_stop()
+    if run is folder and (ended := _end_by_owner(folder, record)):
+        return ended
     with closing(launcher_for(plan)) as launcher:
         return _end(run, record, launcher, on_message)
 
@@ -142,12 +147,7 @@ def _active_run(inventory: str) -> str:
 
 def _end(run: KeptRun, record: RunRecord, launcher: Launcher, on_message: Callable[[str], None]) -> RunRecord:
     """End the run on its nodes and record its state."""
-    left = launcher.stop(record.slurm_job, grace_s=GRACE_S)
-    if left:
-        raise LaunchError(
-            f"run {record.id} is not known to be over everywhere\n  " + "\n  ".join(left),
-            hint=f"orch stop {record.id} again once that is resolved",
-        )
+    _require_stopped(record, launcher.stop(record.slurm_job, grace_s=GRACE_S))
     if launch_host := remote_launch_host(record):
         raise LaunchError(
             f"run {record.id} may still be being launched on {launch_host}: what had started was ended, but not the launch",
@@ -163,6 +163,36 @@ def _end(run: KeptRun, record: RunRecord, launcher: Launcher, on_message: Callab
             f"nothing of run {record.id} is left running, but {unwritten}; `orch status` writes it once there is space"
         )
     return record
+
+
+def _end_by_owner(folder: RunFolder, record: RunRecord) -> RunRecord | None:
+    """Let the owner of the run end it over its connections, and wait for the record; None if the owner does not."""
+    stopped = stop_by_owner(folder)
+    if stopped is None:
+        return None
+    left = [*stopped.left]
+    if stopped.silent:  # some may have returned just now
+        plan = folder.read_plan()
+        silent = tuple(node for node in plan.nodes if node.name in stopped.silent)
+        with closing(launcher_for(replace(plan, nodes=silent))) as launcher:
+            left += launcher.stop(None, grace_s=GRACE_S)
+    _require_stopped(record, left)
+    deadline = time.monotonic() + RECORDED_S
+    while not (record := folder.read()).state.ended:
+        if folder.supervisor() is None or time.monotonic() > deadline:
+            record = folder.read()  # its last act
+            break
+        time.sleep(POLL_S)
+    return record if record.state.ended else None
+
+
+def _require_stopped(record: RunRecord, left: Sequence[str]) -> None:
+    """Raise LaunchError if something of the run is left."""
+    if left:
+        raise LaunchError(
+            f"run {record.id} is not known to be over everywhere\n  " + "\n  ".join(left),
+            hint=f"orch stop {record.id} again once that is resolved",
+        )
 
 
 def cancel_launch(folder: RunFolder, on_message: Callable[[str], None]) -> RunRecord:

@@ -277,6 +277,29 @@ class NodeObservation:
             network=body.get("network"),
         )
 
+    @classmethod
+    def from_json(cls, data: Json) -> NodeObservation:
+        """
+        From JSON of `asdict`.
+
+        Raises:
+            KeyError, TypeError: it is of another version of orch.
+        """
+        agent, finished, first_failure = data["agent"], data["finished"], data["first_failure"]
+        by_rank = {
+            key: {int(rank): value for rank, value in data[key].items()} for key in ("ranks", "progress", "stacks")
+        }
+        return cls(
+            **{
+                **data,
+                **by_rank,
+                "agent": agent and AgentRecord(**{**agent, "ranks": tuple(agent["ranks"])}),
+                "finished": finished
+                and Finished(**{**finished, "exit": finished["exit"] and ReportedExit(**finished["exit"])}),
+                "first_failure": first_failure and ReportedExit(**first_failure),
+            }
+        )
+
 
 def _with_time(progress: Json, correction_s: float) -> Json:
     """The content of a progress file, which any program may have written, with its time corrected."""

@@ -163,7 +163,7 @@ class DirectLauncher:
         """End the agent on every node where a start was requested, confirmed or not; after `close`, over new connections."""
         begun = [node for node in self.plan.nodes if node.name in self._start_requested]
         if not self._is_closed:
-            return self._stop(begun, grace_s=0.0)
+            return self.stop_nodes(begun, grace_s=0.0)
         with contextlib.closing(DirectLauncher(replace(self.plan, nodes=tuple(begun)), self._transport)) as reconnected:
             return reconnected.stop(None, grace_s=0.0)
 
@@ -212,9 +212,11 @@ class DirectLauncher:
 
     def stop(self, job: str | None, *, grace_s: float) -> list[str]:  # noqa: ARG002  no scheduler here
         """End the agent and the ranks on every node that can be reached."""
-        return self._stop(self.plan.nodes, grace_s=grace_s)
+        return self.stop_nodes(self.plan.nodes, grace_s=grace_s)
 
-    def _stop(self, nodes: Sequence[NodePlan], *, grace_s: float) -> list[str]:
+    def stop_nodes(self, nodes: Sequence[NodePlan], *, grace_s: float) -> list[str]:
+        """End the agent and the ranks on these nodes; the lines name the nodes that cannot be reached, and what is left."""
+
         def stop_node(node: NodePlan) -> list[str]:
             results = self.reach(node).stop(self.plan.attempt_dir(node), [node.name], grace_s=grace_s)
             return [f"{node.name}: still running: {pid}" for result in results for pid in result.remaining]

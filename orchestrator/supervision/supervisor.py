@@ -24,7 +24,9 @@ from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder
+from orchestrator.supervision.answers import Answers
 from orchestrator.supervision.poller import NodeState, Poller
+from orchestrator.supervision.queries import Queries, make_folder
 from orchestrator.supervision.restart import DirectAttempt, Restarts
 from orchestrator.verdict.judge import Verdict, judge
 from orchestrator.verdict.last_lines import with_last_lines
@@ -65,6 +67,7 @@ class Supervisor:
         self._plan: LaunchPlan = folder.read_plan()
         self._poller = Poller(folder, self._plan, launcher)
         self._states = self._poller.states
+        self._answers = Answers(self._plan, launcher, self._states)
         self._refused_timeout_s: float | None = self._plan.ssh.get("refused_timeout_s")
 
     def run(
@@ -81,9 +84,10 @@ class Supervisor:
         Returns:
             True if another attempt has begun.
         """
-        with self._poller.running():
+        with self._poller.running(), Queries(self._folder, self._answers.by_kind).answered():
             on_start()
             verdict = self._until_over()
+            self._answers.is_over = True
             if verdict is not None:
                 self._poller.stop()
                 return self._finish(verdict, on_failed, restarts)
@@ -248,7 +252,9 @@ class Supervisor:
         silent = {state.node.name for state in self._states.values() if self._is_silent(state)}
         unreached = [state.node for state in self._states.values() if state.node.name in silent]
         refusing = [state.node.name for state in self._states.values() if isinstance(state.failure, NotListening)]
-        reached = [state.node for state in self._states.values() if state.node.name not in silent]
+        reached = [
+            state.node for state in self._states.values() if state.node.name not in silent and not _has_ended(state)
+        ]
         outcomes = each(reached, self._stop, limit=len(reached))
         for node, outcome in zip(reached, outcomes, strict=True):
             if _is_worth_a_retry(outcome):
@@ -308,6 +314,11 @@ def _is_done(state: NodeState) -> bool:
     return state.login_refused or (state.observation is not None and state.observation.finished is not None)
 
 
+def _has_ended(state: NodeState) -> bool:
+    """True if the node's agent has finished, after its ranks, and is gone."""
+    return state.observation is not None and state.observation.finished is not None and not state.observation.alive
+
+
 def _is_worth_a_retry(outcome: object) -> bool:
     return isinstance(outcome, OrchError) and not isinstance(outcome, LoginRefused)
 
@@ -342,6 +353,7 @@ def supervise(
                 folder.add_event("supervisor-started", f"pid {os.getpid()} supervises")
                 with contextlib.suppress(OSError):  # a full disk must not end the supervision
                     folder.update(unsupervised={})
+                make_folder(folder)
                 while Supervisor(folder, launcher).run(on_start, on_failed, restarts):
                     on_start = _continue
             return is_ours

@@ -83,22 +83,39 @@ def _observe(
     while True:
         attempt = launcher.attempt()
         folders = launcher.attempt_folders(attempt, connect=False)
-        results: Sequence[list[NodeObservation] | OrchError | None]
-        if straggler_s is None:
-            results = each(folders, _reports, limit=len(folders))
-        else:
-            results = each_but_stragglers(folders, _reports, limit=len(folders), wait_s=straggler_s)
-        nodes = [node for result in results if isinstance(result, list) for node in result]
-        missing = _missing(folders, results)
+        nodes, missing = observe_folders(folders, straggler_s=straggler_s)
         batch_log = log.text if log else ""
         verdict = judge(plan, nodes, queue, stop_requested=run.is_stop_requested(), batch_log=batch_log)
         is_settled = verdict.state is not RunState.LOST or queue is None or missing is not None
         if is_settled or time.monotonic() > deadline:
-            return Status(verdict, tuple(nodes), queue, attempt, missing=missing)
+            return Status(verdict, nodes, queue, attempt, missing=missing)
         time.sleep(POLL_S)
 
 
+def observe_folders(
+    folders: Sequence[AttemptFolder], *, straggler_s: float | None
+) -> tuple[tuple[NodeObservation, ...], NodesError | None]:
+    """Query the machines at the same time; return the observations and the failures, None if there are none."""
+    results: Sequence[list[NodeObservation] | OrchError | None]
+    if straggler_s is None:
+        results = each(folders, _reports, limit=len(folders))
+    else:
+        results = each_but_stragglers(folders, _reports, limit=len(folders), wait_s=straggler_s)
+    nodes = tuple(node for result in results if isinstance(result, list) for node in result)
+    return nodes, _missing(folders, results)
+
+
+def judge_observations(
+    run: KeptRun, plan: LaunchPlan, nodes: tuple[NodeObservation, ...], missing: NodesError | None
+) -> Status:
+    """The status of a run without a scheduler."""
+    verdict = judge(plan, nodes, None, stop_requested=run.is_stop_requested())
+    return Status(verdict, nodes, None, plan.attempt, missing=missing)
+
+
 def _reports(folder: AttemptFolder) -> list[NodeObservation]:
+    if folder.failure is not None:
+        raise folder.failure
     return folder.endpoint.observe(folder.attempt_dir, folder.nodes)
 
 

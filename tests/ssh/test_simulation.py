@@ -1,17 +1,51 @@
-"""The simulated nodes of bench/ answer what the present protocol asks."""
+"""Many nodes, simulated by bench/: they answer what the present protocol requests, and silent ones delay nothing for long."""
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from bench.scale import measure
+from bench.scale import NODES_MISSING, measure, simulated_nodes
 from bench.workspace import Workspace
+from orchestrator.errors import NodeError
+from orchestrator.names.hostlist import expand
+
+NODES = 64
+SILENT = {f"n{index}" for index in range(1, NODES, 8)}
 
 
 @pytest.mark.processes
 def test_simulated_nodes_can_be_started_supervised_queried_and_stopped(tmp_path: Path) -> None:
     rows, uses, _ = measure(Workspace.at(tmp_path), 4, steady_s=0.1, cut_nodes=0)
-    assert [row.phase for row in rows] == ["start", "all nodes supervised", "0.1 s of supervision", "status", "stop"]
+    assert [row.phase for row in rows] == ["start", "0.1 s of supervision", "status", "stop"]
     assert uses["supervisor"].threads > 4
+
+
+@pytest.mark.processes
+def test_status_and_stop_log_in_nowhere_and_name_the_nodes_that_are_silent(tmp_path: Path) -> None:
+    """The owner's connections are used; every eighth of 64 nodes answers nothing any more, but other nodes reach it."""
+    with simulated_nodes(Workspace.at(tmp_path), NODES) as scale:
+        assert scale.orch("ssh-launch", "--detach", "--", "sleep", "1000").code == 0
+        try:
+            logins = scale.simulated()["logins"]
+            status = scale.orch("status")
+            assert status.code in (0, NODES_MISSING), status.output
+            assert scale.simulated()["logins"] == logins == NODES
+            scale.simulated(silent=sorted(SILENT))
+            status = scale.orch("status")
+            assert status.code == NODES_MISSING, status.output
+            assert set(re.findall(r"^(n\d+) .*no answer", status.output, re.MULTILINE)) >= SILENT, status.output
+            begun = time.monotonic()
+            stop = scale.orch("stop")
+            assert time.monotonic() - begun < 40  # by far less than a stop may take on a node that answers
+            assert stop.code == NodeError.exit_code, stop.output
+            named = [expand(text) for text in re.findall(r"^  (\S+): ", stop.output, re.MULTILINE)]
+            assert {name for names in named for name in names} >= SILENT, stop.output
+            assert scale.simulated()["running"] == len(SILENT)
+        finally:
+            os.kill(scale.supervisor(), signal.SIGKILL)  # it would try the silent nodes for a minute
