@@ -197,16 +197,24 @@ def _is_reported(group: Sequence[Hit], reported: tuple[int, ...]) -> bool:
 
 
 def _culprits(group: Sequence[Hit], evidence: Evidence) -> tuple[int, ...]:
-    """The ranks that the texts name as the cause, or that are behind: with a lower number of operations, or without a timeout."""
+    """The ranks that the texts name as the cause, or that are behind: with a lower number of operations, or without a timeout or any error."""
     named = {int(rank) for hit in group for rank in _NUMBERS.findall(hit.values.get("culprit", ""))}
     reached = {hit.rank: int(hit.values["seq"]) for hit in group if hit.rank is not None and "seq" in hit.values}
     if named or not reached:
-        return tuple(sorted(named))
+        return tuple(sorted(named)) or _silent(group, evidence)
     behind = [rank for rank, number in reached.items() if number < max(reached.values())]
     missing = set(range(evidence.world_size or max(reached) + 1)) - set(reached)
     if evidence.is_partial or len(missing) > len(reached):  # not found, or of another process group
         missing = set()
     return tuple(sorted(missing or behind))
+
+
+def _silent(group: Sequence[Hit], evidence: Evidence) -> tuple[int, ...]:
+    """The only rank in whose log nothing was found, if other ranks timed out; empty if there are several."""
+    if group[0].signature.kind is not FailureClass.HANG or evidence.is_partial:
+        return ()
+    silent = set(range(evidence.world_size or 0)) - {hit.origin.rank for hit in evidence.hits}
+    return tuple(silent) if len(silent) == 1 else ()
 
 
 def _nodes(chosen: Sequence[Hit], hits: Sequence[Hit], culprits: tuple[int, ...]) -> tuple[str, ...]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _REPORTED = frozenset({FailureClass.NODE, FailureClass.PREEMPTION})
 """Classes that the scheduler or the supervisor has reported: a diagnosis that is not certain cannot know better."""
+_GUESSED = frozenset({FailureClass.UNKNOWN, FailureClass.CODE})
+"""Classes that follow from an exit code or a signal alone: any text that was found says more."""
 _CRASHES = frozenset({"SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"})
 _OF_SHELL = {128 + number: name for number, name in ((6, "SIGABRT"), (7, "SIGBUS"), (9, "SIGKILL"), (11, "SIGSEGV"))}
 # exit codes of argparse and of Python without its script, and of shells for programs that they cannot start
@@ -78,7 +80,7 @@ def _is_better(diagnosis: Diagnosis, known: FailureClass) -> bool:
     """True if the class of the diagnosis replaces the known one."""
     if diagnosis.confidence == "high":
         return True
-    return known not in _REPORTED if diagnosis.confidence == "medium" else known is FailureClass.UNKNOWN
+    return known not in _REPORTED if diagnosis.confidence == "medium" else known in _GUESSED
 
 
 def _of_exit_or_message(verdict: Verdict) -> tuple[FailureClass, Retry]:

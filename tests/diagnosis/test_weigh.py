@@ -173,6 +173,17 @@ def test_a_value_of_a_log_line_is_one_word_of_the_command_that_is_proposed(line:
     assert list(tokens) == command
 
 
+@pytest.mark.parametrize(("ranks", "culprits"), [([0, 2], (1,)), ([0], (0,))])
+def test_the_only_silent_rank_is_the_one_that_the_others_waited_for(
+    ranks: list[int], culprits: tuple[int, ...]
+) -> None:
+    line = b"RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 6000ms for recv operation to complete\n"
+    evidence = Evidence(world_size=3)
+    for rank in ranks:
+        evidence += search_log([line], f"n0/rank-{rank}.err", CATALOGUE, node="n0", rank=rank)
+    assert (weigh(evidence).signature, weigh(evidence).ranks) == ("gloo-timeout", culprits)
+
+
 def test_what_the_kernel_killed_is_not_the_cause_of_an_unrelated_error() -> None:
     line = "the kernel has killed 1 of the processes on this node for lack of memory since the start of the run"
     kernel = search_log([line.encode()], "n1/kernel log", CATALOGUE, node="n1")

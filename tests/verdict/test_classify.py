@@ -17,7 +17,7 @@ EXIT = RankExit("n1", 3, 1, None)
 DISK = Diagnosis("a disk is full", "disk-full", FailureClass.STORAGE, Retry.NEVER, confidence=Confidence.HIGH)
 
 
-CODE, NODE = (FailureClass.CODE, Retry.NEVER), (FailureClass.NODE, Retry.ELSEWHERE)
+NODE = FailureClass.NODE, Retry.ELSEWHERE
 
 
 def found(verdict: Verdict, diagnosis: Diagnosis | None = None) -> tuple[FailureClass, Retry] | None:
@@ -62,7 +62,8 @@ def test_a_diagnosis_decides_unless_it_is_uncertain() -> None:
     killed = replace(EXIT, code=None, signal="SIGKILL")
     uncertain = replace(DISK, confidence=Confidence.LOW)
     assert found(failed(EXIT), DISK) == (FailureClass.STORAGE, Retry.NEVER)
-    assert found(failed(EXIT), uncertain) == CODE
+    assert found(failed(EXIT), uncertain) == (FailureClass.STORAGE, Retry.NEVER)
+    assert found(failed(replace(EXIT, kind="network")), uncertain) == (FailureClass.NETWORK, Retry.RETRY)
     assert found(failed(killed), uncertain) == (FailureClass.STORAGE, Retry.NEVER)
 
 
