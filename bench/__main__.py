@@ -10,7 +10,22 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import check, death, launch, logs, planning, probe, push, report, silent, startup, submit, trainer, wide
+from bench import (
+    check,
+    death,
+    launch,
+    logs,
+    planning,
+    probe,
+    push,
+    report,
+    search,
+    silent,
+    startup,
+    submit,
+    trainer,
+    wide,
+)
 from bench.machine import describe
 from bench.processes import adopt_orphans
 from bench.rounds import Measure
@@ -30,6 +45,7 @@ MEASURES: dict[str, Callable[..., Measure | list[Measure]]] = {
     "end": logs.measure_end,
     "shared": logs.measure_shared,
     "memory": logs.measure_memory,
+    "search": search.measure,
     "push": push.measure,
     "death": death.measure,
     "vanished": death.measure_vanished,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from orchestrator.diagnosis.origin import Origin, origin_of
 from orchestrator.diagnosis.signature import Signature
 from orchestrator.names.ranks import ranks_on_nodes
-from orchestrator.node.search import Search
+from orchestrator.node.search import Search, Texts
 
 if TYPE_CHECKING:
     from orchestrator.node.messages import HitBody, PatternBody
@@ -97,7 +97,7 @@ def search_log(
     rank: int | None = None,
 ) -> Evidence:
     """Search a log that is read in blocks; node and rank are those whose log it is, if they are known."""
-    search = Search(patterns_of(signatures.values()), MOST_PER_LOG)
+    search = Search(Texts(patterns_of(signatures.values())), MOST_PER_LOG)
     for block in blocks:
         search.feed(block)
     search.close()

@@ -1,8 +1,8 @@
 """
 Search a log for known texts, in one pass with bounded memory, on a node or where a log was pasted.
 
-A log repeats itself: lines that are equal apart from their digits are compared with the texts once. That is several times faster
-than a search for every text, and needs no other program.
+A log repeats itself: lines that are equal apart from their digits are compared with the texts once, and in a log whose lines differ,
+each word is. That is several times faster than a search for every text, and needs no other program.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ LOOKAHEAD_BYTES = 4096
 BEFORE_BYTES = 1024
 KEPT_BYTES = 1024  # of a line that is remembered
 MOST_REMEMBERED = 1 << 14  # lines
+MOST_WORDS, LONGEST_WORD = 1 << 16, 128  # that are remembered
 HEAD_BYTES = 80
 KERNEL_LOG = "kernel log"
 """The name of the kernel's log of a node, as of the file of a rank."""
@@ -30,10 +31,77 @@ _COLOURS = re.compile("\x1b\\[[0-9;:]*[A-Za-z]")
 _PROGRESS = (b"step=", b"'loss':", b"it/s]", b"iteration ")
 
 
+class Texts:
+    """The texts of patterns, and what was learned about lines that may contain them; for the search of one log after the other."""
+
+    def __init__(self, patterns: Iterable[PatternBody]) -> None:
+        self.patterns = [
+            (body["id"], re.compile(body["expression"]), body["lines"], [text.encode() for text in body["texts"]])
+            for body in patterns
+        ]
+        self.candidates: Dict[bytes, Tuple[int, ...]] = {}
+        """Lines without digits -> the patterns of which they contain a text."""
+        self.progress: Set[bytes] = set()
+        """The texts of progress that were found."""
+        by_text: Dict[bytes, List[int]] = {}
+        for index, (_, _, _, texts) in enumerate(self.patterns):
+            for text in texts:
+                by_text.setdefault(text.translate(None, _DIGITS), []).append(index)
+        self._by_text = [(text, max(text.split(), key=len, default=b""), indexes) for text, indexes in by_text.items()]
+        """Each text, its longest word, and its patterns."""
+        self._wordless = {index for index, (_, word, _) in enumerate(self._by_text) if not word}
+        self._known: Set[bytes] = set()
+        """Lines without digits that contain no text."""
+        self._words: Set[bytes] = set()
+        """The words of lines, without digits."""
+        self._texts_of: Dict[bytes, List[int]] = {}
+        """Word of a line -> the texts whose longest word is a part of it."""
+
+    def learn(self, lines: Set[bytes]) -> Dict[bytes, Tuple[int, ...]]:
+        """Remember for lines without digits which patterns they may match; return those that are too long to be remembered."""
+        long: Dict[bytes, Tuple[int, ...]] = {}
+        new = lines.difference(self._known, self.candidates)
+        if not new:
+            return long
+        if len(self._known) > MOST_REMEMBERED:
+            self._known.clear()
+        if len(self.candidates) > MOST_REMEMBERED:
+            self.candidates.clear()
+        joined = b"\n".join(new)
+        self.progress.update(text for text in _PROGRESS if text in joined)
+        present = [(text, indexes) for text, indexes in self._possible(joined) if text in joined]
+        for line in new if present else ():
+            found = {index for text, indexes in present if text in line for index in indexes}
+            if found:
+                (self.candidates if len(line) <= KEPT_BYTES else long)[line] = tuple(sorted(found))
+        self._known.update(line for line in new.difference(self.candidates, long) if len(line) <= KEPT_BYTES)
+        return long
+
+    def _possible(self, lines: bytes) -> List[Tuple[bytes, List[int]]]:
+        """The texts that lines can contain, as they contain their longest words, and the patterns of these texts."""
+        words = set(lines.split())
+        if len(self._words) > MOST_WORDS:
+            self._words.clear()
+            self._texts_of.clear()
+        new = words - self._words
+        joined = b" ".join(new)
+        present = [(index, word) for index, (_, word, _) in enumerate(self._by_text) if word and word in joined]
+        for word in new if present else ():
+            indexes = [index for index, part in present if part in word]
+            if indexes:
+                self._texts_of[word] = indexes
+        possible = {index for word in words & self._texts_of.keys() for index in self._texts_of[word]}
+        long = {word for word in new if len(word) > LONGEST_WORD}
+        self._words |= new - long
+        for word in long:
+            self._texts_of.pop(word, None)
+        return [(self._by_text[index][0], self._by_text[index][2]) for index in sorted(possible | self._wordless)]
+
+
 class Search:
     """The search of one log, fed in blocks."""
 
-    def __init__(self, patterns: Iterable[PatternBody], most: int) -> None:
+    def __init__(self, texts: Texts, most: int) -> None:
         """
         Begin at the start of a log.
 
@@ -48,22 +116,8 @@ class Search:
         self.lines = 0
         """The number of newlines that were searched."""
         self._most = most
-        self._patterns = [
-            (body["id"], re.compile(body["expression"]), body["lines"], [text.encode() for text in body["texts"]])
-            for body in patterns
-        ]
-        by_text: Dict[bytes, List[int]] = {}
-        for index, (_, _, _, texts) in enumerate(self._patterns):
-            for text in texts:
-                by_text.setdefault(text.translate(None, _DIGITS), []).append(index)
-        self._by_text = list(by_text.items())
-        self._known: Set[bytes] = set()
-        """Lines without digits that contain no text."""
-        self._candidates: Dict[bytes, Tuple[int, ...]] = {}
-        """Lines without digits -> the patterns of which they contain a text."""
+        self._texts = texts
         self._buffer = b""
-        self._progress: Set[bytes] = set()
-        """The texts of progress that this log contains."""
 
     def feed(self, data: bytes) -> None:
         """Add the next bytes."""
@@ -82,44 +136,21 @@ class Search:
         block = self._buffer[:end]
         lines = block.translate(_RETURN_IS_NEWLINE, _DIGITS).split(b"\n")
         different = set(lines)
-        long = self._classify(different - self._known)
-        if long or not self._candidates.keys().isdisjoint(different):
+        long = self._texts.learn(different)
+        if long or not self._texts.candidates.keys().isdisjoint(different):
             self._match(block, lines, long)
-        last = max(map(block.rfind, self._progress), default=-1)
+        last = max(map(block.rfind, self._texts.progress), default=-1)
         if last >= 0:
             self.progress_line = self.lines + block.count(b"\n", 0, last) + 1
         self.lines += block.count(b"\n")
         self._buffer = self._buffer[end:]
 
-    def _classify(self, new: Set[bytes]) -> Dict[bytes, Tuple[int, ...]]:
-        """Remember for lines without digits which patterns they may match; return those that are too long to be remembered."""
-        long: Dict[bytes, Tuple[int, ...]] = {}
-        new = {line for line in new if line not in self._candidates}
-        if not new:
-            return long
-        if len(self._known) > MOST_REMEMBERED:
-            self._known.clear()
-        if len(self._candidates) > MOST_REMEMBERED:
-            self._candidates.clear()
-        joined = b"\n".join(new)
-        self._progress.update(text for text in _PROGRESS if text in joined)
-        present = [(text, indexes) for text, indexes in self._by_text if text in joined]
-        for line in new:
-            found = {index for text, indexes in present if text in line for index in indexes}
-            if found and len(line) > KEPT_BYTES:
-                long[line] = tuple(sorted(found))
-            elif found:
-                self._candidates[line] = tuple(sorted(found))
-            elif len(line) <= KEPT_BYTES:
-                self._known.add(line)
-        return long
-
     def _match(self, block: bytes, lines: List[bytes], long: Dict[bytes, Tuple[int, ...]]) -> None:
         raw = block.translate(_RETURN_IS_NEWLINE).split(b"\n")
         offset = newlines = counted = 0
         for line, raw_line in zip(lines, raw):
-            for index in self._candidates.get(line) or long.get(line, ()):
-                name, expression, count, texts = self._patterns[index]
+            for index in self._texts.candidates.get(line) or long.get(line, ()):
+                name, expression, count, texts = self._texts.patterns[index]
                 for text in self._pieces(raw_line, offset, count, texts):
                     if expression.search(text):
                         newlines += block.count(b"\n", counted, offset)

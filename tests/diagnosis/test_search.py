@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from orchestrator.node.messages import PatternBody
-from orchestrator.node.search import LOOKAHEAD_BYTES, MOST_REMEMBERED, Search
+from orchestrator.node.search import LOOKAHEAD_BYTES, MOST_REMEMBERED, Search, Texts
 
 FAILED: PatternBody = {"id": "failed", "expression": r"disk (?P<n>\d+) failed", "texts": ["failed"], "lines": 1}
 BOX: PatternBody = {"id": "box", "expression": r"Root:[\s\S]*rank: \d", "texts": ["Root:"], "lines": 3}
 
 
 def searched(blocks: Iterator[bytes] | list[bytes], *patterns: PatternBody, most: int = 100) -> Search:
-    search = Search(patterns, most)
+    search = Search(Texts(patterns), most)
     for block in blocks:
         search.feed(block)
     search.close()
@@ -75,9 +79,13 @@ def test_a_log_without_repetition_is_not_remembered_as_a_whole() -> None:
         b"".join(b"%s failed\n" % _word(number) for number in range(start, start + 5000))
         for start in range(0, 60_000, 5000)
     )
-    search = searched(words, FAILED)
+    texts = Texts([FAILED])
+    search = Search(texts, 1)
+    for block in words:
+        search.feed(block)
+    search.close()
     assert search.bytes > 0
-    assert len(search._candidates) <= 2 * MOST_REMEMBERED  # noqa: SLF001  nothing else shows what is remembered
+    assert len(texts.candidates) <= 2 * MOST_REMEMBERED
 
 
 def _word(number: int) -> bytes:
@@ -92,3 +100,24 @@ def test_the_last_line_that_looks_like_progress_is_known() -> None:
         search = searched([log[start : start + size] for start in range(0, len(log), size)], FAILED)
         assert (search.progress_line, search.lines) == (6002, 6002), size
     assert searched([b"x\n"], FAILED).progress_line == 0
+
+
+PIECES = (b"disk ", b"7", b" failed", b"failed", b"Root:", b" rank: 1", b"x", b" ", b"\n", b"\n", b"\r\n", b"y" * 200)
+DIGITS: PatternBody = {"id": "digits", "expression": r"77", "texts": ["77"], "lines": 1}
+PHRASE: PatternBody = {"id": "phrase", "expression": r"failed disk", "texts": ["failed disk"], "lines": 1}
+
+
+@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=40).map(b"".join), max_size=4))
+def test_logs_that_are_searched_one_after_the_other_are_searched_as_each_alone(logs: list[bytes]) -> None:
+    texts = Texts([FAILED, DIGITS, PHRASE])
+    for log in logs:
+        search = Search(texts, 1000)
+        search.feed(log)
+        search.close()
+        expected = [
+            (number, body["id"])
+            for number, line in enumerate(log.decode().split("\n"), start=1)
+            for body in (FAILED, DIGITS, PHRASE)
+            if re.search(body["expression"], line)
+        ]
+        assert [(hit["line"], hit["id"]) for hit in search.hits] == expected

@@ -14,7 +14,7 @@ from orchestrator.node.events import read_history
 from orchestrator.node.files import full_disk, read_at
 from orchestrator.node.machine import boot_id, oom_kills
 from orchestrator.node.run_folder import node_folders, read_agent
-from orchestrator.node.search import BLOCK_BYTES, KERNEL_LOG, Search
+from orchestrator.node.search import BLOCK_BYTES, KERNEL_LOG, Search, Texts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def search(request: messages.SearchRequest, _payload: bytes) -> Tuple[messages.S
         if name not in READ_FIRST
     ]
     end_bytes = min(END_BYTES, max(LEAST_END_BYTES, ENDS_BYTES // max(1, len(files))), request["max_bytes"] // 2)
-    outputs = [Output(request, file, end_bytes=end_bytes, deadline=deadline) for file in files]
+    texts = Texts(request["patterns"])
+    outputs = [Output(file, texts, end_bytes, max_bytes=request["max_bytes"], deadline=deadline) for file in files]
     for output in outputs:
         output.search_start()
     reply: messages.SearchReply = {
@@ -55,7 +56,7 @@ def search(request: messages.SearchRequest, _payload: bytes) -> Tuple[messages.S
     }
     for node, folder in folders:
         if text := first_exit(folder, node):
-            reply["logs"].append(_log(searched(request["patterns"], text), node, EXITS, 0))
+            reply["logs"].append(_log(searched(texts, text), node, EXITS, 0))
         agent = read_agent(folder)
         if agent is not None and agent.get("boot_id") == boot_id():
             _search_machine(request, node, folder, agent=agent, reply=reply)
@@ -66,17 +67,17 @@ class Output:
     """The search of one output file: its end, and then the file from its start to there."""
 
     def __init__(
-        self, request: messages.SearchRequest, file: Tuple[str, str, int], *, end_bytes: int, deadline: float
+        self, file: Tuple[str, str, int], texts: Texts, end_bytes: int, *, max_bytes: int, deadline: float
     ) -> None:
         """Search the last `end_bytes` of a file, given by node, path and size."""
-        self._request, self._deadline = request, deadline
+        self._texts, self._max_bytes, self._deadline = texts, max_bytes, deadline
         self._node, self._path, self._size = file
         self._start: Optional[messages.LogBody] = None
         self._end = self._part(line_start(self._path, self._size - end_bytes), self._size)
 
     def search_start(self) -> None:
         """Search what is before the end, as much as is requested."""
-        size = min(self._end["skipped"], self._request["max_bytes"] - self._request["max_bytes"] // 2)
+        size = min(self._end["skipped"], self._max_bytes - self._max_bytes // 2)
         if size and time.monotonic() < self._deadline:
             self._start = self._part(0, size)
 
@@ -100,7 +101,7 @@ class Output:
         return [f"{self._node}: {how}: {why}"]
 
     def _part(self, begin: int, end: int) -> messages.LogBody:
-        found = Search(self._request["patterns"], MOST_HITS)
+        found = Search(self._texts, MOST_HITS)
         with open(self._path, "rb") as file:
             file.seek(begin)
             while found.bytes < end - begin and time.monotonic() < self._deadline:
@@ -112,9 +113,9 @@ class Output:
         return _log(found, self._node, os.path.basename(self._path), begin)
 
 
-def searched(patterns: List[messages.PatternBody], text: str) -> Search:
+def searched(texts: Texts, text: str) -> Search:
     """The search of a text."""
-    found = Search(patterns, MOST_HITS)
+    found = Search(texts, MOST_HITS)
     found.feed(text.encode("utf-8", "replace"))
     found.close()
     return found
@@ -183,7 +184,7 @@ def _search_machine(
         reply["remarks"].append(f"{node}: the log of the kernel cannot be read: {reason}")
     lines = "".join(lines_between(text or "", *period_s(folder, agent)))
     patterns = [body for body in request["patterns"] if body["id"] in request["kernel"]]
-    found = searched(patterns, f"{lines}{oom_kills_since(agent)}")
+    found = searched(Texts(patterns), f"{lines}{oom_kills_since(agent)}")
     if text is not None or found.hits:
         reply["logs"].append(_log(found, node, KERNEL_LOG, 0))
     disks = filter(None, map(full_disk, (folder, os.environ.get("TMPDIR", "/tmp"), "/dev/shm")))  # noqa: S108
