@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, Callable, NoReturn
+from typing import TYPE_CHECKING, Callable, Iterator, NoReturn
 
-from ..errors import NO_RETRY, SMALLER, as_printed, kind_of, write_error_file
+from ..errors import NO_RETRY, SMALLER, NetworkError, as_printed, kind_of, report, write_error_file
 from .rendezvous import Failure, Rendezvous
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+
+REPORT_S = 5.0  # limit for telling the other ranks
 
 
 def exit_on_unexpected_errors(rendezvous: Rendezvous | None = None) -> None:
@@ -50,6 +54,31 @@ def wait_at_most(limit_s: float, act: Callable[[], object]) -> None:
     thread = threading.Thread(target=act, daemon=True)
     thread.start()
     thread.join(limit_s)
+
+
+@contextlib.contextmanager
+def limit(seconds: float, message: str, rendezvous: Rendezvous) -> Iterator[None]:
+    """
+    End the process with a NetworkError if the block takes longer than `seconds`.
+
+    For calls of libraries that wait without a limit of their own, and without the interpreter lock.
+    """
+    timer = threading.Timer(seconds, _end, (NetworkError(message), rendezvous))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _end(error: NetworkError, rendezvous: Rendezvous) -> NoReturn:
+    try:
+        code = report(error, os.environ)
+        # The blocked call may hold the connection to the store.
+        wait_at_most(REPORT_S, lambda: rendezvous.report_failure(Failure(str(error), error.kind, code)))
+    finally:
+        exit_now(error.exit_code)
 
 
 def exit_now(code: int) -> NoReturn:

@@ -7,6 +7,7 @@ the others before any of them waits in a collective.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from datetime import timedelta
 from typing import Any, Callable, Mapping, Sequence
@@ -18,9 +19,13 @@ from ..errors import (  # relative: scripts import this package under another na
     UserError,
 )
 from .accelerators import Accelerator, choose
+from .exit import limit
 from .group import Group
 from .rank import Rank
 from .rendezvous import Rendezvous
+
+START_S = 120.0
+"""Limit for the start of the group and its first collective, when all ranks are there: a wrong network setting shows then."""
 
 
 def initialise(
@@ -67,11 +72,26 @@ def initialise_on(
     rendezvous = rendezvous or Rendezvous.open(rank, env, timeout_s)
     rendezvous.check_all("device", problem, accelerator.name if accelerator else "")
     assert accelerator is not None  # a rank with a problem does not pass check_all
-    join(accelerator, rendezvous, timeout=timedelta(seconds=timeout_s), **more)
-    rendezvous.check_all("all-reduce", _test_all_reduce(accelerator, rank, device), device.type, kind=NetworkError)
+    limit_s = min(START_S, timeout_s)
+    late = (
+        f"the group ({accelerator.backend}) did not start within {limit_s:g} s, though all ranks are there: they reach the store of "
+        "rank 0 but not each other. Look at the network of the nodes (orch check --level full) and at the variables of the library "
+        "(orch env --explain)"
+    )
+    with limit(limit_s, late, rendezvous):
+        more = {**eager_start(accelerator, device), **more}
+        join(accelerator, rendezvous, timeout=timedelta(seconds=timeout_s), **more)
+        problem = _test_all_reduce(accelerator, rank, device)
+    rendezvous.check_all("all-reduce", problem, device.type, kind=NetworkError)
     count = rank.world_size
     ready = f"{count}/{count} ranks ready, backend {accelerator.backend}, device {device.type}"
     return Group(rank, accelerator, device, rendezvous, ready)
+
+
+def eager_start(accelerator: Accelerator, device: torch.device) -> dict[str, Any]:
+    """The argument by which NCCL connects when the group is made, and knows the device of barriers; torch >= 2.3."""
+    known = inspect.signature(accelerator.distributed.init_process_group).parameters
+    return {"device_id": device} if accelerator.name == "cuda" and "device_id" in known else {}
 
 
 def prepare(find: Callable[[], Accelerator], rank: Rank) -> tuple[Accelerator | None, torch.device, str]:

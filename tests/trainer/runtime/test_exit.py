@@ -23,7 +23,7 @@ from trainer import run_rank
 from trainer.checkpoint.manager import Checkpoints
 from trainer.config.config import TrainConfig, load_config
 from trainer.errors import StorageError, TrainerError, UserError, report, write_error_file
-from trainer.runtime.exit import exit_on_unexpected_errors
+from trainer.runtime.exit import exit_on_unexpected_errors, limit
 from trainer.runtime.rank import Rank
 from trainer.runtime.rendezvous import Failure, Rendezvous
 from trainer.runtime.watchdog import Watchdog
@@ -253,3 +253,24 @@ def test_rank_that_lost_the_store_of_rank_0_refers_to_rank_0_in_one_line(
     message = f"rank 0 has ended or is unreachable, see its last lines for the reason: RuntimeError: {GLOO}"
     assert _recorded(tmp_path, 1) == (message, "network")
     assert capfd.readouterr().err == f"rank 1: error: {message}\n"
+
+
+def test_group_that_does_not_start_ends_the_rank_with_a_message_though_a_library_waits_for_ever(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rendezvous: list[Rendezvous]
+) -> None:
+    ended, codes = threading.Event(), list[int]()
+
+    def end(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    monkeypatch.setattr(os, "_exit", end)
+    for key, value in _env(1, 1, tmp_path).items():
+        monkeypatch.setenv(key, value)
+    with limit(600.0, "not reached", rendezvous[1]):
+        pass
+    with limit(0.001, "the group did not start", rendezvous[1]):
+        assert ended.wait(60)
+    assert codes == [1]
+    assert _recorded(tmp_path, 1) == ("the group did not start", "network")
+    assert json.loads(rendezvous[0].store.get("failure"))["message"] == "rank 1: the group did not start"

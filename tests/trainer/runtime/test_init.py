@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from datetime import timedelta
 
 import pytest
@@ -11,7 +12,7 @@ from torch.distributed import HashStore, destroy_process_group  # type: ignore[a
 from tests.grounds.trainings import world_of_one
 from trainer.errors import NetworkError
 from trainer.runtime.accelerators import Cpu
-from trainer.runtime.init import join
+from trainer.runtime.init import eager_start, join
 from trainer.runtime.rank import Rank
 from trainer.runtime.rendezvous import Rendezvous
 
@@ -33,3 +34,10 @@ def test_group_has_the_same_name_after_one_that_failed() -> None:
         keys.append({key for key in store.list_keys() if "group/" in key})
     assert keys[0]
     assert keys[0] == keys[1]
+
+
+def test_group_on_cuda_is_started_with_the_device_and_others_without() -> None:
+    cpu, device = Cpu(torch), torch.device("cpu")
+    assert eager_start(cpu, device) == {}
+    takes_it = "device_id" in inspect.signature(torch.distributed.init_process_group).parameters
+    assert eager_start(cpu.changed(name="cuda"), device) == ({"device_id": device} if takes_it else {})
