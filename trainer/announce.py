@@ -17,13 +17,20 @@ def announce(group: Group, config: TrainConfig, *, sizes: Mapping[str, int], dat
     if not group.rank.is_main:
         return
     log_line(
-        f"model {sum(sizes.values())} parameters, {data}, {work_per_step} a step, {config.steps} steps, {config.precision}, "
-        f"{config.strategy}"
+        f"model {sum(sizes.values())} parameters, {data}, {work_per_step} a step, {config.steps} steps, "
+        f"{computation(config)}, {config.strategy}"
     )
     warning = determinism_warning(config, group.accelerator.name)
     if warning:
         log_line(warning)
     log_line(batch_arithmetic(config, group.rank))
+
+
+def computation(config: TrainConfig) -> str:
+    """The precision, and how far a 16-bit one goes under the strategy (docs/strategies.md)."""
+    if config.precision == "fp32":
+        return config.precision
+    return f"{config.precision} " + ("by autocast" if config.strategy in ("ddp", "zero0") else "in all layers")
 
 
 def batch_arithmetic(config: TrainConfig, rank: Rank) -> str:

@@ -136,25 +136,25 @@ def test_killed_run_of_the_shipped_trainer_on_two_nodes_repeats_an_uninterrupted
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["zero0", "zero1", "zero2"])
-def test_zero1_and_zero2_resume_at_another_world_size_and_zero0_refuses(
-    start_ranks: StartRanks, tmp_path: Path, strategy: str
+@pytest.mark.parametrize(
+    ("saved", "resumed"),
+    [("ddp", "zero2"), ("zero0", "fsdp2"), ("zero1", "zero0"), ("zero3", "ddp"), ("fsdp2", "zero3")],
+)
+def test_checkpoint_resumes_under_another_strategy_and_world_size(
+    start_ranks: StartRanks, tmp_path: Path, saved: str, resumed: str
 ) -> None:
-    """One rank with twice the micro batch, so the same batches."""
+    """One rank with twice the micro batch, so the same batches. The loss of step 4 depends on the loaded moments."""
     components.module("deepspeed")
-    words = (f"strategy={strategy}", "steps=3", "save_steps=2")
+    words = ("steps=4", "save_steps=2")
     of_two, of_one = tmp_path / "two", tmp_path / "one"
-    assert codes(start_ranks(*words, f"out={of_two}")) == [0, 0]
+    assert codes(start_ranks(*words, f"strategy={saved}", f"out={of_two}")) == [0, 0]
     shutil.copytree(of_two / "step_2", of_one / "step_2")
     of_one.chmod(0o700)
-    (alone,) = start_ranks(*words, f"out={of_one}", "micro_batch=8", world_size=1)
-    if strategy == "zero0":
-        assert alone.wait() == 2
-        assert "the checkpoint at step 2 was written by 2 ranks, this run has 1: start with 2 ranks" in alone.err
-        return
+    (alone,) = start_ranks(*words, f"strategy={resumed}", f"out={of_one}", "micro_batch=8", world_size=1)
     assert alone.wait() == 0, alone.err
+    assert f'strategy: "{saved}" -> "{resumed}"' in alone.out
     assert "WARNING: the checkpoint was written by 2 ranks and is split over 1 now" in alone.out
-    assert step_numbers(of_one) == [pytest.approx(step_numbers(of_two)[2], rel=1e-5)]
+    assert step_numbers(of_one) == [pytest.approx(numbers, rel=1e-5) for numbers in step_numbers(of_two)[2:]]
 
 
 @pytest.mark.slow

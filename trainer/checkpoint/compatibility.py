@@ -10,7 +10,7 @@ from trainer.console import log_line
 from trainer.errors import UserError
 from trainer.parallel.base import Strategy
 
-BINDING = ("model.", "strategy", "task", "options.")  # a change of these makes it another model
+BINDING = ("model.", "task", "options.")  # a change of these makes it another model
 # Settings that may change between two attempts without changing the losses.
 FREE_KEYS = frozenset(
     [
@@ -31,9 +31,13 @@ def check_compatible(
     Check that training can resume from the checkpoint with this manifest; warn about what will differ.
 
     Raises:
-        UserError: it has another model, number of ranks or data.
+        UserError: it has another model or data.
     """
-    _check_world_size(manifest, world_size, any_world_size=strategy.any_world_size)
+    if manifest["world_size"] != world_size:
+        log_line(
+            f"WARNING: the checkpoint was written by {manifest['world_size']} ranks and is split over {world_size} now: "
+            "other batches, so other losses than without the change"
+        )
     step, changed = manifest["step"], differences(manifest["config"], config.as_dict())
     binding = [text for key, text in changed.items() if key.startswith(BINDING)] or _other_parameters(
         manifest, strategy
@@ -46,19 +50,6 @@ def check_compatible(
         raise UserError(
             f"the checkpoint at step {step} was trained on other data, so its position in them is meaningless: use the "
             "earlier data, or resume=none and another out= (python -m trainer.checkpoint export keeps the weights)"
-        )
-
-
-def _check_world_size(manifest: Mapping[str, Any], world_size: int, *, any_world_size: bool) -> None:
-    if manifest["world_size"] != world_size and any_world_size:
-        log_line(
-            f"WARNING: the checkpoint was written by {manifest['world_size']} ranks and is split over {world_size} now: "
-            "other batches, so other losses than without the change"
-        )
-    elif manifest["world_size"] != world_size:
-        raise UserError(
-            f"the checkpoint at step {manifest['step']} was written by {manifest['world_size']} ranks, this run has "
-            f"{world_size}: start with {manifest['world_size']} ranks, or resume=none and another out="
         )
 
 

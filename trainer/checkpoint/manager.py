@@ -16,6 +16,7 @@ from trainer.checkpoint import files, lock
 from trainer.checkpoint.code import code_version
 from trainer.checkpoint.files import Checkpoint
 from trainer.checkpoint.find import Finder
+from trainer.checkpoint.named import named
 from trainer.checkpoint.random_state import random_state, restore_random_state
 from trainer.checkpoint.space import checkpoint_bytes, checkpoints_to_hold
 from trainer.checkpoint.staging import copy_to_cpu, on_cpu
@@ -202,8 +203,7 @@ class Checkpoints:
         Load the checkpoint that `resume` selects into strategy and random generators; step 0 if there is none.
 
         Raises:
-            UserError: on all ranks alike; the selected checkpoint cannot be loaded, or has another world size
-                or model.
+            UserError: on all ranks alike; the selected checkpoint cannot be loaded, or has another model.
         """
         return self._load(strategy, lambda: self._finder.find(strategy)) or TrainState()
 
@@ -230,7 +230,9 @@ class Checkpoints:
                 if found:
                     # On a CPU an optimizer keeps the tensors it is given, so they must not be mapped from a file.
                     mapped = self.group.device.type != "cpu"
-                    state = load_state(found.path / "state.pt", found.path.name, mapped=mapped)
+                    saved = load_state(found.path / "state.pt", found.path.name, mapped=mapped)
+                    keep_scale = found.manifest["config"].get("precision") == self.config.precision == "fp16"
+                    state = named(saved, strategy.sizes, keep_scale=keep_scale)
                     outline_bytes, random_states = outline(state), (found.path / "rng.json").read_bytes()
                     header["manifest"] = found.manifest
             except (UserError, OSError) as exc:

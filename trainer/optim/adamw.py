@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Mapping
 
 import torch
 
@@ -19,6 +19,14 @@ def make_optimizer(model: torch.nn.Module, lr: float, config: OptimConfig) -> to
         if not config.fused:
             raise
         raise UserError(f"optim.fused=true: no fused AdamW here: {exc}; leave it out") from exc
+
+
+def load_moments(optimizer: torch.optim.Optimizer, model: torch.nn.Module, moments: Mapping[str, Any]) -> None:
+    """Load Adam's state of whole parameters by their names."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    ordered = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    states = {number: moments[name] for number, name in enumerate(ordered) if name in moments}
+    optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def decay_groups(model: torch.nn.Module, weight_decay: float) -> List[Dict[str, Any]]:

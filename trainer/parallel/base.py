@@ -20,13 +20,11 @@ class Strategy(Protocol):
     """
     One model on all ranks. Every rank calls every method, in the same order.
 
-    any_world_size: a state can be loaded by another number of ranks than saved it.
     state_is_live: state() returns tensors that the next step may change; copy them before it.
     sizes: number of elements of each parameter of the whole model, by name; kept in checkpoints.
     replicated: the parameters of which each rank has the same whole copy; none if they are sharded.
     """
 
-    any_world_size: bool
     state_is_live: bool
     sizes: Mapping[str, int]
     replicated: Sequence[torch.Tensor]
@@ -62,7 +60,7 @@ class Strategy(Protocol):
 
     def load(self, state: Mapping[str, Any]) -> None:
         """
-        Load what state() returned.
+        Load a state of any strategy and number of ranks, in the form of checkpoint/named.py.
 
         It is complete on rank 0. On other ranks its large tensors are uninitialised, and Group.broadcast() fills them, one at
         a time if possible, so that a rank need not hold the shards of others.
@@ -72,7 +70,6 @@ class Strategy(Protocol):
 class TorchStrategy(abc.ABC):
     """A model and one of torch's optimizers."""
 
-    any_world_size = False
     state_is_live = True
     model: Any  # a module, wrapped or not
     optimizer: torch.optim.Optimizer
@@ -111,6 +108,13 @@ class TorchStrategy(abc.ABC):
 
     def discard_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
+
+    def load_scale(self, state: Mapping[str, Any]) -> None:
+        """Load the loss scale of fp16, if there is one; DeepSpeed saves the scale without torch's settings."""
+        if self.scaler and "scaler" in state:
+            saved = state["scaler"]
+            native = saved if "scale" in saved else {**self.scaler.state_dict(), "scale": float(saved["cur_scale"])}
+            self.scaler.load_state_dict(native)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[Any]:

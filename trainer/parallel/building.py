@@ -83,11 +83,12 @@ def fill(task: Task, model: torch.nn.Module, put: Callable[[Any, Callable[[], to
     """Call `put` for each parameter, with a function that returns its initial values, whole and on the CPU."""
     for name, parameter in model.named_parameters():
         with torch.no_grad():
-            put(parameter, functools.partial(_initial_values, task, name, whole_shape(parameter)))
+            put(parameter, functools.partial(initial_values, task, name, parameter))
 
 
-def _initial_values(task: Task, name: str, shape: torch.Size) -> torch.Tensor:
-    weight = torch.empty(shape)
+def initial_values(task: Task, name: str, parameter: torch.Tensor) -> torch.Tensor:
+    """The values of a parameter, or of the whole of which it is a shard, on the CPU."""
+    weight = torch.empty(whole_shape(parameter))
     task.initialise(name, weight)
     return weight
 

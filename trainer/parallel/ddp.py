@@ -8,7 +8,7 @@ from typing import Any, ContextManager, Dict, Mapping
 import torch
 
 from trainer.config.config import TrainConfig
-from trainer.optim.adamw import make_optimizer
+from trainer.optim.adamw import load_moments, make_optimizer
 from trainer.optim.clip import clip_gradients
 from trainer.parallel.base import TorchStrategy
 from trainer.parallel.building import build_whole, sizes_of, warn_if_on_cpu
@@ -61,9 +61,8 @@ class Ddp(TorchStrategy):
         for tensor in large_tensors(state):
             self.group.broadcast(tensor)
         self.unwrapped_model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.scaler and "scaler" in state:
-            self.scaler.load_state_dict(state["scaler"])
+        load_moments(self.optimizer, self.unwrapped_model, state["moments"])
+        self.load_scale(state)
 
     def micro_batch(self, *, last: bool) -> ContextManager[None]:
         is_local = self.group.rank.launched and not last

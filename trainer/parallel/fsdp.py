@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from typing import Any, Callable, ContextManager, Dict, List, Mapping, Sequence
 
@@ -20,8 +21,6 @@ from trainer.tasks.base import Task
 
 class Fsdp2(TorchStrategy):
     """Shards stay fp32; with bf16 or fp16, blocks are gathered and computed in that type."""
-
-    any_world_size = True
 
     def __init__(self, group: Group, config: TrainConfig, task: Task) -> None:
         super().__init__(group, config, task)
@@ -52,21 +51,30 @@ class Fsdp2(TorchStrategy):
         return {**state, "scaler": self.scaler.state_dict()} if self.scaler else state
 
     def load(self, state: Mapping[str, Any]) -> None:
-        for name, tensor in state["model"].items():
-            if name not in self.sizes:  # a buffer; set_state_dict scatters the parameters from rank 0
-                self.group.broadcast(tensor)
-        api = importlib.import_module("torch.distributed.checkpoint.state_dict")
-        api.set_state_dict(
-            self.model,
-            self.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-            options=api.StateDictOptions(full_state_dict=True),
-        )
-        for group in self.optimizer.param_groups:
-            group["betas"] = tuple(group["betas"])  # set_state_dict turns tuples into lists
-        if self.scaler and "scaler" in state:
-            self.scaler.load_state_dict(state["scaler"])
+        model, moments = state["model"], state["moments"]
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        with torch.no_grad():
+            for name, buffer in self.model.named_buffers():
+                if name in model:  # persistent
+                    self.group.broadcast(model[name])
+                    buffer.copy_(model[name])
+            for parameter in (parameter for group in self.optimizer.param_groups for parameter in group["params"]):
+                name = names[parameter]
+                self._put(parameter, functools.partial(model.pop, name))  # a loaded tensor need not stay in memory
+                if name in moments:
+                    self.optimizer.state[parameter] = self._shards(parameter, moments.pop(name))
+        self.load_scale(state)
+
+    def _shards(self, parameter: Any, values: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:  # noqa: ANN401 -- a DTensor
+        """Adam's state of a parameter: shards of the moments, and the step, which a fused Adam keeps on the device."""
+        shards: Dict[str, torch.Tensor] = {}
+        for key, whole in values.items():
+            if key == "step":
+                shards[key] = whole.to(self.group.device if self.config.optim.fused else "cpu", copy=True)
+            else:
+                shards[key] = torch.zeros_like(parameter, requires_grad=False)
+                self._put(shards[key], whole.detach)
+        return shards
 
     def micro_batch(self, *, last: bool) -> ContextManager[None]:
         self.model.set_requires_gradient_sync(last)
@@ -76,7 +84,7 @@ class Fsdp2(TorchStrategy):
         return contextlib.nullcontext()
 
     def _put(self, shards: Any, whole: Callable[[], torch.Tensor]) -> None:  # noqa: ANN401 -- a DTensor
-        """Initialise on rank 0 and scatter the shards."""
+        """Scatter the shards of the tensor that `whole` returns on rank 0."""
         distribute = importlib.import_module("torch.distributed.tensor").distribute_tensor
         mine = whole() if self.group.rank.is_main else torch.empty(shards.shape)
         shards.copy_(distribute(mine.to(self.group.device), shards.device_mesh, shards.placements))

@@ -13,6 +13,7 @@ from torch import nn
 from tests.grounds.checkpoints import add_gradient
 from tests.grounds.tied_task import Model, Sentences, Tied
 from tests.grounds.trainings import world_of_one
+from trainer.checkpoint.named import named
 from trainer.config.config import load_config
 from trainer.parallel.building import build_fillable, build_whole
 from trainer.parallel.ddp import Ddp
@@ -20,6 +21,7 @@ from trainer.parallel.fsdp import Fsdp2, blocks_without_tied_weights
 from trainer.runtime.group import Group
 from trainer.runtime.init import initialise
 from trainer.tasks.gpt import Gpt
+from trainer.tensors import map_tensors
 
 CONFIG = load_config(words=["task=tests.grounds.tied_task:Tied", "device=cpu"])
 BATCH = torch.stack([Sentences()[index] for index in range(4)])
@@ -98,7 +100,14 @@ def test_shared_weights_train_under_fsdp2_as_under_ddp_and_resume_from_its_state
     split = replace(CONFIG, strategy="fsdp2")
     first = Fsdp2(group, split, Tied(split))
     assert losses(first, 3) == pytest.approx(expected[:3], rel=1e-5)
-    state = {key: dict(value) for key, value in first.state().items()}
-    second = Fsdp2(group, replace(split, seed=1), Tied(replace(split, seed=1)))
+    state = named(first.state(), first.sizes, keep_scale=False)
+    reseeded = replace(CONFIG, seed=1)
+    alone = Ddp(group, reseeded, Tied(reseeded))
+    alone.load({key: map_tensors(value, torch.clone) for key, value in state.items()})
+    assert losses(alone, 3) == pytest.approx(expected[3:], rel=1e-5)
+    second = Fsdp2(group, replace(split, seed=1), Tied(reseeded))
     second.load(state)
-    assert losses(second, 3) == pytest.approx(expected[3:], rel=1e-5)
+    assert losses(second, 1) == pytest.approx(expected[3:4], rel=1e-5)
+    third = Fsdp2(group, split, Tied(split))
+    third.load(named(alone.state(), alone.sizes, keep_scale=False))  # six steps
+    assert losses(third, 1) == pytest.approx(losses(alone, 1), rel=1e-5)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.grounds.checkpoints import add_gradient
-from trainer.announce import batch_arithmetic
+from trainer.announce import batch_arithmetic, computation
 from trainer.config.config import TrainConfig, load_config
 from trainer.errors import UserError
 from trainer.optim.clip import clip_gradients
@@ -199,6 +199,20 @@ def test_batch_is_printed_as_a_product(nodes: int, ranks: str) -> None:
     rank = replace(Rank.from_env({}), world_size=16, nodes=nodes)
     config = _config("micro_batch=1 accumulation=8")
     assert batch_arithmetic(config, rank) == f"batch 128 = micro_batch 1 x {ranks} x accumulation 8"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("", "fp32"),
+        ("precision=bf16", "bf16 by autocast"),
+        ("precision=bf16 strategy=zero0", "bf16 by autocast"),
+        ("precision=fp16 strategy=zero2", "fp16 in all layers"),
+        ("precision=bf16 strategy=fsdp2", "bf16 in all layers"),
+    ],
+)
+def test_log_names_the_scope_of_a_16_bit_precision(words: str, text: str) -> None:
+    assert computation(_config(words)) == text
 
 
 @pytest.mark.parametrize("limit", [1e-3, 0.5, 1e3, math.inf])

@@ -170,6 +170,7 @@ def _defaults(config: TrainConfig, flat: Mapping[str, Any]) -> Dict[str, Any]:
             found.update({"torch_autocast.enabled": True, "torch_autocast.dtype": "bfloat16"})
         else:
             found["bf16.check_grad_overflow"] = True  # a gradient that is not finite leaves the weights as they are
+            found["data_types.grad_accum_dtype"] = "fp32"  # by default DeepSpeed adds micro batches in bf16
     sizes = {
         "zero_optimization.reduce_bucket_size": width * width,
         "zero_optimization.stage3_prefetch_bucket_size": width * width * 9 // 10,

@@ -8,7 +8,7 @@ but 0 holds more than one whole tensor. docs/decisions/010 explains why DeepSpee
 from __future__ import annotations
 
 import importlib
-from typing import Any, Dict, List, Mapping
+from typing import Any, Callable, Dict, List, Mapping
 
 import torch
 
@@ -54,23 +54,39 @@ def collect(engine: Any, *, keep: bool) -> Dict[str, Any]:  # noqa: ANN401
 
 def restore(engine: Any, state: Mapping[str, Any], group: Group) -> None:  # noqa: ANN401
     """Load this rank's slices of the whole; the number of ranks may differ from that at collect()."""
-    sharded, optimizer = engine.optimizer, state["optimizer"]
+    sharded, moments = engine.optimizer, state["moments"]
     parameters = dict(engine.module.named_parameters())
-    if optimizer["step"] is not None:
-        _make_moments(sharded, parameters, optimizer["step"])
+    if moments:
+        _make_moments(sharded, parameters, next(iter(moments.values()))["step"])
     fill = _fill_stage_3 if hasattr(sharded, "fp32_partitioned_groups_flat") else _fill
     for name, parameter in parameters.items():
         # pop(): a loaded tensor need not stay in memory.
         weights = state["model"].pop(name)
-        moments = optimizer["moments"].pop(name) if optimizer["step"] is not None else {}
-        for whole in (weights, *moments.values()):
+        values = moments.pop(name, {})
+        values = {key: values[key] for key in MOMENTS if key in values}
+        for whole in (weights, *values.values()):
             group.broadcast(whole)
-        fill(parameter, weights, moments, group)
+        fill(parameter, weights, values, group)
     for name, buffer in _buffers(engine).items():
         group.broadcast(state["model"][name])
         buffer.copy_(state["model"][name])
-    for key, value in state["scaler"].items():
+    scaler = state.get("scaler", {})
+    for key, value in ({"cur_scale": scaler["scale"]} if "scale" in scaler else scaler).items():
         setattr(sharded.loss_scaler, key, value)
+
+
+def copy_weights(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
+    """Copies on the CPU."""
+    return {name: weight.detach().to("cpu", copy=True) for name, weight in model.named_parameters()}
+
+
+def set_weights(engine: Any, group: Group, whole: Callable[[str, Any], torch.Tensor]) -> None:  # noqa: ANN401
+    """Set the fp32 weights of all parameters to what `whole` returns on rank 0 for a name and a parameter."""
+    fill = _fill_stage_3 if hasattr(engine.optimizer, "fp32_partitioned_groups_flat") else _fill
+    for name, parameter in engine.module.named_parameters():
+        weights = whole(name, parameter)
+        group.broadcast(weights)
+        fill(parameter, weights, {}, group)
 
 
 def _buffers(engine: Any) -> Dict[str, torch.Tensor]:  # noqa: ANN401
@@ -90,8 +106,9 @@ def _make_moments(sharded: Any, parameters: Mapping[str, Any], step: Any) -> Non
     """Create Adam's state, which it would create in its first step, to be filled."""
     inner, flat = sharded.optimizer, _flat_slices(sharded)
     for weights in flat:
-        # A fused Adam keeps its step count on the device.
-        mine = step.to(weights.device, copy=True) if inner.defaults.get("fused") else _copied(step)
+        # A fused Adam keeps its step count on the device, DeepSpeed's Adam for CPUs as a plain number.
+        mine = step.to(weights.device if inner.defaults.get("fused") else "cpu", copy=True)
+        mine = mine if isinstance(inner, torch.optim.AdamW) else int(mine)
         inner.state[weights] = {"step": mine, **{key: torch.zeros_like(weights) for key in MOMENTS}}
     _link(sharded, parameters)
 
@@ -108,10 +125,6 @@ def _link(sharded: Any, parameters: Mapping[str, Any]) -> None:  # noqa: ANN401
         if mapping is not None:
             mine = flat[mapping.param_group_index]
             mapping.set_optim_state_fragment(mine, sharded.optimizer.state[mine])
-
-
-def _copied(step: Any) -> Any:  # noqa: ANN401 -- a tensor, or a plain number in DeepSpeed's and in old Adams
-    return step.clone() if isinstance(step, torch.Tensor) else step
 
 
 def _fill(parameter: Any, weights: torch.Tensor, moments: Mapping[str, torch.Tensor], group: Group) -> None:  # noqa: ANN401

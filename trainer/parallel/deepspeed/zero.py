@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import math
@@ -16,9 +17,9 @@ from trainer.config.config import ZERO_STAGES, TrainConfig
 from trainer.console import log_line
 from trainer.errors import UserError
 from trainer.io import replace_text
-from trainer.optim.adamw import make_optimizer
+from trainer.optim.adamw import load_moments, make_optimizer, whole_shape
 from trainer.parallel.buffers import Buffers, refuse_batch_norm
-from trainer.parallel.building import build_fillable, build_plain, build_whole, fill, sizes_of
+from trainer.parallel.building import build_fillable, build_plain, build_whole, fill, initial_values, sizes_of
 from trainer.parallel.deepspeed import state as zero_state
 from trainer.parallel.deepspeed.config import deepspeed_config, strict_json
 from trainer.parallel.deepspeed.cpu_adam import cpu_adam
@@ -36,7 +37,6 @@ class Zero:
 
     def __init__(self, group: Group, config: TrainConfig, task: Task, out: Path) -> None:
         self.group, self.config, self.task, self.stage = group, config, task, ZERO_STAGES[config.strategy]
-        self.any_world_size = self.stage > 0
         self.state_is_live = self.stage == 0
         self._holds_gradients = False
         warning = package_warning(group.accelerator.name, config.strategy)
@@ -54,11 +54,16 @@ class Zero:
         if self.stage > 0 and config.precision != "fp32":
             refuse_batch_norm(model, config)
             model.register_forward_pre_hook(_cast_inputs)
+        rounds = self.stage > 0 and config.precision != "fp32"
+        before = zero_state.copy_weights(model) if rounds and not split else {}
         optimizer = cpu_adam(group, config, model) if config.offload_optimizer else None
         optimizer = optimizer or make_optimizer(model, config.lr, config.optim)
         self.engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)[0]
         whole = self.stage != SPLIT_STAGE
         self.replicated: Sequence[torch.Tensor] = list(self.engine.module.parameters()) if whole else []
+        if rounds:  # the engine made its fp32 weights from rounded ones
+            drawn = functools.partial(_drawn, group, task)
+            zero_state.set_weights(self.engine, group, drawn if split else lambda name, _: before.pop(name))
         scaler: Any = getattr(self.engine.optimizer, "loss_scaler", None)
         if hasattr(scaler, "raise_error_at_min_scale"):
             scaler.raise_error_at_min_scale = False  # a plain Exception; the trainer counts skipped steps itself
@@ -121,7 +126,7 @@ class Zero:
             for tensor in large_tensors(state):
                 self.group.broadcast(tensor)
             self.engine.module.load_state_dict(state["model"])
-            self.engine.optimizer.load_state_dict(state["optimizer"])
+            load_moments(self.engine.optimizer, self.engine.module, state["moments"])
         else:
             zero_state.restore(self.engine, state, self.group)
 
@@ -143,6 +148,11 @@ def _build_split(group: Group, config: TrainConfig, task: Task, settings: Mappin
         model = build_plain(task, config)
     fill(task, model, put)
     return model
+
+
+def _drawn(group: Group, task: Task, name: str, weight: Any) -> torch.Tensor:  # noqa: ANN401 -- as above
+    """The initial values on rank 0, and memory for them on the others."""
+    return initial_values(task, name, weight) if group.rank.is_main else torch.empty(whole_shape(weight))
 
 
 def _cast_inputs(model: torch.nn.Module, inputs: Tuple[Any, ...]) -> Tuple[Any, ...]:
