@@ -8,9 +8,10 @@ from dataclasses import asdict, replace
 import pytest
 
 from orchestrator.diagnosis.weigh import Confidence, Diagnosis
+from orchestrator.errors import LoginRefused, NodeError, NodesError, Unreachable
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.run import Failure, RankExit, RunState
-from orchestrator.verdict.classify import classify
+from orchestrator.verdict.classify import classify, failure_of_launch
 from orchestrator.verdict.judge import Verdict
 
 EXIT = RankExit("n1", 3, 1, None)
@@ -94,3 +95,18 @@ def test_states_and_messages_without_an_exit() -> None:
     assert found(Verdict(RunState.FAILED, message="n0: disk", is_refused=True)) == (FailureClass.CONFIG, Retry.NEVER)
     assert found(Verdict(RunState.LOST)) == (FailureClass.NODE, Retry.ELSEWHERE)
     assert found(Verdict(RunState.DONE)) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (Unreachable("n0", "no route to host"), FailureClass.NODE),
+        (NodesError([LoginRefused("n0", "the key is wrong"), Unreachable("n1", "timeout")], 2), FailureClass.NODE),
+        (NodesError([LoginRefused("n0", "the key is wrong")], 2), FailureClass.CONFIG),
+        (NodeError("n0", "the disk of /w is full (0 of 100 GB free)"), FailureClass.STORAGE),
+        (OSError(28, "No space left on device"), FailureClass.STORAGE),
+        (ZeroDivisionError(), FailureClass.UNKNOWN),
+    ],
+)
+def test_a_launch_that_failed_has_a_class(error: BaseException, kind: FailureClass) -> None:
+    assert failure_of_launch(error) == Failure(kind, kind.retry)
