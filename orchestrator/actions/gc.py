@@ -218,7 +218,7 @@ def _sites_of(plan: LaunchPlan) -> list[Site]:
             return [host]
         ssh = PlannedSsh.of(unshared_workdir.ssh_to_nodes(plan, slurm_host(plan)))
         return [host, *(Site(node, "ssh", ssh) for node in plan.nodes)]
-    return [Site(node, plan.transport, ssh) for node in plan.nodes]
+    return [Site(node, plan.transport, ssh) for node in plan.used_nodes]
 
 
 def _collect_site(site: Site, limits: Limits, claims: _Claims, terminal: Terminal) -> SiteGarbage:

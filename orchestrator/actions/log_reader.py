@@ -199,9 +199,9 @@ class LogReader:
         return [Feed(folder, self._selection, failure=folder.failure) for folder in folders]
 
     def _wanted_nodes(self) -> frozenset[str] | None:
-        """The nodes that can have wanted lines; None if Slurm may have moved ranks to other nodes."""
+        """The nodes that can have wanted lines; None if ranks may have moved to other nodes."""
         wanted = self._selection
-        if self._plan.launcher == "slurm":
+        if self._plan.launcher == "slurm" or self._plan.replaced:
             return None
         return frozenset(
             node.name

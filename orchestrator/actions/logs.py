@@ -126,7 +126,7 @@ def selection(wanted: Filter, plan: LaunchPlan, now: float, *, has_routine: bool
 
 def rank_counts(plan: LaunchPlan) -> Callable[[str], int]:
     """Return the number of ranks by node name, as a function; nodes that Slurm chooses have equally many."""
-    counts = {} if plan.by_count else {node.name: len(node.ranks) for node in plan.nodes}
+    counts = {} if plan.by_count else {node.name: len(node.ranks) for node in plan.used_nodes}
     chosen = plan.world_size // plan.node_count if plan.by_count else 0
     return lambda node: counts.get(node, chosen)
 
@@ -140,7 +140,7 @@ def node_names(text: str | None, plan: LaunchPlan) -> frozenset[str] | None:
     """
     if text is None:
         return None
-    known = {node.name for node in plan.nodes}
+    known = {node.name for node in plan.used_nodes}
     try:
         names = frozenset(expand(text))
     except ValueError as exc:

@@ -22,8 +22,12 @@ def restarts_of(launched: Launched, launcher: DirectLauncher, on_warning: Callab
     if not max_retries:
         return None
     if planned is None:
-        return Restarts(folder, max_retries, None)
-    return Restarts(folder, max_retries, lambda plan: _start(replace(planned, plan=plan), launcher, folder, on_warning))
+        return Restarts(folder, max_retries, None, lambda: False)
+
+    def start(plan: LaunchPlan) -> LaunchPlan:
+        return _start(replace(planned, plan=plan), launcher, folder, on_warning)
+
+    return Restarts(folder, max_retries, start, lambda: launcher.is_shared)
 
 
 def _start(

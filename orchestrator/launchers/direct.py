@@ -47,6 +47,8 @@ class DirectLauncher:
         connected: Mapping[str, Endpoint] = MappingProxyType({}),
         on_progress: OnProgress = no_progress,
     ) -> None:
+        self.is_shared = False
+        """The nodes of the first attempt share a file system."""
         self._plans_lock = threading.Lock()
         self._plans = [plan]
         """The plans of all attempts; `without_reconnects` shares it."""
@@ -87,7 +89,7 @@ class DirectLauncher:
                 self._plans.append(plan)
 
     def _add_nodes(self, plan: LaunchPlan) -> None:
-        for node in plan.nodes:
+        for node in (*plan.nodes, *plan.spares, *plan.replaced):
             self._connecting.setdefault(node.name, threading.Lock())
             self._queued_s.setdefault(node.name, 0.0)
 
@@ -143,11 +145,14 @@ class DirectLauncher:
         replies = self._on_each(plan.nodes, partial(put_run, claim=True), "preparing")
         answers = list(zip(plan.nodes, replies, strict=True))
         first = [node for node, reply in answers if reply["is_first"]]
+        if plan.attempt > 1 and self.is_shared and plan.head in first:
+            raise LaunchError(f"{plan.head.name}, which would have rank 0, does not share the folder of the run")
         # each push on its own would be slow with a thousand at once, and a slow one is taken for a lost node
         lacking = [node for node, reply in answers if reply["is_first"] and not reply["is_written"]]
         self._on_each(lacking, push, "pushing", size_bytes=bundle.size_bytes, limit=self._fanout)
         self._on_each([node for node, reply in answers if not reply["is_first"]], follow, "preparing")
-        if len(first) == 1:  # on one file system
+        if plan.attempt == 1 and len(first) == 1:  # on one file system
+            self.is_shared = True
             self.reach(plan.head).put_files(f"{plan.run_dir(plan.head)}/{SHARED}", [])
 
     def add_defaults(self, defaults: Mapping[str, Mapping[str, str]]) -> None:
@@ -180,7 +185,7 @@ class DirectLauncher:
     ) -> Sequence[AttemptFolder]:
         """One folder per node."""
         plan = replace(self.plan, attempt=attempt)
-        needed = [node for node in plan.nodes if nodes is None or node.name in nodes]
+        needed = [node for node in self.plan.nodes_of(attempt) if nodes is None or node.name in nodes]
         failures = self._connection_failures(needed) if connect else [None] * len(needed)
         return [
             AttemptFolder(partial(self.reach, node), plan.attempt_dir(node), (node.name,), failure)

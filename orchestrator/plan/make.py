@@ -69,6 +69,7 @@ def make_plan(
         commit=commit,
         ssh=inventory.ssh.model_dump(mode="json"),
         max_retries=_max_retries(inventory, request),
+        spares=_spares(inventory, request, chosen),
         slurm=_slurm_settings(inventory, request, by_count=chosen.by_count),
         orphan_timeout_s=request.orphan_timeout_s,
         isolation_timeout_s=None if request.launcher == "slurm" else request.isolation_timeout_s,
@@ -77,6 +78,20 @@ def make_plan(
         is_checked_in_job=_is_checked_in_job(inventory, request),
         skipped=request.skipped,
     )
+
+
+def _spares(inventory: Inventory, request: Request, chosen: _Chosen) -> tuple[NodePlan, ...]:
+    """The nodes that may replace others over SSH: tagged as spare, of the same kind, and with a device for each rank."""
+    if request.launcher == "slurm" or not _max_retries(inventory, request):
+        return ()
+    kinds, most = {node.accelerator for node in chosen.nodes}, max(chosen.ranks_each)
+    spares = [
+        node
+        for node in inventory.nodes
+        if SPARE in node.tags and node not in chosen.nodes and node.accelerator in kinds and node.devices >= most
+    ]
+    nodes = assign_ranks(inventory, spares, [0] * len(spares))
+    return _with_debugging(nodes, spares)[0] if request.debug else nodes
 
 
 def _max_retries(inventory: Inventory, request: Request) -> int:

@@ -13,6 +13,7 @@ from orchestrator.run import LauncherName, Program, trainer_setting
 from orchestrator.stored import known_fields
 
 GRACE_S = 10.0
+_NODES = ("nodes", "spares", "replaced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,12 @@ class LaunchPlan:
     warnings: tuple[str, ...] = ()
     max_retries: int = 0
     """How often a failed run is restarted."""
+    spares: tuple[NodePlan, ...] = ()
+    """Over SSH, the nodes without ranks that may replace nodes in later attempts."""
+    replaced: tuple[NodePlan, ...] = ()
+    """The nodes that took part in earlier attempts only."""
+    earlier: tuple[tuple[str, ...], ...] = ()
+    """The names of the nodes of each earlier attempt over SSH."""
     restarted: str = ""
     """Why this attempt follows another one; empty for the first."""
     setup: tuple[str, ...] = ()
@@ -130,6 +137,18 @@ class LaunchPlan:
         """The node of rank 0, which hosts the rendezvous."""
         return self.nodes[0]
 
+    @property
+    def used_nodes(self) -> tuple[NodePlan, ...]:
+        """The nodes of all attempts so far."""
+        return (*self.nodes, *self.replaced)
+
+    def nodes_of(self, attempt: int) -> tuple[NodePlan, ...]:
+        """The nodes of an attempt over SSH; for an earlier one, their ranks may be those of a later one."""
+        if attempt > len(self.earlier):
+            return self.nodes
+        by_name = {node.name: node for node in (*self.spares, *self.replaced, *self.nodes)}
+        return tuple(by_name[name] for name in self.earlier[attempt - 1])
+
     def run_dir(self, node: NodePlan) -> str:
         """The run's folder on that node (ORCH_RUN_DIR)."""
         return f"{self.runs_dir(node)}/{self.run_id}"
@@ -157,11 +176,12 @@ class LaunchPlan:
 
 def to_json(plan: LaunchPlan) -> dict[str, Any]:
     """The plan as it is stored with the run, without environment values: only the scripts (mode 0600) hold them."""
-    data = {**asdict(plan), "nodes": []}
-    for node in plan.nodes:
-        fields = {**asdict(node), "ranks": [node.ranks.start, node.ranks.stop]}
-        data["nodes"].append({name: value for name, value in fields.items() if name not in ("env", "secrets")})
-    return data
+    return {**asdict(plan), **{name: list(map(_node_json, getattr(plan, name))) for name in _NODES}}
+
+
+def _node_json(node: NodePlan) -> dict[str, Any]:
+    fields = {**asdict(node), "ranks": [node.ranks.start, node.ranks.stop]}
+    return {name: value for name, value in fields.items() if name not in ("env", "secrets")}
 
 
 def from_json(data: Mapping[str, Any]) -> LaunchPlan:
@@ -174,7 +194,9 @@ def from_json(data: Mapping[str, Any]) -> LaunchPlan:
     known = known_fields(LaunchPlan, data)
     program = Program(**{**known_fields(Program, data["program"]), "args": tuple(data["program"]["args"])})
     sweep = _sweep(data["sweep"]) if data.get("sweep") else None
-    values: dict[str, Any] = {"nodes": tuple(map(_node, data["nodes"])), "program": program, "sweep": sweep}
+    values: dict[str, Any] = {"program": program, "sweep": sweep, "nodes": tuple(map(_node, data["nodes"]))}
+    values |= {name: tuple(map(_node, data.get(name, ()))) for name in _NODES[1:]}
+    values["earlier"] = tuple(map(tuple, data.get("earlier", ())))
     values |= {name: tuple(data.get(name, ())) for name in ("warnings", "setup", "skipped")}
     return LaunchPlan(**{**known, **values})
 

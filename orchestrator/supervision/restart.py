@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 
 from orchestrator.endpoint.replies import NodeObservation
-from orchestrator.errors import OrchError
+from orchestrator.errors import NodesError, OrchError
 from orchestrator.failure_class import FailureClass
 from orchestrator.names.hostlist import fold
 from orchestrator.node.events import NO_RETRY, REQUEUE, State
-from orchestrator.node.retry import newest_saved, reason_against_restart, retry_may_help, saved_step
+from orchestrator.node.retry import choose_nodes, newest_saved, reason_against_restart, retry_may_help, saved_step
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RankExit, RunState
 from orchestrator.store import RunFolder
@@ -76,7 +76,13 @@ def _is_out_of_memory(verdict: Verdict) -> bool:
 class Restarts:
     """The restarts of one run, by the process that owns it."""
 
-    def __init__(self, folder: RunFolder, max_retries: int, start: Callable[[LaunchPlan], LaunchPlan] | None) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        max_retries: int,
+        start: Callable[[LaunchPlan], LaunchPlan] | None,
+        is_shared: Callable[[], bool],
+    ) -> None:
         """
         Prepare for the first attempt to fail.
 
@@ -84,10 +90,12 @@ class Restarts:
             start: checks the nodes and starts the agents of an attempt; returns the plan as it was carried out. OrchError if that
                 fails, and nothing of it is left running. None for a process that has not launched the run: it does not know the
                 values of the environment.
+            is_shared: True if the nodes share the folder of the run.
         """
         self._folder = folder
         self._max_retries = max_retries
         self._start = start
+        self._is_shared = is_shared
         self._attempts: list[DirectAttempt] = []
 
     def reason_against(self, verdict: Verdict, attempt: DirectAttempt) -> str:
@@ -106,16 +114,44 @@ class Restarts:
         """Start the next attempt; return why that failed, or empty."""
         assert self._start is not None, "see reason_against"
         self._attempts.append(attempt)
-        if attempt.lost:
-            return f"not restarted: {fold(attempt.lost)} cannot be reached, and there is no spare node"
-        decision = f"the run restarts as attempt {plan.attempt + 1}: {verdict.message}; {newest_saved(self._attempts)}"
-        following = replace(plan, attempt=plan.attempt + 1, restarted=decision)
-        self._record(following, verdict, attempt)
-        try:
-            self._folder.write_plan(self._start(following))
-        except OrchError as error:
-            return f"attempt {following.attempt} could not be started: {error}"
-        return ""
+        unusable: set[str] = set()  # spare nodes that cannot be reached
+        while True:
+            names = self._choose(plan, unusable)
+            if len(names) < len(plan.nodes):
+                return f"not restarted: {fold(attempt.lost)} cannot be reached, and {self._lack(plan, unusable)}"
+            following = _following(plan, names, f"{verdict.message}; {newest_saved(self._attempts)}")
+            self._record(following, verdict, attempt)
+            try:
+                self._folder.write_plan(self._start(following))
+            except NodesError as error:
+                unreached = {failure.node for failure in error.failures} - {node.name for node in plan.nodes}
+                if not unreached:
+                    return f"attempt {following.attempt} could not be started: {error}"
+                unusable |= unreached
+            except OrchError as error:
+                return f"attempt {following.attempt} could not be started: {error}"
+            else:
+                return ""
+
+    def _choose(self, plan: LaunchPlan, unusable: Collection[str]) -> Sequence[str]:
+        """The names of the nodes of the next attempt; too few if a node is lost that no other can replace."""
+        pool = [node.name for node in (*plan.nodes, *plan.spares, *plan.replaced) if node.name not in unusable]
+        attempts = self._attempts
+        if not self._is_shared():  # what a node has saved is on that node alone
+            if self._has_lost_checkpoints(plan):
+                return ()
+            attempts = [replace(attempt, first_failed_node=None) for attempt in attempts]
+        return choose_nodes(pool, len(plan.nodes), attempts, [node.name for node in plan.spares])
+
+    def _has_lost_checkpoints(self, plan: LaunchPlan) -> bool:
+        last = self._attempts[-1]
+        is_local = not self._is_shared() and plan.checkpoint_folder is None
+        return is_local and plan.head.name in last.lost and any(attempt.saved for attempt in self._attempts)
+
+    def _lack(self, plan: LaunchPlan, unusable: Collection[str]) -> str:
+        if self._has_lost_checkpoints(plan):
+            return "the checkpoints of rank 0 are on that node alone"
+        return f"{fold(unusable)} cannot be reached either" if unusable else "no spare node is left"
 
     def _record(self, plan: LaunchPlan, verdict: Verdict, attempt: DirectAttempt) -> None:
         """Record the plan of the next attempt, the end of the last one and the decision, before anything is started."""
@@ -133,9 +169,35 @@ class Restarts:
         }
         self._folder.change(
             lambda record: replace(
-                record, attempt=plan.attempt, attempts=(*record.attempts, ended), state=RunState.STARTING, message=None
+                record,
+                attempt=plan.attempt,
+                attempts=(*record.attempts[: plan.attempt - 2], ended),
+                state=RunState.STARTING,
+                message=None,
             )
         )
+
+
+def _following(plan: LaunchPlan, names: Collection[str], cause: str) -> LaunchPlan:
+    """The plan of the next attempt on these nodes; a node that is new takes the place and the ranks of one that is left out."""
+    available = {node.name: node for node in (*plan.spares, *plan.replaced)}
+    incoming = iter([available[name] for name in names if name in available])
+    nodes = tuple(
+        node if node.name in names else replace(next(incoming), node_rank=node.node_rank, ranks=node.ranks)
+        for node in plan.nodes
+    )
+    left_out = tuple(node for node in plan.nodes if node.name not in names)
+    new = [node.name for node in nodes if node.name in available]
+    change = f"; {fold(new)} replaces {fold(node.name for node in left_out)}" if new else ""
+    return replace(
+        plan,
+        attempt=plan.attempt + 1,
+        nodes=nodes,
+        spares=tuple(node for node in plan.spares if node.name not in new),
+        replaced=(*(node for node in plan.replaced if node.name not in new), *left_out),
+        earlier=(*plan.earlier, tuple(node.name for node in plan.nodes)),
+        restarted=f"the run restarts as attempt {plan.attempt + 1}: {cause}{change}",
+    )
 
 
 def _reason_never(failure: RankExit | None) -> str:

@@ -37,6 +37,9 @@ for number in range(30_000):
 """
 
 
+RANKS_WITH_SPARE = ((0, 1, "h0"), (0, 2, "h0"), (1, 1, "h1"), (1, 2, "h2"))
+
+
 @pytest.fixture
 def orch(hosts: Hosts, tmp_path: Path) -> Orch:
     """orch on the controller, beside an inventory.yaml of three hosts with one rank each."""
@@ -181,6 +184,28 @@ def test_killed_host_fails_the_run_which_names_it_and_ends_on_the_others(
     assert f"h{lost}" in record["message"]
     until(lambda: orch.processes_of(run) == [], awaited="every process of the run to be gone")
     assert own_training.poll() is None
+
+
+@pytest.mark.slow
+def test_host_that_is_cut_off_is_replaced_by_a_spare_one(hosts: Hosts, tmp_path: Path) -> None:
+    """Only once it has ended its rank itself, because nobody reaches it; its log is read when it can be reached again."""
+    hosts.inventory(tmp_path, spares=["h2"], restart={"max_retries": 1})
+    orch = hosts.orch(tmp_path)
+    script = 'echo "rank $RANK of attempt $ORCH_ATTEMPT on $ORCH_NODE"; [ "$ORCH_ATTEMPT" = 2 ] || exec sleep 1000'
+    run = orch("ssh-launch", "--detach", "--isolation-timeout", "2s", "--", "sh", "-c", script).stdout.strip()
+    files = [hosts[rank].path(folder) / f"rank-{rank}.out" for rank, folder in enumerate(orch.node_folders(run))]
+    until(lambda: all(_count(file) for file in files), awaited="the ranks", deadline_s=60)
+    until(lambda: orch.recorded(run) == "RUNNING", awaited="all nodes to answer the supervisor", deadline_s=60)
+    hosts[1].link(up=False)
+    until(lambda: orch.recorded(run) in ("DONE", "FAILED"), awaited="the outcome", deadline_s=150)
+    assert orch.processes_of(run) == []
+    hosts[1].link(up=True)
+    status = orch.status(run)
+    assert (status["state"], status["attempt"]) == ("DONE", 2), _events_text(orch, run)
+    assert "h1 is gone" in status["attempts"][0]["decision"]
+    assert status["attempts"][0]["decision"].endswith("nothing was saved; h2 replaces h1")
+    lines = [line["text"] for line in orch.lines(run) if line["stream"] == "out"]
+    assert sorted(lines) == [f"rank {rank} of attempt {attempt} on {node}" for rank, attempt, node in RANKS_WITH_SPARE]
 
 
 def test_run_continues_after_a_host_was_frozen(orch: Orch, hosts: Hosts) -> None:

@@ -213,7 +213,15 @@ class Hosts:
         settings = client_settings(user=self.user, port=PORT, key=self.client_key, known_hosts=self.known_hosts)
         return write_client_config(path, aliases, pattern=f"h? {SUBNET}.*", settings=settings, winning=options)
 
-    def inventory(self, folder: Path, *, nodes: Sequence[str] | None = None, devices: int = 1, **extra: object) -> Path:
+    def inventory(
+        self,
+        folder: Path,
+        *,
+        nodes: Sequence[str] | None = None,
+        spares: Sequence[str] = (),
+        devices: int = 1,
+        **extra: object,
+    ) -> Path:
         """Write `folder`/inventory.yaml for all hosts or the named ones; mappings of `extra` are merged into the defaults."""
         chosen = [host for host in self.hosts if nodes is None or host.name in nodes]
         base = {
@@ -223,7 +231,10 @@ class Hosts:
             "transport": "ssh",
             "defaults": {"python": str(self.python), "workdir": str(self.home / secrets.token_hex(4))},
             "ssh": {"config": str(self.ssh_config)},
-            "nodes": [{"name": host.name, "address": host.address} for host in chosen],
+            "nodes": [
+                {"name": host.name, "address": host.address, **({"tags": ["spare"]} if host.name in spares else {})}
+                for host in chosen
+            ],
         }
         return write_inventory(folder / "inventory.yaml", base, extra)
 
