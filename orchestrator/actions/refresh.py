@@ -26,6 +26,7 @@ from orchestrator.run import RunEntry, RunRecord, RunState
 from orchestrator.store import RunFolder
 from orchestrator.supervision.queries import observe_by_owner
 from orchestrator.verdict import observe
+from orchestrator.verdict.hangs import hang_findings
 from orchestrator.verdict.hardware import hardware_findings
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.last_lines import with_last_lines
@@ -99,9 +100,9 @@ class Refreshed:
         return observe.stopped_agents(self.nodes, self.record.id)
 
     def findings(self) -> list[Finding]:
-        """The findings about the hardware that the ranks use, and about copies of the model that differ, until that is recorded."""
+        """The findings about progress and hardware of the ranks, and about copies of the model that differ, until that is recorded."""
         differing = None if self.record.replicas else differing_replicas(self.nodes)
-        return [*hardware_findings(self.nodes), *([] if differing is None else [differing])]
+        return [*hang_findings(self.nodes), *hardware_findings(self.nodes), *([] if differing is None else [differing])]
 
     def unsupervised(self) -> str:
         """The warning that nobody supervises a run over SSH, or some nodes; empty if there is no such case."""

@@ -237,7 +237,8 @@ class NodeObservation:
     The state of one node folder. `alive` is valid only if `same_boot`: another machine, such as a login node, cannot know it.
 
     `progress` has the content of the progress files, with times of this machine's clock; `stopped` is True if a signal (SIGSTOP)
-    has stopped the agent; `cards` is the last sample of the node's cards, `network` the one that NCCL took, None if unknown; `stacks` the innermost call of each rank that left stacks; `folder` is
+    has stopped the agent; `cards` is the last sample of the node's cards, `network` the one that NCCL took, None if unknown; `hang` the
+    report of ranks that make no progress, None if they do; `stacks` the innermost call of each rank that left stacks; `folder` is
     the path on the node; `log` is the end of agent.log if the agent wrote no last event.
     """
 
@@ -255,6 +256,7 @@ class NodeObservation:
     stopped: bool = False
     cards: messages.CardsBody | None = None
     network: messages.NetworkBody | None = None
+    hang: messages.HangBody | None = None
 
     @classmethod
     def of(cls, body: messages.NodeBody, clock: ClockBounds) -> NodeObservation:
@@ -275,6 +277,7 @@ class NodeObservation:
             stopped=body["stopped"],
             cards=body.get("cards"),
             network=body.get("network"),
+            hang=body.get("hang"),
         )
 
     @classmethod

@@ -354,6 +354,14 @@ class RanksReply(TypedDict):
     nodes: Dict[str, Dict[int, RankBody]]
 
 
+class HangBody(TypedDict):
+    """hang.json: since `time`, no rank of the node has made progress. `step_s` is the longest duration among the last steps, 0 if unknown."""
+
+    time: float
+    step_s: float
+    ranks: Dict[int, RankBody]
+
+
 class NodeBody(TypedDict):
     node: str
     agent: Optional[AgentBody]
@@ -367,6 +375,7 @@ class NodeBody(TypedDict):
     progress: Dict[int, Json]
     cards: NotRequired[Optional[CardsBody]]
     network: NotRequired[Optional[NetworkBody]]
+    hang: NotRequired[Optional[HangBody]]
     stacks: Dict[int, str]
     folder: str
     log: str

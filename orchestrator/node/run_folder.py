@@ -16,6 +16,7 @@ ATTEMPT = "attempt-"
 AGENT_RECORD = "agent.json"
 AGENT_LOG = "agent.log"  # stdout and stderr of the agent and its guard
 NETWORK_REPORT = "network.json"  # the network that NCCL took, once the agent knows it
+HANG_REPORT = "hang.json"  # the positions of ranks that make no progress
 CARDS_REPORT = "cards.json"  # the agent's last sample of the cards
 
 

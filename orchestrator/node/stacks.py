@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from typing import Dict, Iterable, List, Mapping, Sequence, Tuple
 
 STACKS = "stacks"
+MOST_CALLS = 6
 LAST_BYTES = 1 << 16  # more than the hundred calls that faulthandler writes per thread
 DATA_LOADER = "/torch/utils/data/"
 LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
@@ -61,7 +62,9 @@ def folded_calls(calls: Mapping[int, str]) -> str:
     for rank, call in calls.items():
         ranks_at.setdefault(call, []).append(rank)
     rarest_first = sorted(ranks_at.items(), key=lambda item: (len(item[1]), item[1]))
-    return "; ".join(f"{ranks_text(ranks)} at {call}" for call, ranks in rarest_first)
+    texts = [f"{ranks_text(ranks)} at {call}" for call, ranks in rarest_first[:MOST_CALLS]]
+    more = len(rarest_first) - MOST_CALLS
+    return "; ".join(texts + ([f"{more} other calls"] if more > 0 else []))
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

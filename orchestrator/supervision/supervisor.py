@@ -28,6 +28,7 @@ from orchestrator.supervision.answers import Answers
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.supervision.queries import Queries, make_folder
 from orchestrator.supervision.restart import DirectAttempt, Restarts
+from orchestrator.verdict.hangs import positions_without_progress
 from orchestrator.verdict.judge import Verdict, judge
 from orchestrator.verdict.last_lines import with_last_lines
 from orchestrator.verdict.launching import is_launching
@@ -68,6 +69,7 @@ class Supervisor:
         self._poller = Poller(folder, self._plan, launcher)
         self._states = self._poller.states
         self._answers = Answers(self._plan, launcher, self._states)
+        self._without_progress = False
         self._refused_timeout_s: float | None = self._plan.ssh.get("refused_timeout_s")
 
     def run(
@@ -159,6 +161,7 @@ class Supervisor:
                 return verdict
             if verdict is not None and not verdict.state.final:
                 settle_if_writable(self._folder, verdict)
+            self._record_hang()
             verdict = self._node_gone()
             if verdict is not None:
                 return verdict
@@ -181,6 +184,15 @@ class Supervisor:
         with contextlib.suppress(OSError):  # a full disk must not end the supervision
             self._folder.update(replicas=str(differing))
         self._folder.add_event("replicas-differ", str(differing))
+
+    def _record_hang(self) -> None:
+        """Record once that no rank makes progress, and which ranks and which silent nodes the others wait for."""
+        silent = [name for name, state in self._states.items() if state.failure is not None]
+        text = positions_without_progress(self._observations())
+        if text and not self._without_progress:
+            no_answer = f"; {fold(silent)} does not answer" if silent else ""
+            self._folder.add_event("no-progress", f"the ranks make no progress: {text}{no_answer}")
+        self._without_progress = bool(text)
 
     def _observations(self) -> list[NodeObservation]:
         return [state.observation for state in self._states.values() if state.observation is not None]

@@ -7,8 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.findings import Finding, Severity
 from orchestrator.names.hostlist import fold
+from orchestrator.node.stacks import folded_calls
 from orchestrator.run import RankExit
+from orchestrator.verdict.positions import suspects
 
 HANG = "hang"
 PHASES = ("init", "eval", "save", "saved", "step", "done")  # the order within one step
@@ -19,8 +22,32 @@ def diagnose_hang(failure: RankExit, nodes: Sequence[NodeObservation]) -> RankEx
     """Add the suspected ranks and the folders of the stack traces to the error of a hang; other failures are unchanged."""
     if failure.kind != HANG:
         return failure
-    parts = [failure.error, _suspects(nodes), *_stack_folders(nodes)]
+    reported = positions_without_progress(nodes)
+    parts = [failure.error, *([reported] if reported else [_suspects(nodes)]), *_stack_folders(nodes)]
     return replace(failure, error="; ".join(part for part in parts if part))
+
+
+def positions_without_progress(nodes: Sequence[NodeObservation]) -> str:
+    """The ranks that the others wait for, and the calls of all ranks, if every node with ranks reports that they make no progress."""
+    with_ranks = [node for node in nodes if node.ranks]
+    bodies = {int(rank): body for node in with_ranks if node.hang for rank, body in node.hang["ranks"].items()}
+    if not bodies or any(node.hang is None for node in with_ranks):
+        return ""
+    node_of = {int(rank): node.node for node in with_ranks if node.hang for rank in node.hang["ranks"]}
+    calls = folded_calls({rank: body["call"] for rank, body in bodies.items() if body["call"]})
+    return "; ".join(filter(None, (suspects(bodies, node_of), calls)))
+
+
+def hang_findings(nodes: Sequence[NodeObservation]) -> list[Finding]:
+    """The finding that the ranks of a running attempt make no progress."""
+    text = positions_without_progress([node for node in nodes if node.finished is None])
+    names = tuple(node.node for node in nodes if node.hang and node.finished is None)
+    remedy = "they continue, or end when a collective times out; the stacks are in stacks/*.no-progress.txt of each node's folder"
+    return (
+        [Finding(Severity.WARN, "no-progress", "the ranks make no progress", names, evidence=text, remedy=remedy)]
+        if text
+        else []
+    )
 
 
 def _suspects(nodes: Sequence[NodeObservation]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -10,7 +12,10 @@ from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.node.agent.failure import failure_of
 from orchestrator.node.stacks import innermost_call, innermost_calls
 from orchestrator.run import RankExit
-from orchestrator.verdict.hangs import diagnose_hang
+from orchestrator.verdict.hangs import diagnose_hang, hang_findings, positions_without_progress
+
+if TYPE_CHECKING:
+    from orchestrator.node.messages import HangBody, RankBody
 
 WAITS, READS = "trainer/runtime/group.py:139 in end", "my/data.py:7 in __getitem__"
 TIMEOUT = RankExit("n0", 0, 1, None, "Timed out", kind="hang")
@@ -122,3 +127,31 @@ def test_exit_of_a_rank_that_left_stacks_is_a_hang(
     (tmp_path / "stacks/3.txt").write_text(stacks)
     assert failure_of(str(tmp_path), 3, signal, [3])[1] == found
     assert set(innermost_calls(str(tmp_path), [3, 4])) == ({3} if stacks else set())
+
+
+def _without_progress(node: NodeObservation, *, state: str = "S", call: str = WAITS) -> NodeObservation:
+    rank: RankBody = {
+        "pid": 1, "state": state, "answers": state != "T", "phase": "step", "step": 12, "call": call if state != "T" else "",
+        "loads_data": False, "groups": {}, "memory": None, "stacks": "",
+    }  # fmt: skip
+    ranks = {str(number): rank for number in node.ranks}  # as in JSON
+    hang: HangBody = {"time": 0.0, "step_s": 0.5, "ranks": ranks}  # type: ignore[typeddict-item]
+    return replace(node, hang=hang)
+
+
+def test_reports_of_all_nodes_name_the_rank_that_is_stopped() -> None:
+    at = (12, "step")
+    waiting, stopped = _node("n0", {0: at}, {0: WAITS}), _node("n1", {1: at}, {})
+    nodes = [_without_progress(waiting), _without_progress(stopped, state="T")]
+    expected = f"rank 1 on n1: stopped by a signal (state T); rank 0 at {WAITS}"
+    assert positions_without_progress(nodes) == expected
+    assert expected in str(diagnose_hang(TIMEOUT, nodes).error)
+    (finding,) = hang_findings(nodes)
+    assert (finding.check, finding.nodes, finding.evidence) == ("no-progress", ("n0", "n1"), expected)
+
+
+def test_a_node_that_makes_progress_is_no_hang() -> None:
+    at = (12, "step")
+    nodes = [_without_progress(_node("n0", {0: at}, {0: WAITS})), _node("n1", {1: at}, {})]
+    assert (positions_without_progress(nodes), hang_findings(nodes)) == ("", [])
+    assert "left no stacks" in str(diagnose_hang(TIMEOUT, nodes).error)

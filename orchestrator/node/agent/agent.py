@@ -7,6 +7,7 @@ import time
 
 from orchestrator.node.agent.card_sampler import CardSampler
 from orchestrator.node.agent.failure import core_file, failure_of
+from orchestrator.node.agent.hang_watch import HangWatch
 from orchestrator.node.agent.log_index import LogIndex
 from orchestrator.node.agent.nested_launcher import LauncherSearch, lone_world_message, nested_launcher_message
 from orchestrator.node.agent.network_watch import NetworkWatch
@@ -70,6 +71,7 @@ class Agent:
         self.launchers = LauncherSearch(job)
         self.cards = CardSampler(job, folder, events)
         self.network = NetworkWatch(job, folder, events)
+        self.hangs = HangWatch(job, folder, events)
         self.cwd = folder  # of the ranks, once they are started
         self.cpus: Sequence[set[int]] = ()  # of each rank; empty if they are not bound
         self.guard_pid = os.getppid()
@@ -133,7 +135,7 @@ class Agent:
             self.logs.record()
             self.check_supervision()
             self.check_launchers()
-            self.watch_hardware()
+            self.watch_ranks()
             number = await_signal(CAUGHT, TICK_S)
             if number is not None:
                 self.on_signal(number)
@@ -327,17 +329,18 @@ class Agent:
             reason = nested_launcher_message(self.job, launcher)
             self.stop(Outcome(State.FAILED, reason=reason, no_retry=True), reason)
 
-    def watch_hardware(self) -> None:
-        """Sample the cards and the network, if it is time. Whatever goes wrong, the ranks continue."""
-        if self.outcome is not None or "hardware" in self.reported:
+    def watch_ranks(self) -> None:
+        """Sample the cards, the network and the progress, if it is time. Whatever goes wrong, the ranks continue."""
+        if self.outcome is not None or "not watched" in self.reported:
             return
         try:
             self.cards.poll()
             self.network.poll()
+            self.hangs.poll()
         except Exception as error:  # noqa: BLE001  a surprise in a tool's output must not end the run
-            self.reported.add("hardware")
+            self.reported.add("not watched")
             self.cards.close()
-            self.events.write_message(f"the cards and the network are not watched any more: {error!r}")
+            self.events.write_message(f"the cards, the network and the progress are not watched any more: {error!r}")
 
     def stop_unrequested(self, reason: str) -> None:
         """End the ranks without a request: the agent has failed."""

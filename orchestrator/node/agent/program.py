@@ -8,7 +8,7 @@ import sys
 from orchestrator.node.code_folder import make_code_folder
 from orchestrator.node.job import Job, Refused
 from orchestrator.node.rank_channel import CHANNEL
-from orchestrator.node.run_folder import CARDS_REPORT, NETWORK_REPORT
+from orchestrator.node.run_folder import CARDS_REPORT, HANG_REPORT, NETWORK_REPORT
 from orchestrator.node.spawn import find_program
 from orchestrator.node.stacks import STACKS
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def clear_folder(folder: str) -> None:
     """Remove the files of an earlier agent from a node folder, and make the folders that the ranks write to."""
-    for name in ("progress", "error", STACKS, CHANNEL, "DONE", "port-taken", CARDS_REPORT, NETWORK_REPORT):
+    for name in ("progress", "error", STACKS, CHANNEL, "DONE", "port-taken", CARDS_REPORT, HANG_REPORT, NETWORK_REPORT):
         path = os.path.join(folder, name)
         if os.path.isdir(path) and not os.path.islink(path):
             import shutil  # noqa: PLC0415  slow to import, and the first agent in a folder does not need it

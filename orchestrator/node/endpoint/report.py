@@ -12,6 +12,7 @@ from orchestrator.node.machine import boot_id, is_alive, is_stopped
 from orchestrator.node.run_folder import (
     AGENT_LOG,
     CARDS_REPORT,
+    HANG_REPORT,
     NETWORK_REPORT,
     attempt_folder,
     newest_attempt,
@@ -171,6 +172,7 @@ def observe_node(node: str, folder: str) -> messages.NodeBody:
         "progress": {rank: value for rank, value in progress.items() if value is not None},
         "cards": read_json(os.path.join(folder, CARDS_REPORT)),  # type: ignore[typeddict-item]  # it may hold any object
         "network": read_json(os.path.join(folder, NETWORK_REPORT)),  # type: ignore[typeddict-item]  # as above
+        "hang": read_json(os.path.join(folder, HANG_REPORT)),  # type: ignore[typeddict-item]  # as above
         "stacks": innermost_calls(folder, ranks),
         "folder": folder,
         "log": tail(os.path.join(folder, AGENT_LOG), LOG_TAIL_BYTES) if needs_log else "",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.processes import OPEN_FILES, TICK_S, stat_of
-from tests.node.agent.test_agent_ground import Ground, alive, ground
+from tests.node.agent.test_agent_ground import PYTHONS, Ground, alive, ground
 from tests.until import until
 
 __all__ = ["ground"]
@@ -99,6 +99,20 @@ def test_a_failing_rank_ends_its_peers_and_is_named(ground: Ground, code: int, e
     assert (peer["signal"], peer["done"]) == ("SIGTERM", False)
     assert len(ground.events("stopping")) == 1
     assert not (ground.folder() / "DONE").exists()
+
+
+@pytest.mark.parametrize("ground", PYTHONS[:1], indirect=True)
+def test_ranks_that_make_no_progress_are_reported_and_continue(ground: Ground) -> None:
+    """If the agent is so slow that it measures no two steps, its limit is that of a first step."""
+    progress = f'"{RUN}/attempt-1/$ORCH_NODE/progress/0.json"'
+    step = f'printf \'{{"step": %s, "phase": "step"}}\' $step > new; mv new {progress}; sleep 0.3'
+    ground.job(*sh(f"for step in 1 2 3 4 5 6 7 8 9 10 11 12; do {step}; done; {WAIT}"))
+    agent = ground.start()
+    until(lambda: ground.events("note"), deadline_s=240, awaited="the report")
+    assert ground.events("note")[0]["text"].startswith("warning: the ranks of n0 have made no progress for ")
+    assert ground.events("rank-exited") == []
+    agent.terminate()
+    assert agent.wait(timeout=30) == 6
 
 
 def test_core_file_of_a_crash_is_named(ground: Ground) -> None:

@@ -1,0 +1,107 @@
+"""
+Report that the ranks of this node have stopped making progress, with the position of each rank, and that they continue.
+
+The ranks are not ended: their collectives time out, or they continue. The supervisor compares the reports of all nodes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from orchestrator.node.agent.phase_limits import STEP, PhaseLimits
+from orchestrator.node.files import read_json, write_json
+from orchestrator.node.lean import suppress
+from orchestrator.node.rank_channel import query, rank_bodies
+from orchestrator.node.run_folder import HANG_REPORT, started_ranks
+from orchestrator.node.stacks import STACKS, folded_calls, ranks_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Dict, Optional, Tuple
+
+    from orchestrator.node.events import EventLog
+    from orchestrator.node.job import Job
+    from orchestrator.node.messages import HangBody, RankBody
+
+POLL_S = 1.0
+COUNTS_S = 0.3  # a rank that is stopped never answers
+
+
+class HangWatch:
+    """Reads the progress files once a second, and asks the ranks once half of the limit has passed."""
+
+    def __init__(self, job: Job, folder: str, events: EventLog, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._job, self._folder, self._events, self._clock_s = job, folder, events, clock_s
+        self._limits = PhaseLimits(clock_s())
+        self._due_s = clock_s() + POLL_S
+        self._counts: Optional[object] = None  # of collectives, at half of the limit
+        self._is_reported = False
+
+    def poll(self) -> None:
+        """Look at the progress, if it is time."""
+        now_s = self._clock_s()
+        if now_s < self._due_s:
+            return
+        self._due_s = now_s + POLL_S
+        quiet_s, limit_s = self._limits.quiet_s(now_s), self._limits.limit_s()
+        if self._limits.add(self._progress(), now_s):
+            self._counts = None
+            if self._is_reported:
+                self._withdraw(quiet_s)
+        elif not self._is_reported and quiet_s >= limit_s / 2:
+            counts = self._collectives()
+            if self._counts is not None and counts != self._counts:
+                self._limits.restart(now_s)
+                self._counts = None
+            elif quiet_s < limit_s:
+                self._counts = counts
+            else:
+                self._report(quiet_s)
+
+    def _progress(self) -> Dict[int, Tuple[int, str]]:
+        """The step and the phase of each rank that reports its progress; a script may report the step only."""
+        found = {}
+        for rank in started_ranks(self._folder, self._job.rank_numbers):
+            report = read_json(os.path.join(self._folder, "progress", f"{rank}.json")) or {}
+            if isinstance(report.get("step"), int):
+                found[rank] = (report["step"], str(report.get("phase", STEP)))
+        return found
+
+    def _collectives(self) -> object:
+        """The counts of collectives of each rank; None for one that does not answer."""
+        ranks = started_ranks(self._folder, self._job.rank_numbers)
+        answers = query(self._folder, ranks, ["counts"], COUNTS_S)
+        return {rank: answer and answer.get("counts") for rank, (_, answer) in answers.items()}
+
+    def _report(self, quiet_s: float) -> None:
+        self._is_reported = True
+        ranks = rank_bodies(self._folder, started_ranks(self._folder, self._job.rank_numbers))
+        step_s = self._limits.step_s()
+        body: HangBody = {"time": self._events.clock.now() - quiet_s, "step_s": step_s, "ranks": without_stacks(ranks)}
+        with suppress(OSError):  # a full disk must not end the run
+            write_json(os.path.join(self._folder, HANG_REPORT), body)
+            for rank, found in ranks.items():
+                with open(os.path.join(self._folder, STACKS, f"{rank}.no-progress.txt"), "w", encoding="utf-8") as file:
+                    file.write(found["stacks"])
+        step = f", while a step takes {step_s:.1f} s" if step_s else ""
+        calls = folded_calls({rank: found["call"] for rank, found in ranks.items() if found["call"]})
+        silent = [rank for rank, found in ranks.items() if not found["answers"]]
+        positions = "; ".join(filter(None, (calls, f"{ranks_text(silent)} does not answer" if silent else "")))
+        text = f"the ranks of {self._job.node} have made no progress for {quiet_s:.0f} s{step}"
+        self._events.write_message(f"warning: {text}{': ' if positions else ''}{positions}")
+
+    def _withdraw(self, quiet_s: float) -> None:
+        self._is_reported = False
+        with suppress(FileNotFoundError):  # the disk was full
+            os.unlink(os.path.join(self._folder, HANG_REPORT))
+        self._events.write_message(f"the ranks of {self._job.node} make progress again, after {quiet_s:.0f} s without")
+
+
+def without_stacks(ranks: Dict[int, RankBody]) -> Dict[int, RankBody]:
+    """The same without the stacks, which are in files of their own: a report is sent again and again."""
+    found = {}
+    for rank, body in ranks.items():
+        found[rank] = body.copy()
+        found[rank]["stacks"] = ""
+    return found

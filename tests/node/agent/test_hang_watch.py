@@ -1,0 +1,150 @@
+"""Ranks that make no progress: the limits by what they have reported, and the report with their positions."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from orchestrator.node.agent.hang_watch import HangWatch
+from orchestrator.node.agent.phase_limits import OTHERWISE_S, SHORTEST_S, PhaseLimits
+from orchestrator.node.endpoint.report import observe_node
+from orchestrator.node.events import Clock, EventLog, read_events
+from orchestrator.node.job import Job
+from orchestrator.node.run_folder import HANG_REPORT
+from trainer.runtime.channel import open_channel
+from trainer.runtime.rank import Rank
+
+
+class Seconds:
+    """A clock that is set."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def _limits(*reports: tuple[float, int, str]) -> PhaseLimits:
+    """After reports of two ranks: seconds since the one before, step and phase."""
+    limits, now_s = PhaseLimits(0.0), 0.0
+    for passed_s, step, phase in reports:
+        now_s += passed_s
+        assert limits.add({0: (step, "step"), 1: (step, phase)}, now_s)
+    return limits
+
+
+STEPS = [(1.0, step, "step") for step in range(1, 5)]
+LONG_STEPS = [(4.0, step, "step") for step in range(1, 5)]
+
+
+@pytest.mark.parametrize(
+    ("reports", "limit_s"),
+    [
+        ([], math.inf),
+        ([(1.0, 0, "init")], OTHERWISE_S),
+        ([(1.0, 0, "init"), (50.0, 0, "eval")], OTHERWISE_S),
+        ([(1.0, 0, "init"), (50.0, 1, "step")], OTHERWISE_S),  # the first step may compile
+        (STEPS, SHORTEST_S),
+        (LONG_STEPS, 12.0),
+        ([*STEPS, (1.0, 4, "save")], OTHERWISE_S),  # one rank saves, the other waits for it
+        ([*STEPS, (1.0, 4, "save"), (100.0, 5, "step")], SHORTEST_S),  # a long save is no long step
+        ([*STEPS, (1.0, 4, "save"), (100.0, 5, "step"), (1.0, 5, "save")], 300.0),
+        ([*STEPS, (30.0, 5, "step")], 90.0),  # the evaluation of a script, which has no phase
+        ([*STEPS, (1.0, 5, "done")], math.inf),
+        ([*STEPS, (2.0, 14, "step")], SHORTEST_S),  # ten steps in two seconds
+    ],
+)
+def test_limit_follows_from_the_phases_and_steps_so_far(reports: list[tuple[float, int, str]], limit_s: float) -> None:
+    assert _limits(*reports).limit_s() == pytest.approx(limit_s)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "attempt-1" / "n0"
+    for name in ("progress", "stacks", "channel"):
+        (path / name).mkdir(parents=True)
+    return path
+
+
+def _watch(folder: Path, clock: Seconds) -> HangWatch:
+    program = {"args": ["x"], "python": True, "pythonpath": None, "cwd": None}
+    run = str(folder.parents[1])
+    job = Job(
+        node="n0", node_rank=0, run_id="r", attempt=1, run_dir=run, bundle_dir=run, nodes=["n0"], addresses=[""],
+        ranks=[1], program=program, grace_s=1.0,
+    )  # fmt: skip
+    return HangWatch(job, str(folder), EventLog(str(folder), Clock()), clock)
+
+
+def _open_channel(folder: Path) -> None:
+    launch = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "ORCH_NODE": "n0", "ORCH_ATTEMPT": "1"}
+    open_channel(Rank.from_env({**launch, "ORCH_RUN_DIR": str(folder.parents[1])}), lambda: ("step", 4))
+
+
+def _train(folder: Path, watch: HangWatch, clock: Seconds, steps: range) -> None:
+    for step in steps:
+        (folder / "progress/0.json").write_text(json.dumps({"step": step, "phase": "step"}))
+        clock.now_s += 1.0
+        watch.poll()
+
+
+def _wait(watch: HangWatch, clock: Seconds, seconds: int) -> None:
+    for _ in range(seconds):
+        clock.now_s += 1.0
+        watch.poll()
+
+
+def _texts(folder: Path) -> list[str]:
+    return [event["text"] for event in read_events(str(folder))]
+
+
+def test_ranks_without_progress_are_reported_with_their_position_until_they_continue(folder: Path) -> None:
+    _open_channel(folder)
+    clock = Seconds()
+    watch = _watch(folder, clock)
+    _train(folder, watch, clock, range(1, 5))
+    _wait(watch, clock, 4)
+    assert (_texts(folder), observe_node("n0", str(folder))["hang"]) == ([], None)
+    _wait(watch, clock, 20)
+    (note,) = _texts(folder)
+    assert note.startswith(
+        "warning: the ranks of n0 have made no progress for 5 s, while a step takes 1.0 s: rank 0 at "
+    )
+    hang = observe_node("n0", str(folder))["hang"]
+    assert hang is not None
+    rank = hang["ranks"]["0"]  # type: ignore[index]  # JSON has no integers as keys
+    assert (rank["answers"], rank["phase"], rank["step"], rank["stacks"]) == (True, "step", 4, "")
+    assert "test_hang_watch.py" in (folder / "stacks/0.no-progress.txt").read_text()
+    _train(folder, watch, clock, range(5, 6))
+    assert _texts(folder)[1:] == ["the ranks of n0 make progress again, after 25 s without"]
+    assert not (folder / HANG_REPORT).exists()
+    _wait(watch, clock, 60)
+    assert len(_texts(folder)) == 2, "the gap of 25 s has raised the limit to 75 s"
+
+
+def test_collectives_that_advance_are_progress(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an evaluation of a script, which reports no steps meanwhile."""
+    clock = Seconds()
+
+    def record(**_: bool) -> str:
+        count = clock.now_s // 2
+        return json.dumps({"pg_status": {"0": {"last_enqueued_collective": count, "last_completed_collective": count}}})
+
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace(_dump_fr_trace_json=record))
+    _open_channel(folder)
+    watch = _watch(folder, clock)
+    _train(folder, watch, clock, range(1, 5))
+    _wait(watch, clock, 120)
+    assert _texts(folder) == []
+
+
+def test_a_program_that_reports_no_steps_is_never_suspected(folder: Path) -> None:
+    clock = Seconds()
+    _wait(_watch(folder, clock), clock, 1000)
+    assert _texts(folder) == []
