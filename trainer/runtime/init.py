@@ -90,8 +90,10 @@ def initialise_on(
 
 def eager_start(accelerator: Accelerator, device: torch.device) -> dict[str, Any]:
     """The argument by which NCCL connects when the group is made, and knows the device of barriers; torch >= 2.3."""
+    if accelerator.name != "cuda":
+        return {}
     known = inspect.signature(accelerator.distributed.init_process_group).parameters
-    return {"device_id": device} if accelerator.name == "cuda" and "device_id" in known else {}
+    return {"device_id": device} if "device_id" in known else {}
 
 
 def prepare(find: Callable[[], Accelerator], rank: Rank) -> tuple[Accelerator | None, torch.device, str]:
