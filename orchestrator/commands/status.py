@@ -71,6 +71,11 @@ def _headline(refreshed: Refreshed) -> str:
             lines.append(f"partition {queue.partition}  nodes {nodes}  elapsed {queue.elapsed} of {queue.limit}")
     elif record.slurm_job:
         lines.append(f"Slurm job {record.slurm_job}")
+    lines += [f"attempt {ended['attempt']} failed: {ended['message']}" for ended in record.attempts]
+    if record.attempts:
+        lines.append(
+            f"attempt {record.attempt} is the last" if record.state.final else f"attempt {record.attempt} runs"
+        )
     if record.exit is not None:
         lines.append(f"first failure: {record.exit}")
     if record.replicas:

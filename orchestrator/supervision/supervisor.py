@@ -108,7 +108,9 @@ class Supervisor:
             if not reason:
                 return True
             self._folder.add_event("not-restarted", reason)
-            verdict = replace(verdict, message="; ".join(filter(None, (verdict.message, reason))))
+            is_stopped = self._folder.is_stop_requested()  # while the next attempt was being prepared
+            state = RunState.STOPPED if is_stopped else verdict.state
+            verdict = replace(verdict, state=state, message="; ".join(filter(None, (verdict.message, reason))))
         self._record(verdict)
         if self._folder.read().state is RunState.FAILED:
             on_failed()

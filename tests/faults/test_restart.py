@@ -59,6 +59,7 @@ def test_killed_rank_restarts_the_run_and_exit_code_93_ends_it(orch: Orch) -> No
     record = _record(orch, run)
     assert (record["state"], record["attempt"]) == ("FAILED", 2)
     assert record["message"].endswith("exited 93; not restarted: a rank exited with 93: a retry cannot help")
+    assert "\nattempt 1 failed: rank " in orch("status", run, code=93).stdout
     [failed] = record["attempts"]
     assert (failed["attempt"], failed["saved"]) == (1, 5)
     assert "was killed by SIGKILL" in failed["decision"]
