@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import UsageError
-from orchestrator.inventory.model import Inventory, Node
+from orchestrator.inventory.model import Inventory, Node, RestartOptions
 from orchestrator.inventory.slurm import Container, SlurmOptions
 from orchestrator.plan import plan as plans
 from orchestrator.plan import sbatch
@@ -334,3 +334,30 @@ def test_debug_adds_variables_and_warns_about_the_users_own(launcher: LauncherNa
     levels = [(node.env["TORCH_DISTRIBUTED_DEBUG"], node.env["TORCH_CPP_LOG_LEVEL"]) for node in plan.nodes]
     assert levels == [("INFO", "INFO"), ("DETAIL", "INFO")]
     assert plan.warnings == ("--debug keeps TORCH_DISTRIBUTED_DEBUG=DETAIL of the inventory on n1",)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "typed", "restart", "slurm", "expected"),
+    [
+        ("ssh", None, None, None, 0),
+        ("slurm", None, None, None, 100),
+        ("ssh", None, 3, 5, 3),
+        ("slurm", None, 3, None, 3),
+        ("slurm", None, 3, 5, 5),
+        ("slurm", 0, 3, 5, 0),
+        ("ssh", 1, 3, None, 1),
+    ],
+)
+def test_retries_are_those_of_the_command_line_then_of_slurm_then_of_restart(
+    launcher: LauncherName, typed: int | None, restart: int | None, slurm: int | None, expected: int
+) -> None:
+    inventory = Inventory(
+        nodes=(Node(name="n0"),),
+        restart=RestartOptions(max_retries=restart),
+        slurm=SlurmOptions(max_retries=slurm),
+    )
+    request = Request(launcher, Program("executable", ("true",)), max_retries=typed)
+    plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
+    assert plan.max_retries == expected
+    in_job = (job_json(plan).get("slurm") or {}).get("max_retries")
+    assert in_job == (expected if launcher == "slurm" else None)
