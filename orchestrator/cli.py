@@ -97,6 +97,7 @@ _LAUNCH_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
         "--tag", "tags", multiple=True, metavar="WORD", help="Tag of the run, for list --tag; may be repeated."
     ),
     click.option("--skip", "skipped", multiple=True, metavar="NAME", help="Leave out this check; may be repeated."),
+    click.option("--exclude-suspects", is_flag=True, help="Leave out nodes on which too many runs have failed."),
     click.option("--no-check", is_flag=True, help="Do not check the nodes before the start."),
     click.option("--debug", is_flag=True, help="Set the debugging variables of NCCL, ECCL and torch for this run."),
     click.option(

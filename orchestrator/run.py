@@ -138,6 +138,8 @@ class Request:
     """The nodes are not checked before the start."""
     skipped: tuple[str, ...] = ()
     """The names of checks that are left out."""
+    exclude_suspects: bool = False
+    """Nodes on which more runs have failed than chance explains are left out."""
     isolation_timeout_s: float = ISOLATION_TIMEOUT_S
     """A node ends its ranks after this time without a supervisor and without a connection to any other node."""
 

@@ -18,6 +18,7 @@ from orchestrator.diagnosis.signature import Signature
 from orchestrator.diagnosis.weigh import RECORD, weigh
 from orchestrator.errors import OrchError, Unreachable
 from orchestrator.fanout import each, each_within, failed_nodes
+from orchestrator.kept_nodes import keep_cause
 from orchestrator.launchers.base import AttemptFolder, Launcher
 from orchestrator.names.hostlist import fold
 from orchestrator.progress import OnProgress, no_progress
@@ -109,7 +110,9 @@ def record_diagnosis(run: KeptRun, found: Diagnosed) -> RunRecord:
             return record
         return replace(record, failure=diagnosed(record.failure, found.diagnosis, record.exit))
 
-    return run.change(change)
+    record = run.change(change)
+    keep_cause(run, record)
+    return record
 
 
 def _positions(launcher: Launcher) -> tuple[str, ...]:

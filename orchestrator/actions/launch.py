@@ -94,11 +94,17 @@ def plan_launch(
 
         require_known(arguments.skipped)
     inventory = load_inventory(arguments.inventory, arguments.nodes if arguments.launcher == "ssh" else None)
+    excluded: tuple[str, ...] = ()
+    if arguments.exclude_suspects:
+        from orchestrator.actions.suspects import without_suspects  # noqa: PLC0415  few launches exclude any
+
+        inventory, arguments, excluded = without_suspects(inventory, arguments)
     terminal, connected = terminal or Terminal(), dict[str, Endpoint]()
     if arguments.launcher == "ssh" and inventory.accelerator == "auto" and inventory.devices is None:
         inventory, connected = detect_cards(inventory, arguments.nodes, terminal, on_progress)
     try:
-        return _planned(arguments, inventory, terminal, connected)
+        planned = _planned(arguments, inventory, terminal, connected)
+        return replace(planned, warnings=(*excluded, *planned.warnings))
     except BaseException:
         close_all(connected)
         raise

@@ -44,6 +44,8 @@ class LaunchArguments:
     """Start without the check of the nodes."""
     skipped: tuple[str, ...] = ()
     """The names of checks that are left out before a start."""
+    exclude_suspects: bool = False
+    """Leave out nodes on which more runs have failed than chance explains."""
     rerun_of: str | None = None
     """The id of the run that this launch repeats."""
 

@@ -15,6 +15,7 @@ from orchestrator.checks.quick import check
 from orchestrator.errors import PreflightRefused
 from orchestrator.findings import Finding, Severity
 from orchestrator.kept_facts import KeptFacts
+from orchestrator.kept_nodes import keep_findings
 from orchestrator.store import RunFolder
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ def require_passed(findings: Sequence[Finding], folder: RunFolder, on_warning: C
     """
     if findings:
         folder.write_findings([finding.to_json() for finding in findings])
+        keep_findings(folder, findings)
     for finding in findings:
         if finding.severity is Severity.WARN:
             on_warning(f"{finding.check}: {finding}")

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from orchestrator.actions.inventory import load_inventory
+from orchestrator.actions.runs import home_store
 from orchestrator.endpoint.access import Terminal, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import NodesError
 from orchestrator.fanout import each, failed_nodes
+from orchestrator.kept_nodes import NodeHistory, node_histories
 from orchestrator.names.hostlist import fold
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from orchestrator.node.facts import Card, Hca, NodeFacts
 
 COLUMNS = ("NODES", "CARDS", "RDMA", "CPUS", "MEMORY", "DRIVER", "NCCL", "TORCH", "PYTHON")
+HISTORY_COLUMNS = ("NODE", "ATTEMPTS", "FAILURES", "FINDINGS", "LAST FAILURE")
+MOST_RUNS = 3
 GIB = 1 << 30
 # Facts of which the table is made; the reasons for others that are missing are in the JSON.
 SHOWN = frozenset({"cards", "nvidia", "enflame", "hcas", "software"})
@@ -41,6 +45,42 @@ def query(inventory: str | None, names: str | None) -> tuple[dict[str, NodeFacts
     outcomes = each(nodes, probe, limit=loaded.ssh.fanout)
     facts = {node.name: outcome for node, outcome in zip(nodes, outcomes, strict=True) if isinstance(outcome, dict)}
     return facts, failed_nodes(outcomes)
+
+
+def histories(inventory: str | None, names: str | None) -> dict[str, NodeHistory]:
+    """The last four weeks of the named nodes, or of all in the inventory, without those in which nothing has failed."""
+    loaded = load_inventory(inventory, names)
+    kept = node_histories(home_store())
+    nodes = loaded.nodes if names is None else loaded.select(names)
+    found = {node.name: kept[node.address] for node in nodes if node.address in kept}
+    return {name: history for name, history in found.items() if history.failures or history.findings}
+
+
+def history_rows(found: Mapping[str, NodeHistory]) -> list[tuple[object, ...]]:
+    """The rows of the table with HISTORY_COLUMNS."""
+    rows: list[tuple[object, ...]] = []
+    for name, history in found.items():
+        kinds = Counter(failure.kind.value for failure in history.failures)
+        classes = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        checks = ", ".join(f"{count} {check}" for check, count in history.findings.items())
+        last = history.failures[-1].text if history.failures else ""
+        rows.append((name, history.attempts, classes or "-", checks or "-", last))
+    return rows
+
+
+def suspicions(found: Mapping[str, NodeHistory]) -> list[str]:
+    """The nodes that should be left out, each with the evidence."""
+    hint = "a launch with --exclude-suspects leaves it out"
+    return [f"{suspicion(name, history)}; {hint}" for name, history in found.items() if history.is_suspect]
+
+
+def suspicion(name: str, history: NodeHistory) -> str:
+    """The evidence against a node."""
+    runs = ", ".join(failure.run for failure in history.suspected[-MOST_RUNS:])
+    return (
+        f"{name} is a suspect: {len(history.suspected)} failures of the last 28 days began on it, where chance explains "
+        f"{history.expected:.1f} (probability {history.chance:.1g}); the last ones: {runs}"
+    )
 
 
 def summary(facts: Mapping[str, NodeFacts]) -> list[tuple[str, ...]]:

@@ -75,6 +75,7 @@ def make_request(
         max_retries=arguments.max_retries,
         no_check=arguments.no_check,
         skipped=arguments.skipped,
+        exclude_suspects=arguments.exclude_suspects,
         **_timeouts(arguments),
     )
     return request, bundles.build(trainer=program.needs_trainer, code=code, checks=checks)

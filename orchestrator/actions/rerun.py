@@ -59,6 +59,7 @@ def rerun_arguments(name: str, nodes: str | None) -> LaunchArguments:
         here=request.get("allocation") is not None,
         no_check=bool(request.get("no_check")),
         skipped=tuple(request.get("skipped", ())),
+        exclude_suspects=bool(request.get("exclude_suspects")),
         rerun_of=record.id,
     )
 

@@ -263,8 +263,9 @@ def history() -> History:
         kind = record.failure.kind if record.failure else FailureClass.UNKNOWN
         if record.state in _FAILURES:
             classes[kind.value] += 1
+        classes.update(str(ended.get("class")) for ended in record.attempts)
         has_failed = record.state in _FAILURES and kind is not FailureClass.PREEMPTION
-        failures += max(int(has_failed), kept.failures if kept else 0)
+        failures += max(len(record.attempts) + int(has_failed), kept.failures if kept else 0)
         seconds = kept.wall_s if kept else _seconds(record)
         run_s += seconds
         node_s += seconds * _node_count(folder, record)

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from orchestrator.actions.nodes import COLUMNS, query, summary, unread
+from orchestrator.actions.nodes import (
+    COLUMNS,
+    HISTORY_COLUMNS,
+    histories,
+    history_rows,
+    query,
+    summary,
+    suspicions,
+    unread,
+)
 from orchestrator.console import print_json, print_table, warn
 
 
@@ -13,12 +22,18 @@ def nodes(inventory: str | None, names: str | None, *, as_json: bool) -> int:
     Raises:
         NodesError: nodes did not answer; the others are printed.
     """
+    history = histories(inventory, names)
     facts, failure = query(inventory, names)
     if as_json:
-        print_json(facts)
+        past = {name: {"history": history[name].to_json()} for name in history if name in facts}
+        print_json({name: {**of_node, **past.get(name, {})} for name, of_node in facts.items()})
     elif facts:
         print_table(COLUMNS, summary(facts))
         for text in unread(facts):
+            warn(text)
+    if history and not as_json:
+        print_table(HISTORY_COLUMNS, history_rows(history), cut=("LAST FAILURE",))
+        for text in suspicions(history):
             warn(text)
     if failure:
         raise failure

@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodesError, OrchError
 from orchestrator.failure_class import FailureClass
+from orchestrator.kept_nodes import keep_end
 from orchestrator.names.hostlist import fold
 from orchestrator.node.events import NO_RETRY, REQUEUE, State
 from orchestrator.node.retry import choose_nodes, newest_saved, reason_against_restart, retry_may_help, saved_step
@@ -155,9 +156,10 @@ class Restarts:
 
     def _record(self, plan: LaunchPlan, verdict: Verdict, attempt: DirectAttempt) -> None:
         """Record the plan of the next attempt, the end of the last one and the decision, before anything is started."""
+        failure, record = classify(verdict), self._folder.read()
+        keep_end(self._folder, replace(record, failure=failure, exit=verdict.exit, message=verdict.message))
         self._folder.add_event("run-restarts", plan.restarted)
         self._folder.write_plan(plan)
-        failure = classify(verdict)
         ended = {
             "attempt": plan.attempt - 1,
             "ended": datetime.now(timezone.utc).isoformat(),

@@ -225,14 +225,14 @@ class Supervisor:
         refused_s = 0.0 if refusing_s is None else now - refusing_s
         if self._refused_timeout_s is not None and failure is not None and refused_s >= self._refused_timeout_s:
             text = f"{name} has refused connections for {refused_s:.0f} s, longer than ssh.refused_timeout_s: {failure}"
-            return Verdict(RunState.FAILED, message=text, failure=_OF_NODE)
+            return Verdict(RunState.FAILED, message=text, failure=_OF_NODE, failed_nodes=(name,))
         if now < state.witnesses_queried_s + WITNESS_RETRY_S:
             return None
         state.witnesses_queried_s = now
         reached_from = self._reached_from(state, witnesses)
         if reached_from and not any(reached_from.values()):
             text = f"{name} is gone: it has not answered for {silence}, and {', '.join(reached_from)} cannot reach it either"
-            return Verdict(RunState.FAILED, message=text, failure=_OF_NODE)
+            return Verdict(RunState.FAILED, message=text, failure=_OF_NODE, failed_nodes=(name,))
         report = "but others reach it" if reached_from else "and no other node can check whether it is up"
         if report != state.witness_report:
             state.witness_report = report

@@ -37,7 +37,7 @@ def classify(verdict: Verdict, diagnosis: Diagnosis | None = None) -> Failure | 
     else:
         kind, retry = verdict.failure or _of_exit_or_message(verdict)
         never = verdict.exit is not None and verdict.exit.code == NO_RETRY
-        failure = Failure(kind, Retry.NEVER if never else retry)
+        failure = Failure(kind, Retry.NEVER if never else retry, nodes=verdict.failed_nodes)
     return failure if diagnosis is None else diagnosed(failure, diagnosis, verdict.exit)
 
 
@@ -67,7 +67,7 @@ def diagnosed(failure: Failure, diagnosis: Diagnosis, exit_: RankExit | None) ->
         is_diagnosed=True,
         cause=diagnosis.cause or None,
         signature=diagnosis.signature,
-        nodes=diagnosis.nodes,
+        nodes=diagnosis.nodes or failure.nodes,
         ranks=diagnosis.ranks,
         confidence=diagnosis.confidence.value if diagnosis.confidence else None,
         reason=diagnosis.reason,

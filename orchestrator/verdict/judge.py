@@ -52,6 +52,8 @@ class Verdict:
     """The check of the nodes refused the start."""
     failure: tuple[FailureClass, Retry] | None = None
     """The class of the failure, and if another attempt can help, where the scheduler or the supervisor knows it."""
+    failed_nodes: tuple[str, ...] = ()
+    """The nodes that failed, if the supervisor knows them and no rank reported its exit."""
 
 
 @dataclass(frozen=True)

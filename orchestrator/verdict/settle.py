@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import os_error_text
+from orchestrator.kept_nodes import keep_end
 from orchestrator.run import RunRecord
 from orchestrator.store import KeptRun
 from orchestrator.verdict.classify import classify
@@ -21,7 +22,11 @@ def settle(run: KeptRun, verdict: Verdict, nodes: Sequence[NodeObservation] = ()
     """Write the verdict into the run's record. A final state is kept, except LOST: a later verdict is based on more reports."""
     if verdict.exit is not None and verdict.exit.missing is not None:
         verdict = explain(verdict, run.read_plan(), run.read().code)
-    return run.change(lambda record: _settled(replace(record, attempt=max(record.attempt, attempt)), verdict, nodes))
+    had_ended = run.read().state.ended
+    record = run.change(lambda record: _settled(replace(record, attempt=max(record.attempt, attempt)), verdict, nodes))
+    if record.state.ended and not had_ended:
+        keep_end(run, record, [node.node for node in nodes])
+    return record
 
 
 def settle_if_writable(
