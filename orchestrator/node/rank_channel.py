@@ -25,6 +25,13 @@ BLOCK_BYTES = 1 << 16
 CREDENTIALS = struct.Struct("3i")  # pid, uid and gid of the process that listens
 
 
+def remove_channels(folder: str) -> None:
+    """Remove the sockets of ranks that have ended: `orch cp` would list them as files that it cannot copy."""
+    with suppress(OSError):
+        for name in os.listdir(os.path.join(folder, CHANNEL)):
+            os.unlink(os.path.join(folder, CHANNEL, name))
+
+
 def rank_bodies(folder: str, ranks: Iterable[int]) -> Dict[int, RankBody]:
     """The position of each rank that has a channel."""
     answers = query(folder, ranks, ["collectives", "memory", "stacks"], ANSWER_S)

@@ -56,3 +56,4 @@ def test_stopped_rank_ends_the_attempt_soon_and_is_named_with_the_stacks_of_the_
     assert (result["exit"]["kind"], result["exit"]["rank"], result["exit"]["node"]) == ("hang", 0, "n0")
     assert "rank 1 on n1" in result["exit"]["error"]
     assert f"stacks: {waiting.parent}/n0/stacks" in orch("status", run, code=1).stdout
+    assert list((waiting / "channel").iterdir()) == []

@@ -29,6 +29,7 @@ from orchestrator.node.processes import (
     signal_name,
     stat_of,
 )
+from orchestrator.node.rank_channel import remove_channels
 from orchestrator.node.run_folder import output_stem, process_name, started_ranks
 from orchestrator.node.spawn import spawn
 
@@ -355,6 +356,7 @@ class Agent:
 
     def finish(self) -> int:
         """Write the agent's last event; return its exit code."""
+        remove_channels(self.folder)
         outcome = self.outcome
         if outcome is None or len(self.done) == len(self.job.processes):
             outcome = Outcome(State.DONE)
