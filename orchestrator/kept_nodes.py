@@ -102,7 +102,7 @@ def keep_end(run: object, record: RunRecord, names: Sequence[str] = ()) -> None:
         ):  # Slurm has chosen nodes that nobody has observed
             return
         address = _addresses(plan)
-        used = names or [node.name for node in plan.nodes if not node.is_spare]
+        used = names or [node.name for node in plan.nodes if plan.launcher == "ssh" or not node.is_spare]
         nodes = fold(address.get(name, name) for name in used)
         _append(run.path.parents[1], {**_cause(record, address), "nodes": nodes})
 
@@ -115,7 +115,7 @@ def keep_cause(run: object, record: RunRecord) -> None:
 
 
 def _addresses(plan: LaunchPlan) -> dict[str, str]:
-    return {node.name: node.address for node in plan.nodes}
+    return {node.name: node.address for node in (*plan.nodes, *plan.spares, *plan.replaced)}
 
 
 def _cause(record: RunRecord, address: Mapping[str, str]) -> dict[str, Any]:

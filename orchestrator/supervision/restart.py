@@ -157,7 +157,8 @@ class Restarts:
     def _record(self, plan: LaunchPlan, verdict: Verdict, attempt: DirectAttempt) -> None:
         """Record the plan of the next attempt, the end of the last one and the decision, before anything is started."""
         failure, record = classify(verdict), self._folder.read()
-        keep_end(self._folder, replace(record, failure=failure, exit=verdict.exit, message=verdict.message))
+        outcome = replace(record, attempt=plan.attempt - 1, failure=failure, exit=verdict.exit, message=verdict.message)
+        keep_end(self._folder, outcome, plan.earlier[-1])
         self._folder.add_event("run-restarts", plan.restarted)
         self._folder.write_plan(plan)
         ended = {

@@ -93,7 +93,7 @@ def test_attempts_that_were_followed_by_another_one_are_kept_too() -> None:
     folder = _started(1)
     verdict = Verdict(RunState.FAILED, RankExit("n3", 3, None, "SIGKILL"), "rank 3 was killed")
     attempt = DirectAttempt.of(verdict, [], (), ("n3",))
-    assert Restarts(folder, 3, lambda plan: plan).begin(folder.read_plan(), verdict, attempt) == ""
+    assert Restarts(folder, 3, lambda plan: plan, lambda: True).begin(folder.read_plan(), verdict, attempt) == ""
     settle(folder, Verdict(RunState.DONE))
     histories = node_histories(home_store())
     assert [(failure.run, failure.kind) for failure in histories["10.0.0.3"].failures] == [
