@@ -23,7 +23,7 @@ from orchestrator.actions.preflight import CheckedNode, checked_nodes
 from orchestrator.actions.request import check_labels, make_request
 from orchestrator.actions.runs import home_store
 from orchestrator.code import revision
-from orchestrator.endpoint.access import Terminal, require_limits
+from orchestrator.endpoint.access import Terminal, count_on_the_way, require_limits
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import LaunchError, OrchError, PreflightRefused, machine_error
 from orchestrator.inventory.model import Inventory
@@ -176,7 +176,12 @@ def started(
     launcher = launcher_for(planned.plan, planned.terminal, on_progress, planned.connected)
     try:
         if planned.plan.launcher == "ssh" and planned.plan.transport == "ssh":
-            require_limits(len(planned.plan.nodes), connected=len(planned.connected))
+            unconnected = [node for node in planned.plan.nodes if node.name not in planned.connected]
+            require_limits(
+                len(planned.plan.nodes),
+                connected=len(planned.connected),
+                on_the_way=lambda: count_on_the_way(unconnected, planned.plan.ssh),
+            )
         with survive_sighup() as closed, sigterm_interrupts():
             folder = _launch(planned, launcher, on_warning)
         yield Launched(folder, launcher, closed.is_set(), planned)

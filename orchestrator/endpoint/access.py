@@ -10,11 +10,11 @@ import contextlib
 import os
 import resource
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from orchestrator.errors import OrchError
+from orchestrator.errors import NodeError, OrchError
 from orchestrator.progress import OnProgress
 from orchestrator.transports.base import Transport
 from orchestrator.transports.ssh.interactive import login_argv
@@ -29,6 +29,7 @@ __all__ = [
     "Terminal",
     "TransportFactory",
     "between_prompts",
+    "count_on_the_way",
     "login_argv",
     "require_limits",
     "transport_factory",
@@ -39,6 +40,7 @@ MACOS_OPEN_FILES = 10240  # OPEN_MAX in <sys/syslimits.h> there
 OTHER_FILES, OTHER_THREADS = 64, 50  # in addition to those of the connections
 MANY = 20  # times as many as needed: then the threads that exist are not counted, which takes long on a large machine
 THREADS = 3  # per node: paramiko's, the supervisor's, and the one that follows its logs
+PROXY_COMMAND = 2  # its process, and the thread that copies its errors
 PROCESSES = Path("/proc")  # a folder for each on Linux
 
 _TOO_LOW = "the hard limit (`{}`) is too low: ask the administrator to raise it, or launch from another machine"
@@ -78,9 +80,24 @@ def between_prompts(on_progress: OnProgress) -> OnProgress:
     return lambda progress: terminal.unless_prompting(lambda: on_progress(progress))
 
 
-def require_limits(nodes: int, *, connected: int = 0) -> None:
+def count_on_the_way(nodes: Iterable[Destination], ssh: Mapping[str, Any]) -> int:
+    """The threads and processes for the jump hosts and ProxyCommands on the ways to the nodes."""
+    from orchestrator.transports.ssh.transport import route_to  # noqa: PLC0415  imports paramiko
+
+    settings, count = PlannedSsh.of(ssh), 0
+    for node in nodes:
+        with contextlib.suppress(NodeError):  # the login reports it
+            hops = route_to(node, settings)
+            count += len(hops) - 1 + (PROXY_COMMAND if hops[0].proxy_command else 0)
+    return count
+
+
+def require_limits(nodes: int, *, connected: int = 0, on_the_way: Callable[[], int] = int) -> None:
     """
     Check that the limits of this process allow a run on as many nodes over SSH, some of which are connected already.
+
+    Args:
+        on_the_way: returns `count_on_the_way`; called only if the limit is near, because it is slow with many nodes.
 
     Raises:
         OrchError: they do not; it has the number that is needed.
@@ -97,6 +114,8 @@ def require_limits(nodes: int, *, connected: int = 0) -> None:
     if not (PROCESSES / "self" / "task").is_dir():  # macOS shows no threads, and its limit counts processes
         return
     used = _threads_of_user()
+    if used + needed <= limit < used + 2 * needed:
+        needed += on_the_way()
     if used + needed > limit:
         raise OrchError(
             f"{nodes} nodes need {needed} threads, and of the {limit} processes and threads that the user may have, {used} exist",
