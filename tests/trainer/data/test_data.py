@@ -351,10 +351,11 @@ def test_tokens_of_llmc_and_megatron_are_read_by_their_headers(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.gz", gzip.compress(b"text" * 99), "no text but gzip"),
+        ("a.gz", gzip.compress(b"text" * 99, mtime=0), "no text but gzip"),
         ("a.txt", b"text\0", "no text but binary data"),
         ("a.jsonl", b'{"text": "some"}', r"records \(\.jsonl\), whose braces and keys would be trained on"),
     ],
+    ids=["gzip", "binary", "jsonl"],
 )
 def test_file_that_is_no_text_is_refused_unless_bytes_are_wanted(
     tmp_path: Path, name: str, data: bytes, message: str
