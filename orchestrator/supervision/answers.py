@@ -22,6 +22,8 @@ class Answers:
         self._states = states
         self.is_over = False
         """The attempt is ending: its nodes are polled no more."""
+        self.is_stopping = False
+        """The nodes are being stopped; a second request to each at the same time would be late with a thousand nodes."""
 
     @property
     def by_kind(self) -> Mapping[str, Answer]:
@@ -44,7 +46,11 @@ class Answers:
             return None
         silent = [name for name, state in self._states.items() if _unreachable(state)]
         nodes = [state.node for name, state in self._states.items() if name not in silent]
-        return {"left": self._launcher.stop_nodes(nodes, grace_s=GRACE_S), "silent": silent}
+        self.is_stopping = True
+        try:
+            return {"left": self._launcher.stop_nodes(nodes, grace_s=GRACE_S), "silent": silent}
+        finally:
+            self.is_stopping = False
 
     @property
     def _is_refused(self) -> bool:

@@ -157,6 +157,8 @@ class Supervisor:
             if record.state.ended:
                 return Verdict(record.state, record.exit, record.message)
             self._report_replicas(record)
+            if self._answers.is_stopping:
+                continue
             verdict = self._judge()
             launched = not is_launching(record)
             if verdict is not None and verdict.state.final and launched:

@@ -27,6 +27,7 @@ from orchestrator.run import Program, Request, RunRecord, RunState
 from orchestrator.store import RunFolder
 from orchestrator.supervision.link import OwnerLink, frame, messages
 from orchestrator.supervision.poller import NodeState, Poller
+from orchestrator.supervision.queries import STOP
 from orchestrator.supervision.supervisor import Supervisor, supervise
 from orchestrator.transports.local import LocalTransport
 from orchestrator.verdict.judge import Verdict
@@ -142,6 +143,39 @@ def test_node_that_falls_silent_just_before_the_end_delays_it_by_one_unanswered_
         assert time.monotonic() - begun < 25
     assert [node.name for node in ended.unreached] == ["n1"]
     assert ended.verdict.message == "n9 is gone"
+
+
+def test_run_is_ended_after_the_nodes_have_been_stopped_by_a_query_and_not_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand nodes would get two requests at once, and late answers would count as lost connections."""
+    folder, launcher = _run(tmp_path)
+    folder.update(state=RunState.RUNNING, started=True)
+    folder.request_stop()
+    judgements, stopped = threading.Semaphore(0), list[str]()
+    supervisor = Supervisor(folder, launcher)
+    monkeypatch.setattr(Poller, "check", lambda _: judgements.release())  # nothing is polled here
+    monkeypatch.setattr("orchestrator.supervision.supervisor.TICK_S", 0.01)
+
+    def stop_nodes(*_: object, **__: object) -> list[str]:
+        [state] = supervisor._states.values()  # noqa: SLF001  the poll thread cannot be timed
+        finished = Finished("STOPPED", time.time(), None)
+        state.observation = NodeObservation(
+            "n0", None, alive=False, same_boot=True, finished=finished, first_failure=None
+        )
+        for _judgement in range(3):
+            assert judgements.acquire(timeout=60)
+        stopped.append("n0")
+        return []
+
+    monkeypatch.setattr(launcher, "stop_nodes", stop_nodes)
+    query = threading.Thread(target=supervisor._answers.by_kind[STOP])  # noqa: SLF001
+    query.start()
+    verdict = supervisor._until_over()  # noqa: SLF001
+    assert stopped == ["n0"]
+    query.join()
+    assert verdict is not None
+    assert verdict.state is RunState.STOPPED
 
 
 def test_second_supervisor_of_a_run_does_nothing(tmp_path: Path) -> None:
