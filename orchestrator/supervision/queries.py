@@ -1,9 +1,10 @@
 """
 Queries of other commands to the owner of a run, over files in the run's folder: its open connections answer instead of new logins.
 
-A command writes `queries/TOKEN.observe` or `.stop`; the owner removes that file and answers in `queries/TOKEN.json`. Nothing
-listens, only the user can write there, and a query has no content: the owner acts on the recorded run alone. If it is on
-another machine, of another version, stopped (SIGSTOP), ending or dead, there is no answer, and the command logs in itself.
+A command writes `queries/TOKEN.observe` or `.stop`; the owner renames that file to `TOKEN.taken`, answers in `TOKEN.json`,
+and removes `TOKEN.taken` even if it cannot answer. Nothing listens, only the user can write there, and a query has no
+content: the owner acts on the recorded run alone. If it is on another machine, of another version, stopped (SIGSTOP), ending
+or dead, or its disk is full, there is no answer, and the command logs in itself.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from orchestrator.store import RunFolder, write_file
 from orchestrator.verdict.observe import stopped_pid
 
 OBSERVE, STOP = "observe", "stop"
+TAKEN, ANSWER = ".taken", ".json"
 POLL_S = 0.1  # of the owner
 ANSWER_POLL_S = 0.02
 TAKEN_S = 5.0  # in which an owner that is not stuck takes a query
@@ -76,26 +78,37 @@ class Queries:
                 continue
             self._threads = [thread for thread in self._threads if thread.is_alive()]
             for query in queries:
-                thread = threading.Thread(target=self._answer, args=(query,), name="query", daemon=True)
-                with contextlib.suppress(FileNotFoundError, RuntimeError):  # withdrawn; no more threads
-                    query.unlink()
-                    thread.start()
-                    self._threads.append(thread)
+                with contextlib.suppress(OSError):  # withdrawn, or the file system fails
+                    self._begin(query)
 
-    def _answer(self, query: Path) -> None:
+    def _begin(self, query: Path) -> None:
+        """Take a query, and answer it in another thread."""
+        taken = query.rename(query.with_suffix(TAKEN))
+        thread = threading.Thread(target=self._answer, args=(taken, query.suffix[1:]), name="query", daemon=True)
         try:
-            answer = self._answers[query.suffix[1:]]()
+            thread.start()
+        except RuntimeError:  # the user may have no more threads
+            taken.unlink()
+        else:
+            self._threads.append(thread)
+
+    def _answer(self, taken: Path, kind: str) -> None:
+        try:
+            answer = self._answers[kind]()
         except Exception:  # noqa: BLE001  a defect here must not end the supervision
             traceback.print_exc()  # in supervisor.log
             answer = None
         with contextlib.suppress(OSError):
-            write_file(query.with_suffix(".json"), json.dumps(answer), sync=False)
+            write_file(taken.with_suffix(ANSWER), json.dumps(answer), sync=False)
+        with contextlib.suppress(OSError):
+            taken.unlink()
 
 
 def _query(folder: RunFolder, kind: str, wait_s: float) -> Json | None:
     """The owner's answer; None if there is none."""
     token = f"{os.getpid()}-{secrets.token_hex(8)}"
-    query, answer = folder.queries / f"{token}.{kind}", folder.queries / f"{token}.json"
+    query = folder.queries / f"{token}.{kind}"
+    taken, answer = query.with_suffix(TAKEN), query.with_suffix(ANSWER)
     try:
         if not _may_answer(folder):
             return None
@@ -103,7 +116,9 @@ def _query(folder: RunFolder, kind: str, wait_s: float) -> Json | None:
         taken_deadline, deadline = time.monotonic() + TAKEN_S, time.monotonic() + wait_s
         while not answer.exists():
             is_late = time.monotonic() > deadline or (time.monotonic() > taken_deadline and query.exists())
-            if is_late or (not _may_answer(folder) and not answer.exists()):
+            # in the order in which the owner renames, answers and removes; also if another owner has emptied the folder
+            is_given_up = not query.exists() and not taken.exists() and not answer.exists()
+            if is_late or is_given_up or (not _may_answer(folder) and not answer.exists()):
                 return None
             time.sleep(ANSWER_POLL_S)
         data: Json | None = json.loads(answer.read_text("utf-8"))
@@ -112,7 +127,7 @@ def _query(folder: RunFolder, kind: str, wait_s: float) -> Json | None:
     else:
         return data
     finally:
-        for file in (query, answer):
+        for file in (query, taken, answer):
             with contextlib.suppress(OSError):
                 file.unlink()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -108,6 +110,47 @@ def test_command_gets_no_answer_where_a_login_of_its_own_is_needed(
         assert stop_by_owner(folder) is None
     with _owner(folder, {OBSERVE: lambda: {"nodes": [{"node": "n0"}], "failures": []}}):
         assert observe_by_owner(folder) is None
+
+
+@pytest.mark.parametrize("lack", ["disk", "threads"])
+def test_command_does_not_wait_for_a_query_that_the_owner_cannot_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lack: str
+) -> None:
+    monkeypatch.setattr(queries, "OBSERVED_S", 60.0)
+    monkeypatch.setattr(queries, "TAKEN_S", 60.0)
+    folder, start = RunFolder(tmp_path), threading.Thread.start
+
+    def refuse_write(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def refuse_thread(thread: threading.Thread) -> None:
+        if thread.name == "query":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    if lack == "disk":
+        monkeypatch.setattr(queries, "write_file", refuse_write)
+    else:
+        monkeypatch.setattr(threading.Thread, "start", refuse_thread)
+    begin_s = time.monotonic()
+    with _owner(folder, {OBSERVE: lambda: observations_json((NODE,), None)}):
+        assert observe_by_owner(folder) is None
+        assert list(folder.queries.iterdir()) == []
+    assert time.monotonic() - begin_s < queries.OBSERVED_S
+
+
+def test_owner_takes_queries_after_an_error_of_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, rename, errors = RunFolder(tmp_path), Path.rename, [errno.EIO, errno.ESTALE]
+
+    def rename_after_errors(path: Path, target: Path) -> Path:
+        if path.parent == folder.queries and errors:
+            raise OSError(errors.pop(), "failed")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename_after_errors)
+    monkeypatch.setattr(queries, "TAKEN_S", 60.0)
+    with _owner(folder, {OBSERVE: lambda: observations_json((NODE,), None)}):
+        assert observe_by_owner(folder) == ((NODE,), None)
 
 
 def test_folder_of_queries_is_the_users_alone(tmp_path: Path) -> None:
