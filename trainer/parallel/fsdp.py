@@ -86,11 +86,16 @@ class Fsdp2(TorchStrategy):
     def _put(self, shards: Any, whole: Callable[[], torch.Tensor]) -> None:  # noqa: ANN401 -- a DTensor
         """Scatter the shards of the tensor that `whole` returns on rank 0."""
         distribute = importlib.import_module("torch.distributed.tensor").distribute_tensor
-        mine = whole() if self.group.rank.is_main else torch.empty(shards.shape)
+        mine = scattered(shards, whole, is_main=self.group.rank.is_main)
         shards.copy_(distribute(mine.to(self.group.device), shards.device_mesh, shards.placements))
 
     def clip(self, limit: float) -> float:
         return clip_sharded_gradients(self.model.parameters(), limit)
+
+
+def scattered(shards: torch.Tensor, whole: Callable[[], torch.Tensor], *, is_main: bool) -> torch.Tensor:
+    """The whole tensor on rank 0, and memory of its size on the others: a scatter needs one dtype on all ranks."""
+    return whole().to(shards.dtype) if is_main else torch.empty(shards.shape, dtype=shards.dtype)
 
 
 def blocks_without_tied_weights(model: torch.nn.Module, blocks: Sequence[torch.nn.Module]) -> List[torch.nn.Module]:

@@ -22,6 +22,7 @@ from trainer.parallel.buffers import Buffers
 from trainer.parallel.ddp import Ddp
 from trainer.parallel.deepspeed.cpu_adam import cpu_adam
 from trainer.parallel.deepspeed.zero import Zero
+from trainer.parallel.fsdp import scattered
 from trainer.parallel.requirements import unmet_requirement
 from trainer.runtime.accelerators import NO_SCALER_T2X
 from trainer.runtime.group import Group
@@ -69,6 +70,13 @@ def test_unmet_requirement_is_named_before_anything_is_built(
     with pytest.raises(UserError) as caught:
         build_strategy(group, config, Gpt(config), out=None)  # type: ignore[arg-type]  # not reached
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+def test_ranks_scatter_a_parameter_in_its_own_type_whatever_was_saved(is_main: bool) -> None:
+    shards = torch.zeros(3, 2, dtype=torch.bfloat16)
+    mine = scattered(shards, lambda: torch.ones(3, 2), is_main=is_main)
+    assert (mine.shape, mine.dtype) == (shards.shape, shards.dtype)
 
 
 def test_fsdp2_needs_fully_shard_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
