@@ -29,6 +29,8 @@ WINDOW_S = 28 * 86400.0
 LEAST_FAILURES = 2
 CHANCE = 0.05
 """A node is a suspect if its failures are less likely than this by chance, among all nodes."""
+_DAMAGED = (ValueError, TypeError, KeyError)
+"""The errors of a line that is damaged or of another version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +170,11 @@ def node_histories(store: Store) -> dict[str, NodeHistory]:
     entries = [entry for entry in _entries(store.path) if entry["time"] >= earliest]
     histories: dict[str, NodeHistory] = defaultdict(NodeHistory)
     for end in _ends(entries):
-        _add_end(histories, end)
+        with suppress(*_DAMAGED):
+            _add_end(histories, end)
     for entry in entries:
-        for finding in entry.get("findings", ()):
-            for node in expand(finding["nodes"]):
-                found = histories[node].findings
-                found[finding["check"]] = found.get(finding["check"], 0) + 1
+        with suppress(*_DAMAGED):
+            _add_findings(histories, entry.get("findings", ()))
     for history in histories.values():
         history.chance = min(1.0, len(histories) * _tail(history.chances, len(history.suspected)))
     return dict(histories)
@@ -188,18 +189,26 @@ def _ends(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [end for end in ends.values() if "nodes" in end]
 
 
+def _add_findings(histories: Mapping[str, NodeHistory], findings: Sequence[Mapping[str, Any]]) -> None:
+    for finding in findings:
+        for node in expand(finding["nodes"]):
+            found = histories[node].findings
+            found[finding["check"]] = found.get(finding["check"], 0) + 1
+
+
 def _add_end(histories: Mapping[str, NodeHistory], end: Mapping[str, Any]) -> None:
-    nodes = expand(end["nodes"])
+    failed = list(dict.fromkeys(end["failed"]))
+    nodes = list(dict.fromkeys([*expand(end["nodes"]), *failed]))  # a node may have failed before anybody observed it
     for node in nodes:
         histories[node].attempts += 1
-    if end["class"] is None or not end["failed"]:
+    if end["class"] is None or not failed:
         return
     kind = FailureClass(end["class"]) if end["class"] in set(FailureClass) else FailureClass.UNKNOWN
     failure = NodeFailure(end["time"], end["run"], kind, end["text"])
-    for node in end["failed"]:
+    for node in failed:
         histories[node].failures.append(failure)
     for node in nodes if failure.may_be_the_nodes else ():
-        histories[node].chances.append(min(1.0, len(end["failed"]) / len(nodes)))
+        histories[node].chances.append(min(1.0, len(failed) / len(nodes)))
 
 
 def _tail(chances: Sequence[float], least: int) -> float:
@@ -216,7 +225,7 @@ def _entries(home: Path) -> Iterator[dict[str, Any]]:
     for name in (OLDER, FILE):
         with suppress(FileNotFoundError):
             for line in (home / name).read_text("utf-8", errors="replace").splitlines():
-                with suppress(ValueError, TypeError, KeyError):
+                with suppress(*_DAMAGED):
                     entry = json.loads(line)
                     if isinstance(entry["time"], float) and (
                         {"run", "attempt", "class", "failed", "text"} <= entry.keys() or "findings" in entry

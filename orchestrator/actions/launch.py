@@ -94,6 +94,7 @@ def plan_launch(
 
         require_known(arguments.skipped)
     inventory = load_inventory(arguments.inventory, arguments.nodes if arguments.launcher == "ssh" else None)
+    inventory = with_slurm_settings(inventory, arguments.slurm_settings)
     excluded: tuple[str, ...] = ()
     if arguments.exclude_suspects:
         from orchestrator.actions.suspects import without_suspects  # noqa: PLC0415  few launches exclude any
@@ -114,7 +115,7 @@ def _planned(
     arguments: LaunchArguments, inventory: Inventory, terminal: Terminal, connected: Mapping[str, Endpoint]
 ) -> Planned:
     allocation = this_allocation(arguments, os.environ) if arguments.here else None
-    inventory, warnings = _with_dependencies(with_slurm_settings(inventory, arguments.slurm_settings), arguments.after)
+    inventory, warnings = _with_dependencies(inventory, arguments.after)
     if allocation is not None:
         inventory = for_steps(inventory)
     elif arguments.launcher == "slurm":

@@ -11,6 +11,7 @@ from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory
 from orchestrator.kept_nodes import node_histories
 from orchestrator.names.hostlist import expand, fold
+from orchestrator.names.slurm_options import OPTION_OF, option_name, option_value
 
 
 def without_suspects(
@@ -18,6 +19,9 @@ def without_suspects(
 ) -> tuple[Inventory, LaunchArguments, tuple[str, ...]]:
     """
     Remove the suspects from the inventory and from --nodes, and let Slurm not choose them; the third value has the evidence.
+
+    Args:
+        inventory: with the settings of the command line, which may exclude nodes as well.
 
     Raises:
         UsageError: no node is left, or the nodes are those of an allocation.
@@ -43,8 +47,10 @@ def without_suspects(
         )
     slurm = inventory.slurm
     if arguments.launcher == "slurm" and named is None:
-        excluded = [*(expand(slurm.exclude) if slurm.exclude else ()), *suspects]
-        slurm = slurm.model_copy(update={"exclude": ",".join(dict.fromkeys(excluded))})
+        given = option_value(slurm.model_dump(mode="json"), "exclude")
+        options = tuple(option for option in slurm.options if option_name(option) != OPTION_OF["exclude"])
+        excluded = [*(expand(given) if given else ()), *suspects]
+        slurm = slurm.model_copy(update={"exclude": ",".join(dict.fromkeys(excluded)), "options": options})
     inventory = inventory.model_copy(update={"nodes": nodes, "slurm": slurm})
     arguments = replace(arguments, nodes=None if named is None else ",".join(named))
     texts = tuple(f"--exclude-suspects: {suspicion(name, history)}" for name, history in suspects.items())

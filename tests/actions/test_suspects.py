@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -146,6 +147,17 @@ def test_failures_everywhere_and_those_of_runs_on_one_node_make_no_suspect() -> 
     assert _suspects() == []
 
 
+def test_node_that_failed_before_it_was_observed_took_part() -> None:
+    for number in range(2):
+        kind = FailureClass.NODE
+        folder = _started(number, "n[3-4]")
+        record = folder.update(failure=Failure(kind, kind.retry, nodes=("n4", "n4")), state=RunState.FAILED)
+        kept_nodes.keep_end(folder, record, ("n3",))
+    history = node_histories(home_store())["10.0.0.4"]
+    assert (history.attempts, len(history.failures), history.chances) == (2, 2, [0.5, 0.5])
+    assert _suspects() == []
+
+
 def test_only_the_last_four_weeks_count(home: Path) -> None:
     for number in range(4):
         _fail(number, "n3")
@@ -167,7 +179,10 @@ def test_full_file_becomes_the_older_one_and_both_are_read(home: Path, monkeypat
 def test_damaged_lines_are_left_out(home: Path) -> None:
     _fail(1, "n3")
     with (home / "nodes.jsonl").open("a") as file:
-        file.write('[]\n{"time": "?"}\n{"time": 1.0}\n\xff{"time"')
+        file.write('[]\n{"time": "?"}\n{"time": 1.0}\n\xff{"time"\n')
+        file.write(json.dumps({"time": time.time(), "run": "r", "findings": [{"check": "clock"}]}) + "\n")
+        end = {"run": "r", "attempt": 1, "class": None, "failed": [], "text": "", "nodes": "n[3-"}
+        file.write(json.dumps({"time": time.time(), **end}) + "\n")
     assert node_histories(home_store())["10.0.0.3"].attempts == 1
 
 
@@ -237,5 +252,8 @@ def test_slurm_does_not_choose_suspects_either() -> None:
     assert (changed.slurm.exclude, same.nodes, len(changed.nodes)) == ("n6,n7,n3", None, 7)
     changed, named, _ = without_suspects(inventory, replace(arguments, nodes="n[2-3]"))
     assert (changed.slurm.exclude, named.nodes) == ("n[6-7]", "n2")
+    by_option = inventory.model_copy(update={"slurm": SlurmOptions(options=("--exclude=n6", "--nice"))})
+    merged = without_suspects(by_option, arguments)[0].slurm
+    assert (merged.exclude, merged.options) == ("n6,n3", ("--nice",))
     with pytest.raises(UsageError, match="--here uses the nodes of the allocation"):
         without_suspects(inventory, replace(arguments, here=True))
