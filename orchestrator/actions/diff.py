@@ -65,9 +65,7 @@ def diff(first: RecordedRun, second: RecordedRun) -> list[Difference]:
     return [
         *_code(first, second),
         *_differences("command", _command(first), _command(second)),
-        *_differences(
-            "environment", *map(_by_name, (first.folder.read_environment(), second.folder.read_environment()))
-        ),
+        *_environment(first, second),
         *_differences("nodes", _nodes(first.plan), _nodes(second.plan)),
         *_differences("versions", _versions(first), _versions(second)),
         *_differences("inventory", first.record.inventory, second.record.inventory),
@@ -122,10 +120,17 @@ def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
     return flat
 
 
-def _by_name(by_node: Mapping[str, Mapping[str, str]] | None) -> Values:
+def _environment(first: RecordedRun, second: RecordedRun) -> Iterator[Difference]:
+    before, after = first.folder.read_environment(), second.folder.read_environment()
+    if before is not None and after is not None:
+        yield from _differences("environment", _by_name(before), _by_name(after))
+    elif before is not None or after is not None:
+        states = (UNRECORDED if tables is None else "recorded" for tables in (before, after))
+        yield Difference("environment", "variables", *states)
+
+
+def _by_name(by_node: Mapping[str, Mapping[str, str]]) -> Values:
     """The value of each name, if all nodes have the same one; else the values with their nodes."""
-    if by_node is None:
-        return {}
     names = {name for table in by_node.values() for name in table}
     return {name: _common({node: table.get(name) for node, table in by_node.items()}) for name in sorted(names)}
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.actions.diff import UNRECORDED, RecordedRun, changed_files
 from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.errors import UsageError
+from orchestrator.names.hostlist import expand
 from orchestrator.run import ISOLATION_TIMEOUT_S
 from orchestrator.version import __version__
 
@@ -25,7 +26,7 @@ def rerun_arguments(name: str, nodes: str | None) -> LaunchArguments:
     The arguments of the recorded launch; the working folder becomes the one it was started in.
 
     Args:
-        nodes: the host list of the new run; None for the recorded nodes or shape.
+        nodes: the host list of the new run; None for the recorded ones. The ranks per node stay the recorded ones.
 
     Raises:
         RunNotFound: there is no such run.
@@ -36,13 +37,13 @@ def rerun_arguments(name: str, nodes: str | None) -> LaunchArguments:
     _enter_folder(run)
     record, program, request = run.record, run.plan.program, run.record.request
     is_trainer, shape = program.kind == "trainer", request["shape"]
-    recorded_shape = None if shape is None else f"{shape['nodes']}x{shape['ranks']}"
+    count = len(expand(nodes)) if nodes else shape and shape["nodes"]
     orphan_timeout, isolation_timeout = _timeouts(request)
     return LaunchArguments(
         record.launcher,
         inventory=record.inventory["file"] or None,
         nodes=nodes or request["nodes"],
-        shape=None if nodes else recorded_shape,
+        shape=None if shape is None else f"{count}x{shape['ranks']}",
         config=_config_file(run),
         settings=program.args if is_trainer else (),
         program=None if is_trainer else program.args,

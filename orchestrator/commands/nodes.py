@@ -25,8 +25,8 @@ def nodes(inventory: str | None, names: str | None, *, as_json: bool) -> int:
     history = histories(inventory, names)
     facts, failure = query(inventory, names)
     if as_json:
-        past = {name: {"history": history[name].to_json()} for name in history if name in facts}
-        print_json({name: {**of_node, **past.get(name, {})} for name, of_node in facts.items()})
+        past = {name: {"history": of_node.to_json()} for name, of_node in history.items()}
+        print_json({name: {**facts.get(name, {}), **past.get(name, {})} for name in dict.fromkeys([*facts, *past])})
     elif facts:
         print_table(COLUMNS, summary(facts))
         for text in unread(facts):

@@ -38,18 +38,22 @@ def stats(run: str | None, against: str | None, *, as_json: bool) -> int:
 
 def _of_run(measured: RunStats) -> Iterator[Row]:
     times = measured.timeline
-    yield "size", f"{measured.nodes} nodes", f"{measured.ranks} ranks, {measured.attempts} attempts"
+    yield (
+        "size",
+        _number(measured.nodes, "node"),
+        f"{_number(measured.ranks, 'rank')}, {_number(measured.attempts, 'attempt')}",
+    )
     yield "ETTR", _share(times.ettr), f"{_span(times.productive_s)} of {_span(times.wall_s)} in steps that count"
     kind = f", the last one: {measured.failure_class}" if measured.failure_class else ""
-    yield "MTTF", _span(measured.mttf_s), f"{times.failures} failures in {_span(times.wall_s)}{kind}"
+    yield "MTTF", _span(measured.mttf_s), f"{_number(times.failures, 'failure')} in {_span(times.wall_s)}{kind}"
     if times.queue_s:
         yield "in the queue", _span(times.queue_s), "not part of the ETTR"
-    yield from _lost(times.lost, times.wall_s, {"repeated steps": f"{times.repeated_steps} steps"})
+    yield from _lost(times.lost, times.wall_s, {"repeated steps": _number(times.repeated_steps, "step")})
     for name, value in measured.rates.items():
         yield name, f"{value:,.4g}", ""
     if measured.scaling is not None:
         low, high = (bound * measured.scaling.nodes_factor for bound in SCALING_TARGET)
-        target = f"target {low:.2g} to {high:.2g}" if measured.scaling.nodes_factor > 1 else "of equally many nodes"
+        target = f"target {low:.3g} to {high:.3g}" if measured.scaling.nodes_factor != 1 else "of equally many nodes"
         note = f"times {measured.scaling.against}; {target}, {measured.scaling.efficiency:.0%} of linear"
         yield "scaling", f"{measured.scaling.factor:.2f}", note
     if measured.interval is not None:
@@ -83,6 +87,10 @@ def _lost(lost: Mapping[str, float], wall_s: float, remarks: Mapping[str, str]) 
 
 def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda entry: -entry[1]))
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _share(share: float | None) -> str:

@@ -139,7 +139,9 @@ def test_record_of_an_older_version_without_files_of_code_is_compared(
         (first.folder.path / name).unlink()
     rows = _rows(diff(first, second))
     assert rows["code", "files"] == ("present", "not recorded")
-    assert rows["environment", "NCCL_DEBUG"] == (None, "INFO")
+    assert [row for row in rows.items() if row[0][0] == "environment"] == [
+        (("environment", "variables"), ("not recorded", "recorded"))
+    ]
     assert rows["versions", "programs of the nodes"] == ("not recorded", None)
 
 
@@ -166,6 +168,12 @@ def test_rerun_has_the_arguments_of_the_launch(folder: Path, monkeypatch: pytest
     same = replace(launch, orphan_timeout="7200s", rerun_of=run.path.name, inventory=repeated.inventory)
     assert repeated == same
     assert rerun_arguments("first", "n0") == replace(same, nodes="n0")
+
+
+@pytest.mark.usefixtures("folder")
+def test_rerun_on_other_nodes_keeps_the_ranks_per_node() -> None:
+    _recorded(replace(_arguments("first"), shape="2x1"))
+    assert (rerun_arguments("first", None).shape, rerun_arguments("first", "n1").shape) == ("2x1", "1x1")
 
 
 @pytest.mark.processes
