@@ -160,6 +160,7 @@ def test_launch_under_nohup_keeps_watching_when_the_terminal_is_closed(orch: Orc
 
 def test_stop_of_a_launch_on_another_machine_ends_its_ranks_and_names_that_machine(orch: Orch) -> None:
     run = orch("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
+    orch.kill_supervisor(run)  # it would be on that machine, too
     elsewhere = {**this_process(), "host": "elsewhere", "boot_id": "another"}
     Store(orch.home).find(run).update(started=False, launching=elsewhere)
     done = orch("stop", code=4)
