@@ -8,6 +8,7 @@ from typing import Any, Dict, Iterable, Mapping
 
 from trainer.config.config import ZERO_STAGES, TrainConfig
 from trainer.errors import UserError
+from trainer.parallel.deepspeed.package import bf16_optimizer_skips
 from trainer.runtime.rank import Rank
 
 AUTO = "auto"
@@ -170,7 +171,9 @@ def _defaults(config: TrainConfig, flat: Mapping[str, Any]) -> Dict[str, Any]:
             found.update({"torch_autocast.enabled": True, "torch_autocast.dtype": "bfloat16"})
         else:
             found["bf16.check_grad_overflow"] = True  # a gradient that is not finite leaves the weights as they are
-            found["data_types.grad_accum_dtype"] = "fp32"  # by default DeepSpeed adds micro batches in bf16
+            # By default DeepSpeed adds micro batches in bf16; in fp32 it uses its BF16_Optimizer for stage 1 without offload.
+            if ZERO_STAGES[config.strategy] > 1 or config.offload_optimizer or bf16_optimizer_skips():
+                found["data_types.grad_accum_dtype"] = "fp32"
     sizes = {
         "zero_optimization.reduce_bucket_size": width * width,
         "zero_optimization.stage3_prefetch_bucket_size": width * width * 9 // 10,

@@ -55,6 +55,14 @@ def package_problem(accelerator: str, config: TrainConfig) -> str:
     return ""
 
 
+def bf16_optimizer_skips() -> bool:
+    """Return True if DeepSpeed's BF16_Optimizer skips a step with a gradient that is not finite; it asserts or takes the step in 0.18.0."""
+    spec = importlib.util.find_spec("deepspeed")
+    folders = [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or ()]
+    paths = [folder / "runtime" / "bf16_optimizer.py" for folder in folders]
+    return any("is_invalid_grad_norm" in path.read_text("utf-8") for path in paths if path.exists())
+
+
 def search_path() -> str:
     """Return PATH with the folder of this Python appended, where pip installs ninja."""
     return os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])

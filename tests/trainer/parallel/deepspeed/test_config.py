@@ -231,6 +231,30 @@ def test_unusable_deepspeed_package_is_an_error_with_the_remedy(
     assert bool(problem) == bool(found)
 
 
+@pytest.mark.parametrize(
+    ("words", "source", "expected"),
+    [
+        ("strategy=zero1", "if is_invalid_grad_norm(all_groups_norm):", "fp32"),
+        ("strategy=zero1", "assert all_groups_norm > 0.", None),
+        ("strategy=zero1", None, None),
+        ("strategy=zero1 offload_optimizer=true", "assert all_groups_norm > 0.", "fp32"),
+        ("strategy=zero2", "assert all_groups_norm > 0.", "fp32"),
+    ],
+)
+def test_zero1_sums_in_fp32_only_where_deepspeed_can_skip_a_step_then(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, source: str | None, expected: str | None
+) -> None:
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    if source is not None:
+        (runtime / "bf16_optimizer.py").write_text(source)
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda _: SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    )
+    merged = _merged(f"{words} precision=bf16")
+    assert merged.get("data_types", {}).get("grad_accum_dtype") == expected
+
+
 def test_ninja_in_the_folder_of_the_interpreter_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for folder, name in (("system", "g++"), ("venv", "python"), ("venv", "ninja")):
         program = tmp_path / folder / name
