@@ -50,7 +50,8 @@ def run_rank(config: TrainConfig, env: MutableMapping[str, str], preemption: Pre
         if rank.launched:
             rendezvous = Rendezvous.open(rank, env, config.ddp_timeout)
             exit_on_unexpected_errors(rendezvous)
-        group = initialise(config.device, config.ddp_timeout, env, rendezvous=rendezvous)
+        start_s = config.start_timeout
+        group = initialise(config.device, config.ddp_timeout, env, start_timeout_s=start_s, rendezvous=rendezvous)
         watchdog.set_timeout = group.set_timeout
         progress.write("init", 0, **({"ready": group.ready} if rank.is_main else {}))
         trainer = Trainer(config, group, progress, preemption)

@@ -120,6 +120,7 @@ class TrainConfig:
     lr: float = _float_field(3e-3)
     device: str = _text_field("auto", choices=("auto", "cuda", "gcu", "cpu"))
     ddp_timeout: float = _float_field(1800.0, above=True)
+    start_timeout: float = _float_field(120.0, above=True)
     hang_timeout: float = _float_field(300.0, above=True)
     log_steps: int = _int_field(10)
     fingerprint_steps: int = _int_field(50, low=0)

@@ -25,11 +25,16 @@ from .rank import Rank
 from .rendezvous import Rendezvous
 
 START_S = 120.0
-"""Limit for the start of the group and its first collective, when all ranks are there: a wrong network setting shows then."""
+"""Default limit for the start of the group and its first collective, when all ranks are there: a wrong network setting shows then."""
 
 
 def initialise(
-    requested_device: str, timeout_s: float, env: Mapping[str, str], *, rendezvous: Rendezvous | None = None
+    requested_device: str,
+    timeout_s: float,
+    env: Mapping[str, str],
+    *,
+    start_timeout_s: float = START_S,
+    rendezvous: Rendezvous | None = None,
 ) -> Group:
     """
     Take the device, wait for the other ranks, join the group, and test device and group.
@@ -38,6 +43,7 @@ def initialise(
         requested_device: auto, cuda, gcu or cpu.
         timeout_s: limit of a collective.
         env: MASTER_ADDR, MASTER_PORT and the variables that Rank reads.
+        start_timeout_s: limit of the start of the group and its first collective, if below timeout_s.
         rendezvous: if the caller has opened it already.
 
     Raises:
@@ -51,7 +57,7 @@ def initialise(
             sys.stderr.write(f"WARNING: training on the CPU: {accelerator.unusable_card}, or say device=cpu\n")
         return accelerator
 
-    return initialise_on(find, timeout_s, env, rendezvous=rendezvous)
+    return initialise_on(find, timeout_s, env, start_timeout_s=start_timeout_s, rendezvous=rendezvous)
 
 
 def initialise_on(
@@ -59,6 +65,7 @@ def initialise_on(
     timeout_s: float,
     env: Mapping[str, str],
     *,
+    start_timeout_s: float = START_S,
     rendezvous: Rendezvous | None = None,
     **more: Any,  # noqa: ANN401 -- other arguments of init_process_group
 ) -> Group:
@@ -72,13 +79,8 @@ def initialise_on(
     rendezvous = rendezvous or Rendezvous.open(rank, env, timeout_s)
     rendezvous.check_all("device", problem, accelerator.name if accelerator else "")
     assert accelerator is not None  # a rank with a problem does not pass check_all
-    limit_s = min(START_S, timeout_s)
-    late = (
-        f"the group ({accelerator.backend}) did not start within {limit_s:g} s, though all ranks are there: they reach the store of "
-        "rank 0 but not each other. Look at the network of the nodes (orch check --level full) and at the variables of the library "
-        "(orch env --explain)"
-    )
-    with limit(limit_s, late, rendezvous):
+    limit_s = min(start_timeout_s, timeout_s)
+    with limit(limit_s, late_start(accelerator.backend, limit_s), rendezvous):
         more = {**eager_start(accelerator, device), **more}
         join(accelerator, rendezvous, timeout=timedelta(seconds=timeout_s), **more)
         problem = _test_all_reduce(accelerator, rank, device)
@@ -86,6 +88,15 @@ def initialise_on(
     count = rank.world_size
     ready = f"{count}/{count} ranks ready, backend {accelerator.backend}, device {device.type}"
     return Group(rank, accelerator, device, rendezvous, ready)
+
+
+def late_start(backend: str, limit_s: float) -> str:
+    """The error message for a group that did not start in time."""
+    return (
+        f"the group ({backend}) did not start within {limit_s:g} s, though all ranks are there: they reach the store of "
+        "rank 0 but not each other. Look at the network of the nodes (orch check --level full) and at the variables of the library "
+        "(orch env --explain); start_timeout=SECONDS of the shared trainer allows more, up to ddp_timeout"
+    )
 
 
 def eager_start(accelerator: Accelerator, device: torch.device) -> dict[str, Any]:

@@ -73,6 +73,7 @@ def test_word_sets_its_key(word: str, path: tuple[str, ...], value: object) -> N
         ("lr=nan", ["lr=", "a number >= 0"]),
         ("lr=fast", ["lr=fast", "a number >= 0"]),
         ("ddp_timeout=0", ["ddp_timeout=0", "a number > 0"]),
+        ("start_timeout=0", ["start_timeout=0", "a number > 0"]),
         ("save_total_limit=1", ["save_total_limit=1", ">= 2"]),
         ("precision=fp8", ["precision=fp8", "fp32, bf16, fp16"]),
         ("device=tpu", ["device=tpu", "auto, cuda, gcu, cpu"]),
