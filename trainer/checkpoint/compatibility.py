@@ -15,7 +15,7 @@ BINDING = ("model.", "task", "options.")  # a change of these makes it another m
 FREE_KEYS = frozenset(
     [
         *("out", "resume", "save_steps", "save_total_limit", "device", "ddp_timeout", "hang_timeout", "log_steps"),
-        "fingerprint_steps",
+        *("fingerprint_steps", "start_timeout"),
         *("data.workers", "data.prefetch", "data.pin_memory", "data.validation", "eval_steps", "eval_batches"),
         *("save_minutes", "keep_best", "keep_every", "roll_back", "batch", "async_save", "report", "peak_tflops"),
         *("activation_checkpointing", "find_unused_parameters", "gradient_as_bucket_view"),
@@ -53,9 +53,24 @@ def check_compatible(
         )
 
 
+def check_parameters(model: Mapping[str, Any], sizes: Mapping[str, int], step: int) -> None:
+    """
+    Check that the saved model has the parameters of these sizes: an older manifest does not list its own.
+
+    Raises:
+        UserError: it lacks one, or has one of another size.
+    """
+    changed = _changed_sizes({name: model[name].numel() for name in sizes if name in model}, sizes)
+    if changed:
+        raise UserError(f"the checkpoint at step {step} does not fit: {', '.join(changed)} (saved -> now)")
+
+
 def _other_parameters(manifest: Mapping[str, Any], strategy: Strategy) -> List[str]:
     """Parameters that differ although the settings are equal, since the model's code changed; older manifests do not list them."""
-    saved, now = manifest.get("sizes", strategy.sizes), strategy.sizes
+    return _changed_sizes(manifest.get("sizes", strategy.sizes), strategy.sizes)
+
+
+def _changed_sizes(saved: Mapping[str, int], now: Mapping[str, int]) -> List[str]:
     names = [name for name in sorted({*saved, *now}) if saved.get(name) != now.get(name)]
     more = [f"and {len(names) - NAMED_AT_MOST} more parameters"] if len(names) > NAMED_AT_MOST else []
     named = [f"{name} of {saved.get(name, 'no')} -> {now.get(name, 'no')} numbers" for name in names[:NAMED_AT_MOST]]

@@ -14,6 +14,7 @@ import torch
 
 from trainer.checkpoint import files, lock
 from trainer.checkpoint.code import code_version
+from trainer.checkpoint.compatibility import check_parameters
 from trainer.checkpoint.files import Checkpoint
 from trainer.checkpoint.find import Finder
 from trainer.checkpoint.named import named
@@ -231,6 +232,7 @@ class Checkpoints:
                     # On a CPU an optimizer keeps the tensors it is given, so they must not be mapped from a file.
                     mapped = self.group.device.type != "cpu"
                     saved = load_state(found.path / "state.pt", found.path.name, mapped=mapped)
+                    check_parameters(saved["model"], strategy.sizes, found.manifest["step"])
                     keep_scale = found.manifest["config"].get("precision") == self.config.precision == "fp16"
                     state = named(saved, strategy.sizes, keep_scale=keep_scale)
                     outline_bytes, random_states = outline(state), (found.path / "rng.json").read_bytes()

@@ -229,7 +229,7 @@ def test_state_that_holds_code_is_refused_and_does_not_run(tmp_path: Path) -> No
     assert not (tmp_path / "made").exists()
 
 
-def test_checkpoint_of_an_older_trainer_without_skipped_and_planned_steps_loads(tmp_path: Path) -> None:
+def test_checkpoint_of_an_older_trainer_without_newer_entries_loads_if_the_model_fits(tmp_path: Path) -> None:
     session = Session.start(tmp_path / "new")
     session.checkpoints.save(TrainState(1, skipped=3), session.strategy)
     assert session.resume() == TrainState(1, skipped=3)
@@ -237,7 +237,7 @@ def test_checkpoint_of_an_older_trainer_without_skipped_and_planned_steps_loads(
     manifest = {
         key: value
         for key, value in files.read_manifest(saved, 1).items()
-        if key not in ("files", "seal", "skipped", "planned_steps")
+        if key not in ("files", "seal", "skipped", "planned_steps", "sizes")
     }
     writers = {
         name: lambda file, name=name: file.write((saved / name).read_bytes()) for name in ("state.pt", "rng.json")
@@ -246,6 +246,9 @@ def test_checkpoint_of_an_older_trainer_without_skipped_and_planned_steps_loads(
     files.write(tmp_path / "old", 1, manifest, writers)
     assert old.resume() == TrainState(1, planned_steps=session.checkpoints.config.steps)
     assert old.weights() == session.weights()
+    old.strategy.sizes = {**old.strategy.sizes, "gate.weight": 3}  # the code of the task was changed
+    with pytest.raises(UserError, match=r"step 1 does not fit: gate\.weight of no -> 3 numbers \(saved -> now\)$"):
+        old.resume()
 
 
 def test_resume_restores_the_state_of_numpy_generators(tmp_path: Path) -> None:
@@ -331,7 +334,7 @@ def test_different_model_is_refused_and_different_settings_are_a_warning(
         UserError, match=r"does not fit: gate\.weight of no -> 3 numbers, head\.weight of \d+ -> 7 numbers"
     ):
         session.resume()
-    assert Session.start(tmp_path, seed=3, log_steps=1).resume().step == 1
+    assert Session.start(tmp_path, seed=3, log_steps=1, start_timeout=9.0).resume().step == 1
     assert "WARNING: resuming with other settings (saved -> now): seed: 0 -> 3\n" in capsys.readouterr().out
 
 
