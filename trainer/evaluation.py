@@ -73,7 +73,7 @@ class Evaluation:
 
 
 def _numbers(part: Any) -> List[float]:  # noqa: ANN401 -- a number or tensor
-    numbers: List[float] = torch.as_tensor(part).detach().double().flatten().tolist()
+    numbers: List[float] = torch.as_tensor(part).detach().cpu().double().flatten().tolist()  # a device may lack fp64
     return numbers
 
 

@@ -177,7 +177,7 @@ def _layout(path: Path, file: BinaryIO, size: int, form: str) -> Tuple[str, int,
         return _npy_header(file)
     if form != "bytes" and (path.suffix == ".bin" or form != "auto"):
         declared = formats.megatron_layout(path) or formats.llmc_layout(file.read(formats.LLMC_BYTES))
-        if declared and form not in ("auto", NAMES[declared[0]]):
+        if declared and form != "auto" and int(KINDS[form][1:]) != int(declared[0][1:]):
             raise ValueError(f"its header says {NAMES[declared[0]]}, data.format={form}: leave data.format out")
         return declared or (KINDS["uint16" if form == "auto" else form], 0, size)
     if form == "auto":

@@ -18,7 +18,7 @@ BINARY = {
     b"ARROW1": "Arrow", b"\x89HDF": "HDF5", b"\x93NUMPY": "NumPy", b"%PDF": "PDF",
 }  # fmt: skip
 RECORDS = (".jsonl", ".ndjson")
-REMEDY = "name files of text or tokens, or set data.format=bytes to train on its bytes as they are"
+REMEDY = "name the text by a glob, such as data.paths=FOLDER/**/*.txt, or set data.format=bytes to train on its bytes as they are"
 
 
 def llmc_layout(head: bytes) -> Tuple[str, int, int] | None:

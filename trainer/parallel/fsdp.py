@@ -94,7 +94,7 @@ class Fsdp2(TorchStrategy):
 
 
 def scattered(shards: torch.Tensor, whole: Callable[[], torch.Tensor], *, is_main: bool) -> torch.Tensor:
-    """The whole tensor on rank 0, and memory of its size on the others: a scatter needs one dtype on all ranks."""
+    """The whole tensor on rank 0, and empty memory of the same size on the others: a scatter needs one dtype on all ranks."""
     return whole().to(shards.dtype) if is_main else torch.empty(shards.shape, dtype=shards.dtype)
 
 
