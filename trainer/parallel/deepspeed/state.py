@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, List, Mapping
 
 import torch
 
+from trainer.optim.adamw import whole_shape
 from trainer.runtime.group import Group
 
 # `Any` below stands for DeepSpeed's engine and optimizers, which have no types.
@@ -84,7 +85,7 @@ def set_weights(engine: Any, group: Group, whole: Callable[[str, Any], torch.Ten
     """Set the fp32 weights of all parameters to what `whole` returns on rank 0 for a name and a parameter."""
     fill = _fill_stage_3 if hasattr(engine.optimizer, "fp32_partitioned_groups_flat") else _fill
     for name, parameter in engine.module.named_parameters():
-        weights = whole(name, parameter)
+        weights = whole(name, parameter).float() if group.rank.is_main else torch.empty(whole_shape(parameter))
         group.broadcast(weights)
         fill(parameter, weights, {}, group)
 

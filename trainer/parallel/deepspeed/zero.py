@@ -17,7 +17,7 @@ from trainer.config.config import ZERO_STAGES, TrainConfig
 from trainer.console import log_line
 from trainer.errors import UserError
 from trainer.io import replace_text
-from trainer.optim.adamw import load_moments, make_optimizer, whole_shape
+from trainer.optim.adamw import load_moments, make_optimizer
 from trainer.parallel.buffers import Buffers, refuse_batch_norm
 from trainer.parallel.building import build_fillable, build_plain, build_whole, fill, initial_values, sizes_of
 from trainer.parallel.deepspeed import state as zero_state
@@ -55,14 +55,14 @@ class Zero:
             refuse_batch_norm(model, config)
             model.register_forward_pre_hook(_cast_inputs)
         rounds = self.stage > 0 and config.precision != "fp32"
-        before = zero_state.copy_weights(model) if rounds and not split else {}
+        before = zero_state.copy_weights(model) if rounds and not split and group.rank.is_main else {}
         optimizer = cpu_adam(group, config, model) if config.offload_optimizer else None
         optimizer = optimizer or make_optimizer(model, config.lr, config.optim)
         self.engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)[0]
         whole = self.stage != SPLIT_STAGE
         self.replicated: Sequence[torch.Tensor] = list(self.engine.module.parameters()) if whole else []
         if rounds:  # the engine made its fp32 weights from rounded ones
-            drawn = functools.partial(_drawn, group, task)
+            drawn = functools.partial(initial_values, task)
             zero_state.set_weights(self.engine, group, drawn if split else lambda name, _: before.pop(name))
         scaler: Any = getattr(self.engine.optimizer, "loss_scaler", None)
         if hasattr(scaler, "raise_error_at_min_scale"):
@@ -148,11 +148,6 @@ def _build_split(group: Group, config: TrainConfig, task: Task, settings: Mappin
         model = build_plain(task, config)
     fill(task, model, put)
     return model
-
-
-def _drawn(group: Group, task: Task, name: str, weight: Any) -> torch.Tensor:  # noqa: ANN401 -- as above
-    """The initial values on rank 0, and memory for them on the others."""
-    return initial_values(task, name, weight) if group.rank.is_main else torch.empty(whole_shape(weight))
 
 
 def _cast_inputs(model: torch.nn.Module, inputs: Tuple[Any, ...]) -> Tuple[Any, ...]:
