@@ -11,7 +11,7 @@ import contextlib
 import os
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.endpoint.client import HEARTBEAT_ANSWER_S
@@ -127,23 +127,45 @@ class Supervisor:
         attempt = DirectAttempt.of(ended.verdict, self._observations(), cut_off, cut_off)
         if reason := restarts.reason_against(ended.verdict, attempt):
             return reason
-        lost = {node.name for node in self._until_isolated(ended.unreached)}
-        is_isolated = self._plan.isolation_timeout_s is not None
-        if may_run := ended.running | (lost & ended.refusing if is_isolated else lost):
-            return f"not restarted: processes of the run may still run on {fold(may_run)}"
+        isolated = self._isolated(cut_off, ended.refusing)
+        unreached, running = self._until_isolated(ended.unreached)
         if self._is_over():
             return "not restarted: it was stopped"
+        lost = {node.name for node in unreached}
+        isolated &= self._isolated(lost, ended.refusing)
+        if may_run := ended.running | running | (lost - isolated):
+            return f"not restarted: processes of the run may still run on {fold(may_run)}"
         attempt = DirectAttempt.of(ended.verdict, self._observations(), lost, cut_off)
         return restarts.begin(self._launcher.plan, ended.verdict, attempt)
 
-    def _until_isolated(self, unreached: Sequence[NodePlan]) -> Sequence[NodePlan]:
-        """Wait until nodes that are cut off have ended their ranks themselves; return those that still cannot be reached."""
+    def _isolated(self, lost: Collection[str], refusing: Collection[str]) -> set[str]:
+        """
+        Those of the lost nodes that the head does not reach: they end their ranks after the isolation timeout.
+
+        The head is the only peer of another node. A lost head is never among them: it continues if no other node has ever
+        answered it (node/isolation.py), which it does not report.
+        """
+        head = self._states[self._plan.head.name]
+        agent = head.observation.agent if head.observation else None
+        if self._plan.isolation_timeout_s is None or agent is None or not lost or head.node.name in lost:
+            return set()
+        addresses = {name: _address_of(self._states[name]) for name in lost if name not in refusing}
+        try:
+            reached = self._launcher.reach(head.node).reach(
+                sorted(addresses.values()), parse_rendezvous(agent.rendezvous).port
+            )
+        except OrchError:
+            return set()
+        return {name for name, address in addresses.items() if address not in reached}
+
+    def _until_isolated(self, unreached: Sequence[NodePlan]) -> tuple[Sequence[NodePlan], frozenset[str]]:
+        """Wait until nodes that are cut off have ended their ranks themselves; returns as _end_returning_nodes."""
         if not unreached:
-            return ()
+            return (), frozenset()
         names, wait_s = fold(node.name for node in unreached), (self._plan.isolation_timeout_s or 0.0) + GRACE_S + END_S
         text = f"{names} must have ended its ranks before the run restarts: it does so itself within {wait_s:.0f} s"
         self._folder.add_event("restart-waits", text)
-        return self._end_returning_nodes(unreached, wait_s)
+        return self._end_returning_nodes(unreached, wait_s, self._is_over)
 
     def _until_over(self) -> Verdict | None:
         """The verdict that ends the run; None if no node can be polled any more."""
@@ -249,11 +271,7 @@ class Supervisor:
         if not agents:
             return {}
         rendezvous = parse_rendezvous(agents[0].rendezvous)
-        agent = state.observation.agent if state.observation else None
-        if state.node is self._plan.head:
-            address = rendezvous.address
-        else:
-            address = agent.address if agent and agent.address else state.node.address
+        address = rendezvous.address if state.node is self._plan.head else _address_of(state)
 
         def is_reached_by(witness: NodeState) -> bool:
             return address in self._launcher.reach(witness.node).reach([address], rendezvous.port)
@@ -304,25 +322,46 @@ class Supervisor:
         return [pid for result in results for pid in result.remaining]
 
     def _record(self, verdict: Verdict) -> None:
-        record, unwritten = settle_if_writable(self._folder, verdict, self._observations())
+        record, unwritten = settle_if_writable(self._folder, verdict, self._observations(), attempt=self._plan.attempt)
         while unwritten:  # as long as the disk is full, the run is unfinished for every other command
             time.sleep(RETRY_S)
-            record, unwritten = settle_if_writable(self._folder, verdict, self._observations())
+            record, unwritten = settle_if_writable(
+                self._folder, verdict, self._observations(), attempt=self._plan.attempt
+            )
         self._folder.add_event("run-ended", f"{record.state.value}: {record.message or 'nothing is left running'}")
 
-    def _end_returning_nodes(self, unreached: Sequence[NodePlan], wait_s: float) -> Sequence[NodePlan]:
-        """Retry unreachable nodes and end their processes, for the time in which they end their ranks themselves; return the rest."""
-        deadline = time.monotonic() + wait_s
-        while unreached and time.monotonic() < deadline:
+    def _end_returning_nodes(
+        self, unreached: Sequence[NodePlan], wait_s: float, is_over: Callable[[], bool] = lambda: False
+    ) -> tuple[Sequence[NodePlan], frozenset[str]]:
+        """
+        Retry unreachable nodes and end their processes, for the time in which they end their ranks themselves or until `is_over`.
+
+        Returns:
+            The nodes that are still unreachable, and the names of those on which processes may still run: they refused the
+            login, or some processes could not be ended.
+        """
+        deadline, running = time.monotonic() + wait_s, set[str]()
+        while unreached and time.monotonic() < deadline and not is_over():
             outcomes = each(unreached, self._stop, limit=len(unreached))
             for node, outcome in zip(unreached, outcomes, strict=True):
-                if not isinstance(outcome, Exception):
-                    self._folder.add_event(
-                        "node-answered", f"{node.name} answers again, and its remaining processes are ended"
+                if isinstance(outcome, LoginRefused):
+                    running.add(node.name)
+                elif not isinstance(outcome, Exception):
+                    result = (
+                        f"its processes {outcome} could not be ended"
+                        if outcome
+                        else "its remaining processes are ended"
                     )
+                    self._folder.add_event("node-answered", f"{node.name} answers again, and {result}")
+                    running.update([node.name] if outcome else [])
             unreached = [node for node, outcome in zip(unreached, outcomes, strict=True) if _is_worth_a_retry(outcome)]
             time.sleep(RETRY_S if unreached else 0.0)
-        return unreached
+        return unreached, frozenset(running)
+
+
+def _address_of(state: NodeState) -> str:
+    agent = state.observation.agent if state.observation else None
+    return agent.address if agent and agent.address else state.node.address
 
 
 def _is_done(state: NodeState) -> bool:

@@ -18,8 +18,8 @@ import pytest
 
 from orchestrator.actions import owner
 from orchestrator.actions.launch import Launched
-from orchestrator.endpoint.replies import Finished, NodeObservation
-from orchestrator.errors import NotListening, RunNotFound
+from orchestrator.endpoint.replies import AgentRecord, Finished, NodeObservation
+from orchestrator.errors import LoginRefused, NotListening, OrchError, RunNotFound, Unreachable
 from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan
@@ -276,3 +276,82 @@ def _run(path: Path) -> tuple[RunFolder, DirectLauncher]:
     folder.write(RunRecord(plan.run_id, "ssh", RunState.STARTING, "", {}, {}, {}, {}))
     folder.write_plan(plan)
     return folder, DirectLauncher(plan, lambda node: LocalTransport(node.name))
+
+
+def test_node_that_refuses_the_login_or_keeps_processes_after_it_was_lost_may_still_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = _supervisor_of(tmp_path, 4)
+    outcomes: dict[str, list[int] | OrchError] = {
+        "n0": [],
+        "n1": [17],
+        "n2": LoginRefused("n2", "no key"),
+        "n3": Unreachable("n3", "no route"),
+    }
+    monkeypatch.setattr("orchestrator.supervision.supervisor.RETRY_S", 0.01)
+    monkeypatch.setattr(
+        "orchestrator.supervision.supervisor.each", lambda nodes, *_, **__: [outcomes[n.name] for n in nodes]
+    )
+    unreached, running = supervisor._end_returning_nodes(supervisor._plan.nodes, 0.1)  # noqa: SLF001  the end of a run alone
+    assert [node.name for node in unreached] == ["n3"]
+    assert running == {"n1", "n2"}
+    events = [json.loads(line)["text"] for line in (tmp_path / "events.jsonl").read_text("utf-8").splitlines()]
+    assert events == [
+        "n0 answers again, and its remaining processes are ended",
+        "n1 answers again, and its processes [17] could not be ended",
+    ]
+
+
+def test_wait_for_lost_nodes_ends_when_the_run_is_stopped(tmp_path: Path) -> None:
+    supervisor = _supervisor_of(tmp_path, 1)
+    supervisor._folder.request_stop()  # noqa: SLF001
+    nodes = supervisor._plan.nodes  # noqa: SLF001
+    assert supervisor._end_returning_nodes(nodes, 600.0, supervisor._is_over) == (nodes, frozenset())  # noqa: SLF001
+
+
+@pytest.mark.parametrize(
+    ("lost", "refusing", "reached", "isolated"),
+    [
+        ({"n1", "n2"}, (), {"n2"}, {"n1"}),
+        ({"n1", "n2"}, ("n1",), set(), {"n2"}),
+        ({"n0", "n1"}, (), set(), set()),
+        ({"n1"}, (), None, set()),
+    ],
+)
+def test_lost_node_ends_itself_only_if_the_head_answers_and_does_not_reach_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lost: set[str],
+    refusing: tuple[str, ...],
+    reached: set[str] | None,
+    isolated: set[str],
+) -> None:
+    """A node that only this machine cannot reach keeps its ranks, so a second attempt would run beside them."""
+    supervisor = _supervisor_of(tmp_path, 3)
+    supervisor._states["n0"].observation = NodeObservation(  # noqa: SLF001  nothing is polled here
+        "n0", AGENT, alive=True, same_boot=True, finished=None, first_failure=None
+    )
+
+    class Head:
+        def reach(self, addresses: list[str], port: int) -> set[str]:
+            assert port == 29500
+            if reached is None:
+                raise Unreachable("n0", "no answer")
+            return reached & set(addresses)
+
+    monkeypatch.setattr(supervisor._launcher, "reach", lambda _: Head())  # noqa: SLF001
+    assert supervisor._isolated(lost, refusing) == isolated  # noqa: SLF001
+
+
+AGENT = AgentRecord(1, 1, 1, "boot", "host", "n0", "3.11", "n0", 0, (0,), 1, "127.0.0.1 29500 host", 0.0)
+
+
+def _supervisor_of(path: Path, count: int) -> Supervisor:
+    """The supervisor of a run on this many nodes whose agents have started."""
+    inventory = Inventory(name="here", nodes=tuple(Node(name=f"n{index}") for index in range(count)))
+    request = Request("ssh", Program("executable", ("true",)), isolation_timeout_s=60.0)
+    plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
+    folder = RunFolder(path)
+    folder.write(RunRecord(plan.run_id, "ssh", RunState.RUNNING, "", {}, {}, {}, {}, started=True))
+    folder.write_plan(plan)
+    return Supervisor(folder, DirectLauncher(plan, lambda node: LocalTransport(node.name)))
