@@ -25,7 +25,7 @@ def settle(run: KeptRun, verdict: Verdict, nodes: Sequence[NodeObservation] = ()
     had_ended = run.read().state.ended
     record = run.change(lambda record: _settled(replace(record, attempt=max(record.attempt, attempt)), verdict, nodes))
     if record.state.ended and not had_ended:
-        keep_end(run, record, [node.node for node in nodes])
+        keep_end(run, replace(record, attempt=attempt), [node.node for node in nodes])
     return record
 
 

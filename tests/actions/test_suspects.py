@@ -17,13 +17,14 @@ from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.actions.nodes import history_rows, suspicions
 from orchestrator.actions.runs import home_store
 from orchestrator.actions.suspects import without_suspects
-from orchestrator.errors import UsageError
+from orchestrator.errors import LaunchError, UsageError
 from orchestrator.failure_class import FailureClass
 from orchestrator.findings import Finding, Severity
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.inventory.slurm import SlurmOptions
 from orchestrator.kept_nodes import NodeHistory, keep_cause, keep_findings, node_histories
 from orchestrator.plan.make import make_plan
+from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Failure, Program, RankExit, Request, RunRecord, RunState
 from orchestrator.store import RunFolder
 from orchestrator.supervision.restart import DirectAttempt, Restarts
@@ -95,12 +96,28 @@ def test_attempts_that_were_followed_by_another_one_are_kept_too() -> None:
     verdict = Verdict(RunState.FAILED, RankExit("n3", 3, None, "SIGKILL"), "rank 3 was killed")
     attempt = DirectAttempt.of(verdict, [], (), ("n3",))
     assert Restarts(folder, 3, lambda plan: plan, lambda: True).begin(folder.read_plan(), verdict, attempt) == ""
-    settle(folder, Verdict(RunState.DONE))
+    settle(folder, Verdict(RunState.DONE), attempt=2)
     histories = node_histories(home_store())
     assert [(failure.run, failure.kind) for failure in histories["10.0.0.3"].failures] == [
         (folder.path.name, FailureClass.UNKNOWN)
     ]
     assert {history.attempts for history in histories.values()} == {2}
+
+
+def test_failure_counts_once_if_the_next_attempt_cannot_start() -> None:
+    folder = _started(1)
+    verdict = Verdict(RunState.FAILED, RankExit("n3", 3, None, "SIGKILL"), "rank 3 was killed")
+
+    def refuse(_: LaunchPlan) -> LaunchPlan:
+        raise LaunchError("no port is free")
+
+    attempt = DirectAttempt.of(verdict, [], (), ("n3",))
+    reason = Restarts(folder, 3, refuse, lambda: True).begin(folder.read_plan(), verdict, attempt)
+    assert reason == "attempt 2 could not be started: no port is free"
+    settle(folder, verdict, attempt=1)
+    histories = node_histories(home_store())
+    assert len(histories["10.0.0.3"].failures) == 1
+    assert {history.attempts for history in histories.values()} == {1}
 
 
 def test_diagnosis_replaces_the_cause_of_the_end() -> None:
