@@ -8,7 +8,7 @@ from dataclasses import replace
 from orchestrator.actions.launch import Launched, Planned, begin_check_of
 from orchestrator.actions.preflight import checked_nodes
 from orchestrator.actions.runs import home_store
-from orchestrator.errors import LaunchError
+from orchestrator.errors import LaunchError, OrchError
 from orchestrator.kept_facts import KeptFacts
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan
@@ -40,10 +40,21 @@ def _start(
     try:
         launcher.connect()
         check = begin_check_of(replace(planned, checked=checked), launcher, folder, on_warning)
-        launcher.start(planned.bundle, check)
-        if folder.is_stop_requested():
-            raise LaunchError("the run was stopped")
-    except BaseException:
-        launcher.undo()
+
+        def checked_start() -> None:
+            check()
+            _require_not_stopped(folder)
+
+        launcher.start(planned.bundle, checked_start)
+        _require_not_stopped(folder)
+    except BaseException as error:
+        left = launcher.undo()
+        if left and isinstance(error, OrchError):  # a NodesError would replace a spare node while its agent may run
+            raise LaunchError("\n  ".join([str(error), "not everything could be stopped:", *left])) from error
         raise
     return launcher.plan
+
+
+def _require_not_stopped(folder: RunFolder) -> None:
+    if folder.is_stop_requested():
+        raise LaunchError("the run was stopped")

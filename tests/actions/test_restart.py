@@ -1,0 +1,54 @@
+"""The start of another attempt by the process that has launched the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from orchestrator.actions.launch import Planned
+from orchestrator.actions.restart import _start
+from orchestrator.errors import LaunchError, NodesError, Unreachable
+from orchestrator.inventory.model import Inventory, Node
+from orchestrator.launchers.direct import DirectLauncher
+from orchestrator.plan.make import make_plan
+from orchestrator.run import Program, Request, RunRecord, RunState
+from orchestrator.store import Store
+from orchestrator.transports.local import LocalTransport
+
+
+class FailingLauncher(DirectLauncher):
+    """Fails to start an agent, and cannot end another one."""
+
+    def connect(self) -> tuple[str, ...]:
+        return ()
+
+    def start(self, _: object, check: Callable[[], None] = lambda: None) -> None:
+        check()
+        raise NodesError([Unreachable("s0", "no route")], 2)
+
+    def undo(self) -> list[str]:
+        return ["s0: no route"]
+
+
+@pytest.mark.parametrize(("stopped", "cause"), [(False, "s0: no route"), (True, "the run was stopped")])
+def test_node_whose_agent_may_run_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, stopped: bool, cause: str
+) -> None:
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path))
+    inventory = Inventory(name="here", nodes=(Node(name="s0"),))
+    request = Request("ssh", Program("executable", ("true",)))
+    plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
+    record = RunRecord(plan.run_id, "ssh", RunState.STARTING, "", {}, {"digest": "d"}, {}, {})
+    folder = Store(tmp_path).create(record)
+    if stopped:
+        folder.request_stop()
+    planned = Planned(plan, cast("Any", None), record, (), (), cast("Any", None), {})
+    launcher = FailingLauncher(plan, lambda node: LocalTransport(node.name))
+    with pytest.raises(LaunchError) as caught:
+        _start(planned, launcher, folder, lambda _: None)
+    first, *rest = str(caught.value).splitlines()
+    assert cause in first
+    assert [line.strip() for line in rest][-2:] == ["not everything could be stopped:", "s0: no route"]
