@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from orchestrator.actions.diagnose import Diagnosed, user_signatures
 from orchestrator.actions.diagnose_context import changes_since_success, findings_of
@@ -21,6 +24,7 @@ from orchestrator.fanout import each, each_within, failed_nodes
 from orchestrator.kept_nodes import keep_cause
 from orchestrator.launchers.base import AttemptFolder, Launcher
 from orchestrator.names.hostlist import fold
+from orchestrator.node.search import KERNEL_LOG
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.run import RunRecord
 from orchestrator.store import KeptRun
@@ -34,6 +38,10 @@ MAX_FILE_BYTES = 1 << 30
 SEARCH_S = 20.0
 """The nodes search for this long at most."""
 LATE = "no answer in time"
+_RESTART_FAILURE = re.compile(r"(?:^|; )attempt \d+ could not be started: .*", re.DOTALL)
+"""Follows the cause of a failure in the record (supervision/restart.py)."""
+
+R = TypeVar("R")
 
 
 def diagnose_run(name: str, signatures_file: Path | None, on_progress: OnProgress = no_progress) -> Diagnosed:
@@ -73,22 +81,26 @@ def diagnosis_of(
 
     Args:
         search_s: how long a node searches its logs at most.
-        wait_s: how long all nodes are waited for; None: as long as their connections are.
+        wait_s: how long all machines are waited for; None: as long as their connections are.
     """
     record, plan = run.read(), run.read_plan()
-    results = _search_nodes(launcher, signatures, search_s=search_s, wait_s=wait_s) if record.started else []
-    batch_log = launcher.batch_log(BATCH_LOG_BYTES)
+    deadline = None if wait_s is None else time.monotonic() + wait_s
+    results: Sequence[messages.SearchReply | OrchError] = ()
+    if record.started:
+        is_over = record.state.ended and plan.launcher != "slurm"
+        results = _search_nodes(launcher, signatures, search_s=search_s, deadline=deadline, is_over=is_over)
+    found_log = _within(deadline, partial(launcher.batch_log, BATCH_LOG_BYTES))
     current = () if record.state.ended or not record.started else _positions(launcher)
     missing = failed_nodes(results)
     replies = [result for result in results if not isinstance(result, OrchError)]
     bodies = [body for reply in replies for body in reply["logs"]]
     remarks = [remark for reply in replies for remark in reply["remarks"]]
-    is_partial = missing is not None or any(reply["is_partial"] for reply in replies)
+    is_partial = missing is not None or found_log is None or any(reply["is_partial"] for reply in replies)
     evidence = Evidence(world_size=plan.world_size, is_partial=is_partial)
     for body in bodies:
         evidence += _evidence_of(body, signatures)
-    if batch_log is not None:
-        evidence += search_log([batch_log.text.encode()], "batch log", signatures)
+    if found_log is not None and found_log[0] is not None:
+        evidence += search_log([found_log[0].text.encode()], "batch log", signatures)
     evidence += _evidence_of_record(record, signatures)
     return Diagnosed(
         weigh(evidence),
@@ -129,9 +141,20 @@ def _positions(launcher: Launcher) -> tuple[str, ...]:
 
 
 def _search_nodes(
-    launcher: Launcher, signatures: Mapping[str, Signature], *, search_s: float, wait_s: float | None
+    launcher: Launcher,
+    signatures: Mapping[str, Signature],
+    *,
+    search_s: float,
+    deadline: float | None,
+    is_over: bool,
 ) -> Sequence[messages.SearchReply | OrchError]:
-    """Search on all machines at once."""
+    """
+    Search on all machines at once.
+
+    Args:
+        is_over: True if no attempt of a run over SSH follows. Then one without output was a restart that could not be started,
+            and the attempt before it is searched.
+    """
     patterns = patterns_of(signatures.values())
     kernel = [row.id for row in signatures.values() if "kernel" in row.logs]
 
@@ -141,13 +164,44 @@ def _search_nodes(
             folder.attempt_dir, nodes, patterns, kernel, max_bytes=MAX_FILE_BYTES, wait_s=search_s
         )
 
-    folders = launcher.attempt_folders(launcher.attempt(), connect=False)
-    limit = int(launcher.plan.ssh["fanout"])
-    if wait_s is None:
-        return each(folders, search, limit=limit)
-    results = each_within(folders, search, limit=len(folders), wait_s=wait_s)
-    named = zip(folders, results, strict=True)
-    return [Unreachable(folder.name, LATE) if result is None else result for folder, result in named]
+    def search_attempt(number: int) -> Sequence[messages.SearchReply | OrchError]:
+        folders = launcher.attempt_folders(number, connect=False)
+        if deadline is None:
+            return each(folders, search, limit=int(launcher.plan.ssh["fanout"]))
+        results = each_within(folders, search, limit=len(folders), wait_s=_left_s(deadline))
+        named = zip(folders, results, strict=True)
+        return [Unreachable(folder.name, LATE) if result is None else result for folder, result in named]
+
+    newest = _within(deadline, launcher.attempt)
+    if newest is None:
+        raise Unreachable("the machine with the folder of the run", LATE)
+    number = newest[0]
+    results = search_attempt(number)
+    while is_over and number > 1 and _is_without_output(results):
+        number -= 1
+        results = search_attempt(number)
+    return results
+
+
+def _is_without_output(results: Sequence[messages.SearchReply | OrchError]) -> bool:
+    """True if machines have answered, and none has output of a rank."""
+    replies = [result for result in results if not isinstance(result, OrchError)]
+    logs = [body for reply in replies for body in reply["logs"] if body["name"] != KERNEL_LOG]
+    return bool(replies) and not logs
+
+
+def _within(deadline: float | None, query: Callable[[], R]) -> tuple[R] | None:
+    """The result of a query; None if there is none before the deadline, which is a time of time.monotonic()."""
+    if deadline is None:
+        return (query(),)
+    [result] = each_within([query], lambda query: (query(),), limit=1, wait_s=_left_s(deadline))
+    if isinstance(result, OrchError):
+        raise result
+    return result
+
+
+def _left_s(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
 
 
 def folded_remarks(remarks: Iterable[str]) -> tuple[str, ...]:
@@ -181,5 +235,6 @@ def _evidence_of_record(record: RunRecord, signatures: Mapping[str, Signature]) 
 def _record_lines(record: RunRecord) -> Iterator[str]:
     if record.exit is not None:
         yield str(record.exit)
-    if record.message and record.message != str(record.exit):
-        yield record.message
+    message = _RESTART_FAILURE.sub("", record.message or "")
+    if message and message != str(record.exit):
+        yield message

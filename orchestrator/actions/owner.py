@@ -129,7 +129,8 @@ def _supervise(link: OwnerLink, launched: Launched) -> bool:
 
         unreconnected = launcher.without_reconnects(threading.Event())
         record = diagnose_failure(launched.folder, unreconnected, link.warn)
-        link.post("diagnosed", record=record.to_json())
+        if record is not None:
+            link.post("diagnosed", record=record.to_json())
 
     def begin() -> None:
         link.post("launched", run=launched.folder.path.name)

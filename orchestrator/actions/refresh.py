@@ -171,7 +171,7 @@ def refresh(
         if diagnoses and record.is_undiagnosed and not is_kept_up_to_date(folder):
             from orchestrator.actions.diagnose_failure import diagnose_failure  # noqa: PLC0415  only if a run has failed
 
-            record = diagnose_failure(folder, launcher, lambda _warning: None)
+            record = diagnose_failure(folder, launcher, lambda _warning: None) or record
     return Refreshed(folder, record, status, status.missing, unwritten)
 
 

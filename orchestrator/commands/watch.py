@@ -26,7 +26,7 @@ def watch(launched: Launched, *, quiet: bool, stream: TextIO | None = None) -> i
         reader = LogReader(launcher, folder.read_plan(), view, watched_lines(quiet=quiet))
         return Watch(folder, launcher, reader, view, ends_failed=True).to_end()
 
-    def diagnosed() -> RunRecord:
+    def diagnosed() -> RunRecord | None:
         from orchestrator.actions.diagnose_failure import diagnose_failure  # noqa: PLC0415  only if the run has failed
 
         return diagnose_failure(launched.folder, launched.launcher, warn)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +15,13 @@ import pytest
 from orchestrator.actions.diagnose_failure import diagnose_failure
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.inventory.model import Inventory, Node
+from orchestrator.launchers.base import AttemptFolder
 from orchestrator.plan.make import make_plan
-from orchestrator.run import Failure, Program, Request, RunState
-from orchestrator.store import UnrecordedRun
+from orchestrator.run import Failure, Program, RankExit, Request, RunRecord, RunState
+from orchestrator.store import RunFolder, UnrecordedRun
 
 if TYPE_CHECKING:
+    from orchestrator.endpoint.client import Endpoint
     from orchestrator.launchers.base import Launcher
 
 
@@ -39,11 +44,78 @@ def test_an_error_of_the_diagnosis_is_a_warning(run: UnrecordedRun) -> None:
 
 
 def test_an_interrupt_ends_the_diagnosis(run: UnrecordedRun) -> None:
-    def interrupt() -> int:
+    def interrupt() -> None:
         raise KeyboardInterrupt
 
+    interrupted = cast("UnrecordedRun", SimpleNamespace(read=run.read, read_plan=interrupt))
     with pytest.raises(KeyboardInterrupt):
-        diagnose_failure(run, cast("Launcher", SimpleNamespace(attempt=interrupt, attempt_folders=None)), pytest.fail)
+        diagnose_failure(interrupted, cast("Launcher", None), pytest.fail)
+
+
+def hit_body(name: str, signature: str, text: str) -> dict[str, object]:
+    hit = {"id": signature, "line": 1, "text": text, "head": ""}
+    log = {"node": "n0", "name": name, "skipped": 0, "bytes": len(text), "lines": 1, "progress_line": 0}
+    return {**log, "hits": [hit], "counts": {signature: 1}}
+
+
+def launcher_of(
+    run: UnrecordedRun, logs: Mapping[int, Sequence[object]], batch_log: Callable[[int], object] = lambda _size: None
+) -> Launcher:
+    """A launcher whose node finds these logs, by attempt; the newest attempt is the last one."""
+
+    def folders(attempt: int, **_: object) -> Sequence[AttemptFolder]:
+        endpoint = SimpleNamespace(search=lambda *_, **__: {"logs": logs[attempt], "remarks": [], "is_partial": False})
+        return [AttemptFolder(lambda: cast("Endpoint", endpoint), "", ("n0",))]
+
+    plan = SimpleNamespace(attempt=lambda: max(logs), attempt_folders=folders, batch_log=batch_log, plan=run.plan)
+    return cast("Launcher", plan)
+
+
+MISSING = hit_body("rank-0.err", "python-error", "KeyError: 'input_ids'")
+KERNEL = {**hit_body("kernel log", "python-error", ""), "hits": [], "counts": {}}
+
+
+def test_a_restart_that_could_not_be_started_is_not_the_cause(run: UnrecordedRun) -> None:
+    exit_ = RankExit("n0", 0, 1, None)
+    refused = f"{exit_}; attempt 2 could not be started: n1: OSError: [Errno 28] No space left on device: '/work/a'"
+    run.change(lambda record: replace(record, attempt=2, exit=exit_, message=refused))
+    record = diagnose_failure(run, launcher_of(run, {1: [MISSING], 2: [KERNEL]}), pytest.fail)
+    assert record is not None
+    assert record.failure is not None
+    assert (record.failure.signature, record.failure.is_diagnosed) == ("python-error", True)
+
+
+def test_a_diagnosis_that_cannot_be_recorded_is_returned(run: UnrecordedRun) -> None:
+    def refuse(_change: object) -> RunRecord:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    full = cast("UnrecordedRun", SimpleNamespace(read=run.read, read_plan=run.read_plan, change=refuse))
+    record = diagnose_failure(full, launcher_of(run, {1: [MISSING]}), pytest.fail)
+    assert record is not None
+    assert record.failure is not None
+    assert record.failure.signature == "python-error"
+    assert run.record.failure != record.failure
+
+
+def test_a_run_whose_record_is_gone_has_no_diagnosis(tmp_path: Path) -> None:
+    assert diagnose_failure(RunFolder(tmp_path), cast("Launcher", None), pytest.fail) is None
+
+
+def test_a_batch_log_is_waited_for_no_longer_than_the_nodes(
+    run: UnrecordedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.actions.diagnose_failure.WAIT_S", 0.2)
+    is_over = threading.Event()
+    try:
+        record = diagnose_failure(
+            run, launcher_of(run, {1: [MISSING]}, lambda _size: is_over.wait(60) and None), pytest.fail
+        )
+        assert not is_over.is_set()
+    finally:
+        is_over.set()
+    assert record is not None
+    assert record.failure is not None
+    assert record.failure.signature == "python-error"
 
 
 @pytest.mark.parametrize("state", [RunState.STOPPED, RunState.DONE])
