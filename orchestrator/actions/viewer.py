@@ -129,12 +129,14 @@ class Owner:
                 self._diagnosed = RunRecord.from_json(message["record"])
         raise self._ended(LaunchError, "the supervisor of the run has ended", "orch attach supervises it again")
 
-    def diagnosed(self) -> RunRecord | None:
-        """The record of a run that has failed, with its diagnosis; None if there is none in time."""
+    def diagnosed(self, on_warning: Callable[[str], None]) -> RunRecord | None:
+        """The record of a run that has failed, with its diagnosis; None if there is none in time. `on_warning` takes its warnings."""
         self._link.settimeout(DIAGNOSIS_S)
         with suppress(OSError, OrchError):
             for message in self._reported() if self._diagnosed is None else ():
-                if message["kind"] == "diagnosed":
+                if message["kind"] == "warning":
+                    on_warning(message["text"])
+                elif message["kind"] == "diagnosed":
                     return RunRecord.from_json(message["record"])
         return self._diagnosed
 

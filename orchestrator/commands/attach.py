@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from orchestrator.actions.attach import attached, end_remaining, require_unsupervised
 from orchestrator.actions.runs import find_run
 from orchestrator.actions.viewer import Owner
@@ -30,6 +32,6 @@ def attach(run: str, *, follow: bool, quiet: bool) -> int:
         with ProgressLine() as progress:
             owner.until_launched(warn, progress.warn, progress.update)
         if follow:
-            return show(record.id, owner.to_end, owner.diagnosed, quiet=quiet)
+            return show(record.id, owner.to_end, partial(owner.diagnosed, warn), quiet=quiet)
     print_text(f"{record.id}\n")
     return 0

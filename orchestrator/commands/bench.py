@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -76,7 +77,7 @@ def _over_ssh(launch: LaunchArguments, stream: TextIO, *, quiet: bool, has_lines
         with ProgressLine() as progress:
             on_planned = progress.warn if has_lines else lambda _: None
             run = owner.until_launched(on_planned, progress.warn, progress.update)
-        return run, show(run, owner.to_end, owner.diagnosed, quiet=quiet, stream=stream)
+        return run, show(run, owner.to_end, partial(owner.diagnosed, warn), quiet=quiet, stream=stream)
 
 
 def _by_slurm(launch: LaunchArguments, stream: TextIO, *, quiet: bool, has_lines: bool) -> tuple[str, int]:

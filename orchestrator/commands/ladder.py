@@ -106,7 +106,7 @@ def _print_outcome(planned: Ladder, rung: Rung, outcome: Outcome) -> None:
 
 def _diagnose(owner: Owner, record: RunRecord) -> None:
     """Print the diagnosis of the run of a rung that has failed; the owner makes one unless the run was stopped."""
-    found = owner.diagnosed() if record.state is RunState.FAILED else None
+    found = owner.diagnosed(warn) if record.state is RunState.FAILED else None
     if found is not None and found.failure is not None:
         print_failure(found, sys.stdout)
         return

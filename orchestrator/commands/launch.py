@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.console import ProgressLine, print_text, warn
 
@@ -41,6 +43,6 @@ def _launch_over_ssh(arguments: LaunchArguments, *, follow: bool, quiet: bool) -
         with ProgressLine() as progress:
             run = owner.until_launched(progress.warn, progress.warn, progress.update)
         if follow:
-            return show(run, owner.to_end, owner.diagnosed, quiet=quiet)
+            return show(run, owner.to_end, partial(owner.diagnosed, warn), quiet=quiet)
     print_text(f"{run}\n")
     return 0

@@ -71,9 +71,25 @@ def test_diagnosis_may_arrive_before_the_last_lines_or_not_at_all(monkeypatch: p
         far.sendall(frame({"kind": "diagnosed", "record": found.to_json()}))
         far.sendall(frame({"kind": "ended", "record": record.to_json()}))
         assert owner.to_end(LogView(as_json=False)) == record
-        assert owner.diagnosed() == found
+        assert owner.diagnosed(pytest.fail) == found
         monkeypatch.setattr("orchestrator.actions.viewer.DIAGNOSIS_S", 0.05)
-        assert _owner_of(near).diagnosed() is None
+        assert _owner_of(near).diagnosed(pytest.fail) is None
+
+
+def test_warnings_of_the_diagnosis_follow_the_outcome() -> None:
+    record, warnings = RunRecord("t-1", "ssh", RunState.FAILED, "", {}, {}, {}, {}), list[str]()
+    near, far = socket.socketpair()
+    with near, far:
+        owner = _owner_of(near)
+        for message in (
+            {"kind": "ended", "record": record.to_json()},
+            {"kind": "warning", "text": "the signatures are wrong"},
+            {"kind": "diagnosed", "record": record.to_json()},
+        ):
+            far.sendall(frame(message))
+        assert owner.to_end(LogView(as_json=False)) == record
+        assert owner.diagnosed(warnings.append) == record
+    assert warnings == ["the signatures are wrong"]
 
 
 def _owner_of(link: socket.socket) -> Owner:
