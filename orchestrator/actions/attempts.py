@@ -14,7 +14,7 @@ from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodesError
 from orchestrator.fanout import each, failed_nodes, successes
 from orchestrator.launchers.base import AttemptFolder, Launcher
-from orchestrator.node.events import EVENTS, Kind, State, cause_s
+from orchestrator.node.events import EVENTS, REQUEUE, Kind, State, cause_s
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import trainer_setting
 
@@ -103,7 +103,7 @@ def attempt_of(records: Sequence[NodeRecord], saved: int, *, is_last: bool) -> A
     failures = sorted(
         (cause_s(event) + record.correction_s, str((event.get("exit") or {}).get("kind")))
         for record, event in finished
-        if event.get("state") == State.FAILED
+        if event.get("state") == State.FAILED and (event.get("exit") or {}).get("code") != REQUEUE
     )
     progress = [value for record in records for value in record.observation.progress.values()]
     alive = [event["time"] + record.correction_s for record in records for event in record.events]

@@ -17,6 +17,7 @@ from orchestrator.actions.timeline import LOST, Timeline, timeline
 from orchestrator.errors import NodesError, RunNotFound, UsageError
 from orchestrator.failure_class import FailureClass
 from orchestrator.launchers import launcher_for
+from orchestrator.node.events import REQUEUE
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder
@@ -194,9 +195,19 @@ def _timeline(run: RecordedRun, on_progress: OnProgress) -> tuple[Timeline, Node
         is_queued=record.launcher == "slurm",
         has_failed=record.state in _FAILURES,
     )
-    if record.state.ended and missing is None:
+    return best_timeline(run, measured, missing), missing
+
+
+def best_timeline(run: RecordedRun, measured: Timeline, missing: NodesError | None) -> Timeline:
+    """The measured times, which are kept if they are whole, or the kept ones if files on the nodes are gone since."""
+    if not run.record.state.ended:
+        return measured
+    kept = kept_timeline(run.folder)
+    if kept is not None and (missing is not None or measured.wall_s < kept.wall_s):
+        return kept
+    if missing is None and measured.wall_s > 0:
         run.folder.write_stats(asdict(measured))
-    return measured, missing
+    return measured
 
 
 def kept_timeline(folder: RunFolder) -> Timeline | None:
@@ -263,9 +274,10 @@ def history() -> History:
         kind = record.failure.kind if record.failure else FailureClass.UNKNOWN
         if record.state in _FAILURES:
             classes[kind.value] += 1
-        classes.update(str(ended.get("class")) for ended in record.attempts)
+        failed = [ended for ended in record.attempts if (ended.get("exit") or {}).get("code") != REQUEUE]
+        classes.update(str(ended.get("class")) for ended in failed)
         has_failed = record.state in _FAILURES and kind is not FailureClass.PREEMPTION
-        failures += max(len(record.attempts) + int(has_failed), kept.failures if kept else 0)
+        failures += max(len(failed) + int(has_failed), kept.failures if kept else 0)
         seconds = kept.wall_s if kept else _seconds(record)
         run_s += seconds
         node_s += seconds * _node_count(folder, record)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ from orchestrator.actions.attempts import NodeRecord, attempt_of
 from orchestrator.actions.checkpoint_interval import best_interval_s, expected_ettr
 from orchestrator.actions.diff import RecordedRun
 from orchestrator.actions.runs import home_store
-from orchestrator.actions.stats import Interval, history, scaling
+from orchestrator.actions.stats import Interval, best_timeline, history, kept_timeline, scaling
 from orchestrator.actions.timeline import Attempt, Step, timeline
 from orchestrator.endpoint.replies import NodeObservation
-from orchestrator.errors import UsageError
+from orchestrator.errors import NodesError, Unreachable, UsageError
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan
@@ -179,6 +179,11 @@ def test_attempt_is_read_by_the_clock_of_this_machine_and_fails_with_the_earlies
     )
 
 
+def test_attempt_that_requested_another_one_has_not_failed() -> None:
+    requested = {"rank": 0, "code": 99, "kind": "code", "time": 21.0}
+    assert attempt_of([_node("n0", _events(10.0, 22.0, 24.0, requested), {}, 0.0)], 4, is_last=False).failed is None
+
+
 def test_attempt_without_an_end_was_lost_unless_it_is_the_last_one() -> None:
     records = [_node("n0", [{"time": 5.0, "event": "agent-started"}, {"time": 9.0, "event": "rank-started"}], {}, 0.0)]
     assert attempt_of(records, 4, is_last=False).failed == 9.0
@@ -241,6 +246,27 @@ def test_history_counts_failures_and_time_of_all_runs_that_started() -> None:
     known = history()
     assert (dict(known.states), dict(known.classes), known.failures) == ({"DONE": 2, "FAILED": 1}, {"network": 1}, 1)
     assert (known.mttf_s, known.mttf_node_s, known.ettr) == (1200.0, 600.0 + 2 * 400 + 2 * 200, None)
+
+
+@pytest.mark.usefixtures("recorded")
+def test_attempts_that_requested_another_one_are_no_failures() -> None:
+    ended = {"attempt": 1, "exit": asdict(RankExit("n0", 0, 99, None)), "class": None}
+    RecordedRun.find("one").folder.update(attempts=(ended,))
+    assert (history().failures, dict(history().classes)) == (1, {"network": 1})
+
+
+@pytest.mark.usefixtures("recorded")
+def test_kept_times_outlive_the_files_on_the_nodes() -> None:
+    run = RecordedRun.find("two")
+    whole = timeline(100.0, [FIRST], _steps(), is_queued=False, has_failed=False)
+    nothing = timeline(100.0, [], [], is_queued=False, has_failed=False)
+    assert best_timeline(run, nothing, None) == nothing
+    assert kept_timeline(run.folder) is None
+    assert best_timeline(run, whole, None) == whole
+    assert best_timeline(run, nothing, None) == whole
+    partial = replace(whole, wall_s=whole.wall_s + 9)
+    assert best_timeline(run, partial, NodesError([Unreachable("n1", "timeout")], 2)) == whole
+    assert kept_timeline(run.folder) == whole
 
 
 @pytest.mark.usefixtures("recorded")
