@@ -23,6 +23,7 @@ from orchestrator.node.number_list import format_numbers
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.run import RunRecord, RunState
+from orchestrator.supervision.queries import observe_by_owner
 from orchestrator.verdict.observe import observe_reachable
 
 if TYPE_CHECKING:
@@ -164,6 +165,8 @@ class End(Enum):
     """The program reports no steps, and ran until the time limit without a failure."""
     BEHIND = auto()
     """Not all ranks made the steps within the time limit."""
+    UNOBSERVED = auto()
+    """Not all nodes could be observed within the time limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +202,8 @@ class StepLimit:
         self.steps: dict[int, int] = {}
         """The last step that each rank reported."""
         self.end: End | None = None
+        self._has_observed = False
+        """All nodes have answered at least once."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -214,7 +219,9 @@ class StepLimit:
         with closing(launcher_for(plan)) as launcher:
             while self.end is None and not self._is_over.wait(POLL_S):
                 with suppress(NodesError):  # the supervisor of the run judges silent nodes
-                    self.end = self._end_by(observe_reachable(self._folder, plan, launcher, None).nodes, plan)
+                    answer = observe_by_owner(self._folder)  # needs no login
+                    nodes = answer[0] if answer else observe_reachable(self._folder, plan, launcher, None).nodes
+                    self.end = self._end_by(nodes, plan)
                 if time.monotonic() > deadline:
                     self.end = self.end or self._end_at_limit()
         if self.end is not None:
@@ -222,11 +229,14 @@ class StepLimit:
 
     def _end_by(self, nodes: Sequence[NodeObservation], plan: LaunchPlan) -> End | None:
         self.steps.update(reported_steps(nodes))
+        self._has_observed |= len(nodes) == plan.node_count
         ranks = [rank for node in nodes for rank in node.ranks]
         has_all = len(nodes) == plan.node_count and all(node.ranks for node in nodes)
         return End.STEPS if has_all and all(self.steps.get(rank, 0) >= self._options.steps for rank in ranks) else None
 
     def _end_at_limit(self) -> End:
+        if not self._has_observed:
+            return End.UNOBSERVED
         return End.BEHIND if self.steps or self._must_report else End.NO_STEPS
 
     def _stop(self) -> None:
@@ -259,6 +269,9 @@ def outcome_of(record: RunRecord, options: LadderOptions, end: End | None, steps
         return Outcome(f"all ranks made {options.steps} steps")
     if end is End.NO_STEPS:
         return Outcome(f"ran {clock(options.limit_s)} without a failure; the program reports no steps")
+    if end is End.UNOBSERVED:
+        text = f"the ranks could not be observed in {clock(options.limit_s)}: not all nodes answered, so the run was stopped"
+        return Outcome(text, RunState.FAILED.exit_code)
     return Outcome(_behind(options, steps), RunState.FAILED.exit_code)
 
 

@@ -198,6 +198,11 @@ def survive_sighup() -> Iterator[threading.Event]:
         yield closed
 
 
+def sighup_interrupts() -> AbstractContextManager[None]:
+    """Treat a closed terminal as SIGTERM, for a command whose run must not continue without it."""
+    return _handled(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+
+
 def sigterm_interrupts() -> AbstractContextManager[None]:
     """Treat SIGTERM as Ctrl-C during a launch: `orch stop` sends it, because a shell's `&` makes orch ignore SIGINT."""
     return _handled(signal.SIGTERM, signal.default_int_handler)

@@ -59,6 +59,11 @@ class Owner:
         self._is_prompting = False
         self._diagnosed: RunRecord | None = None
 
+    @property
+    def is_interrupted(self) -> bool:
+        """True if a signal has interrupted the launch."""
+        return self._is_interrupted
+
     @classmethod
     def of_launch(
         cls, arguments: LaunchArguments, *, follow: bool, quiet: bool = False, is_benchmark: bool = False

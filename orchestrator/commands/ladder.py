@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 from orchestrator.actions.ladder import Ladder, LadderOptions, Outcome, Rung, StepLimit, outcome_of, plan_ladder
+from orchestrator.actions.launch import sighup_interrupts, sigterm_interrupts
 from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.actions.runs import find_run
 from orchestrator.actions.stop import stop
@@ -51,7 +52,8 @@ def ladder(arguments: LaunchArguments, options: LadderOptions, *, dry_run: bool)
     screen, has_reported = _Screen(planned.warnings), False
     for rung in planned.rungs:
         try:
-            outcome, has_reported = _run(planned, rung, screen, has_reported=has_reported)
+            with sighup_interrupts(), sigterm_interrupts():
+                outcome, has_reported = _run(planned, rung, screen, has_reported=has_reported)
         except KeyboardInterrupt:
             return CTRL_C
         if outcome.exit_code:
@@ -72,12 +74,13 @@ def _run(planned: Ladder, rung: Rung, screen: _Screen, *, has_reported: bool) ->
             with ProgressLine() as progress:
                 run = owner.until_launched(lambda _: None, screen.warn, progress.update)
         except OrchError as exc:
+            if owner.is_interrupted:
+                raise KeyboardInterrupt from exc
             outcome = Outcome("the launch failed", exc.exit_code)
             _print_outcome(planned, rung, outcome)
             print_error(exc)
             return outcome, has_reported
-        inform(f"{_numbered(planned, rung)}: {rung}, run {run}")
-        record, limit = _follow(owner, planned, run, screen, must_report=has_reported)
+        record, limit = _follow(owner, planned, rung, run, screen=screen, must_report=has_reported)
         outcome = outcome_of(record, planned.options, limit.end, limit.steps)
         _print_outcome(planned, rung, outcome)
         if outcome.exit_code:
@@ -86,17 +89,24 @@ def _run(planned: Ladder, rung: Rung, screen: _Screen, *, has_reported: bool) ->
 
 
 def _follow(
-    owner: Owner, planned: Ladder, run: str, screen: _Screen, *, must_report: bool
+    owner: Owner, planned: Ladder, rung: Rung, run: str, *, screen: _Screen, must_report: bool
 ) -> tuple[RunRecord, StepLimit]:
-    """Wait for the end of a rung; Ctrl-C ends it. The shared trainer ends by itself."""
-    limit = StepLimit(run, planned.options, inform, must_report=must_report)
+    """Wait for the end of a rung; Ctrl-C, a closed terminal and any error end it. The shared trainer ends by itself."""
     try:
+        inform(f"{_numbered(planned, rung)}: {rung}, run {run}")
+        limit = StepLimit(run, planned.options, inform, must_report=must_report)
         with limit if planned.arguments.program is not None else nullcontext():
             return owner.to_end(screen), limit
-    except KeyboardInterrupt:
-        inform(f"interrupted: run {run} of this rung is stopped")
-        stop(find_run(run), inform)
+    except BaseException as exc:
+        cause = "interrupted" if isinstance(exc, KeyboardInterrupt) else "the ladder has ended"
+        _inform_if_open(f"{cause}: run {run} of this rung is stopped")
+        stop(find_run(run), _inform_if_open)
         raise
+
+
+def _inform_if_open(text: str) -> None:
+    with suppress(OSError):  # the terminal may be closed
+        inform(text)
 
 
 def _print_outcome(planned: Ladder, rung: Rung, outcome: Outcome) -> None:

@@ -97,6 +97,7 @@ def test_shape_of_the_launch_is_the_shape_of_its_rungs() -> None:
             1,
             "not all ranks made 5 steps in 2m00s, so the run was stopped: ",
         ),
+        (RunState.STOPPED, End.UNOBSERVED, {}, 1, "the ranks could not be observed in 2m00s: not all nodes answered"),
         (RunState.STOPPED, None, {}, 6, "run r is STOPPED"),
         (RunState.FAILED, End.STEPS, {0: 5}, 1, "run r is FAILED"),
     ],
