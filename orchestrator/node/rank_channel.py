@@ -99,6 +99,8 @@ class Client:
             finally:
                 os.close(descriptor)
             self.connection.send(request)
+        except BlockingIOError:  # its queue is full: it has a channel, and answers nobody
+            return True
         except OSError:
             return False
         return True

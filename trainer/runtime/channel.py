@@ -7,12 +7,14 @@ A request is a line of JSON, such as {"parts": ["collectives", "stacks"]}; the a
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -22,6 +24,7 @@ from .rank import Rank  # relative: scripts import this package under another na
 CHANNEL = "channel"
 REQUEST_BYTES = 4096
 CLIENT_S = 1.0  # a client that neither writes nor reads must not occupy the thread
+EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED}
 RECORDERS = {"_dump_nccl_trace_json": "nccl:", "_dump_fr_trace_json": ""}
 """The functions of torch that return its flight record, of NCCL and of other backends, and a prefix for the names of their groups."""
 
@@ -44,9 +47,7 @@ def open_channel(rank: Rank, position: Callable[[], Tuple[str, int]]) -> None:
     except FileNotFoundError:
         return
     except OSError as exc:
-        sys.stderr.write(
-            f"WARNING: rank {rank.global_rank} has no channel, so a hang is found without its stacks: {exc}\n"
-        )
+        _warn(rank, exc)
         return
     if server is None:
         return
@@ -54,8 +55,16 @@ def open_channel(rank: Rank, position: Callable[[], Tuple[str, int]]) -> None:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         threading.Thread(target=_serve, args=(server, position), name="orch channel", daemon=True).start()
+    except RuntimeError as exc:  # the user may have no more threads, or the interpreter is ending
+        server.close()
+        _warn(rank, exc)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _warn(rank: Rank, cause: Exception) -> None:
+    text = f"WARNING: rank {rank.global_rank} has no channel, so a hang is found without its stacks: {cause}"
+    print(text, file=sys.stderr)
 
 
 def _listen(folder: Path, name: str) -> Optional[socket.socket]:
@@ -91,7 +100,13 @@ def _is_answered(path: str) -> bool:
 def _serve(server: socket.socket, position: Callable[[], Tuple[str, int]]) -> None:
     """Answer one client after another, until the process ends."""
     while True:
-        connection, _ = server.accept()
+        try:
+            connection, _ = server.accept()
+        except OSError as exc:
+            if exc.errno not in EXHAUSTED:
+                return  # the program has closed all its descriptors
+            time.sleep(CLIENT_S)
+            continue
         with connection, contextlib.suppress(
             OSError, ValueError, KeyError, TypeError
         ):  # a client that has gone, or is wrong

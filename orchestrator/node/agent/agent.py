@@ -338,6 +338,11 @@ class Agent:
             self.cards.poll()
             self.network.poll()
             self.hangs.poll()
+        except OSError as error:  # as by a file system that is away for a moment
+            if self.is_first("watch has failed"):
+                self.events.write_message(
+                    f"the cards, the network and the progress were not watched for a moment: {error}"
+                )
         except Exception as error:  # noqa: BLE001  a surprise in a tool's output must not end the run
             self.reported.add("not watched")
             self.cards.close()

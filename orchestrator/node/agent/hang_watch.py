@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 POLL_S = 1.0
 COUNTS_S = 0.3  # a rank that is stopped never answers
+ASKED = 40  # at most so often within a limit: the requests to a stopped rank stay in the queue of its socket
 
 
 class HangWatch:
@@ -35,7 +36,8 @@ class HangWatch:
         self._job, self._folder, self._events, self._clock_s = job, folder, events, clock_s
         self._limits = PhaseLimits(clock_s())
         self._due_s = clock_s() + POLL_S
-        self._counts: Optional[object] = None  # of collectives, at half of the limit
+        self._counts: Dict[int, Optional[object]] = {}  # of the collectives of each rank, at half of the limit
+        self._ask_s = 0.0
         self._is_reported = False
 
     def poll(self) -> None:
@@ -46,14 +48,16 @@ class HangWatch:
         self._due_s = now_s + POLL_S
         quiet_s, limit_s = self._limits.quiet_s(now_s), self._limits.limit_s()
         if self._limits.add(self._progress(), now_s):
-            self._counts = None
+            self._counts = {}
+            self._ask_s = 0.0
             if self._is_reported:
                 self._withdraw(quiet_s)
-        elif not self._is_reported and quiet_s >= limit_s / 2:
+        elif not self._is_reported and quiet_s >= limit_s / 2 and now_s >= self._ask_s:
+            self._ask_s = now_s + max(POLL_S, limit_s / ASKED)
             counts = self._collectives()
-            if self._counts is not None and counts != self._counts:
+            if _have_advanced(self._counts, counts):
                 self._limits.restart(now_s)
-                self._counts = None
+                self._counts = {}
             elif quiet_s < limit_s:
                 self._counts = counts
             else:
@@ -68,7 +72,7 @@ class HangWatch:
                 found[rank] = (report["step"], str(report.get("phase", STEP)))
         return found
 
-    def _collectives(self) -> object:
+    def _collectives(self) -> Dict[int, Optional[object]]:
         """The counts of collectives of each rank; None for one that does not answer."""
         ranks = started_ranks(self._folder, self._job.rank_numbers)
         answers = query(self._folder, ranks, ["counts"], COUNTS_S)
@@ -82,7 +86,12 @@ class HangWatch:
         with suppress(OSError):  # a full disk must not end the run
             write_json(os.path.join(self._folder, HANG_REPORT), body)
             for rank, found in ranks.items():
-                with open(os.path.join(self._folder, STACKS, f"{rank}.no-progress.txt"), "w", encoding="utf-8") as file:
+                with open(
+                    os.path.join(self._folder, STACKS, f"{rank}.no-progress.txt"),
+                    "w",
+                    encoding="utf-8",
+                    errors="backslashreplace",
+                ) as file:
                     file.write(found["stacks"])
         step = f", while a step takes {step_s:.1f} s" if step_s else ""
         calls = folded_calls({rank: found["call"] for rank, found in ranks.items() if found["call"]})
@@ -93,9 +102,16 @@ class HangWatch:
 
     def _withdraw(self, quiet_s: float) -> None:
         self._is_reported = False
-        with suppress(FileNotFoundError):  # the disk was full
+        with suppress(OSError):  # the disk was full
             os.unlink(os.path.join(self._folder, HANG_REPORT))
         self._events.write_message(f"the ranks of {self._job.node} make progress again, after {quiet_s:.0f} s without")
+
+
+def _have_advanced(before: Dict[int, Optional[object]], now: Dict[int, Optional[object]]) -> bool:
+    """True if a rank has answered twice, with different counts; one that did not answer proves nothing."""
+    return any(
+        before.get(rank) is not None and counts is not None and counts != before[rank] for rank, counts in now.items()
+    )
 
 
 def without_stacks(ranks: Dict[int, RankBody]) -> Dict[int, RankBody]:

@@ -77,9 +77,9 @@ class PhaseLimits:
         if self._step is not None and step == self._step[0]:
             return
         if self._step is not None and step > self._step[0] and is_plain and self._reports:
-            each_s = (now_s - self._step[1]) / (step - self._step[0])
-            if each_s > self.limit_s():
-                self._longest_gap_s = max(self._longest_gap_s, each_s)  # as by an evaluation without a phase
+            lasted_s = now_s - self._step[1]
+            if lasted_s > self.limit_s():  # an evaluation without a phase, or a program that seldom reports
+                self._longest_gap_s = max(self._longest_gap_s, lasted_s)
             else:
-                self._steps_s = [*self._steps_s, each_s][-LAST_STEPS:]
+                self._steps_s = [*self._steps_s, lasted_s / (step - self._step[0])][-LAST_STEPS:]
         self._step = (step, now_s)

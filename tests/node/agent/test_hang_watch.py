@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
@@ -56,6 +57,7 @@ LONG_STEPS = [(4.0, step, "step") for step in range(1, 5)]
         ([*STEPS, (1.0, 4, "save"), (100.0, 5, "step")], SHORTEST_S),  # a long save is no long step
         ([*STEPS, (1.0, 4, "save"), (100.0, 5, "step"), (1.0, 5, "save")], 300.0),
         ([*STEPS, (30.0, 5, "step")], 90.0),  # the evaluation of a script, which has no phase
+        ([(1.0, 0, "init"), *((30.0, 100 * part, "step") for part in range(1, 6))], 90.0),  # a report of 100 steps each
         ([*STEPS, (1.0, 5, "done")], math.inf),
         ([*STEPS, (2.0, 14, "step")], SHORTEST_S),  # ten steps in two seconds
     ],
@@ -142,6 +144,16 @@ def test_collectives_that_advance_are_progress(folder: Path, monkeypatch: pytest
     _train(folder, watch, clock, range(1, 5))
     _wait(watch, clock, 120)
     assert _texts(folder) == []
+
+
+def test_a_rank_that_answers_now_and_then_makes_no_progress(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = itertools.cycle([{0: {"0": 7}, 1: {"0": 7}}, {0: None, 1: {"0": 7}}, {1: {"0": 7}}])
+    monkeypatch.setattr(HangWatch, "_collectives", lambda _: next(answers))
+    clock = Seconds()
+    watch = _watch(folder, clock)
+    _train(folder, watch, clock, range(1, 5))
+    _wait(watch, clock, 20)
+    assert [text.split(" for ")[0] for text in _texts(folder)] == ["warning: the ranks of n0 have made no progress"]
 
 
 def test_a_program_that_reports_no_steps_is_never_suspected(folder: Path) -> None:
