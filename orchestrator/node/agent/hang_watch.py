@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 POLL_S = 1.0
 COUNTS_S = 0.3  # a rank that is stopped never answers
-ASKED = 40  # at most so often within a limit: the requests to a stopped rank stay in the queue of its socket
+QUERIES = 40  # at most within a limit: the requests to a stopped rank stay in the queue of the socket
 
 
 class HangWatch:
@@ -37,7 +37,7 @@ class HangWatch:
         self._limits = PhaseLimits(clock_s())
         self._due_s = clock_s() + POLL_S
         self._counts: Dict[int, Optional[object]] = {}  # of the collectives of each rank, at half of the limit
-        self._ask_s = 0.0
+        self._query_s = 0.0
         self._is_reported = False
 
     def poll(self) -> None:
@@ -49,11 +49,11 @@ class HangWatch:
         quiet_s, limit_s = self._limits.quiet_s(now_s), self._limits.limit_s()
         if self._limits.add(self._progress(), now_s):
             self._counts = {}
-            self._ask_s = 0.0
+            self._query_s = 0.0
             if self._is_reported:
                 self._withdraw(quiet_s)
-        elif not self._is_reported and quiet_s >= limit_s / 2 and now_s >= self._ask_s:
-            self._ask_s = now_s + max(POLL_S, limit_s / ASKED)
+        elif not self._is_reported and quiet_s >= limit_s / 2 and now_s >= self._query_s:
+            self._query_s = now_s + max(POLL_S, limit_s / QUERIES)
             counts = self._collectives()
             if _have_advanced(self._counts, counts):
                 self._limits.restart(now_s)
