@@ -102,13 +102,17 @@ def stop(folder: RunFolder, on_message: Callable[[str], None]) -> RunRecord:
         run = UnrecordedRun.of(folder.read_plan())
         record = run.read()
         on_message(f"{exc}; the run is ended by its plan")
-    plan = folder.read_plan()
     if not record.state.ended:
         with suppress(OSError):  # on a full disk: the run may then end as FAILED, by a signal
-            folder.request_stop()
-    if run is folder and (ended := _end_by_owner(folder, record)):
-        return ended
-    with closing(launcher_for(plan)) as launcher:
+            folder.request_stop()  # before the plan is read: no later attempt starts
+    if run is folder:
+        if ended := _end_by_owner(folder, record):
+            return ended
+        if _is_restarting(folder):
+            record = _wait_for_restart(folder)
+            if not record.state.ended and (ended := _end_by_owner(folder, record)):
+                return ended
+    with closing(launcher_for(folder.read_plan())) as launcher:
         return _end(run, record, launcher, on_message)
 
 
@@ -156,7 +160,8 @@ def _end(run: KeptRun, record: RunRecord, launcher: Launcher, on_message: Callab
     if record.state.ended:
         return record
     status = observe.observe_run(run, launcher.plan, launcher, launcher.job_status(record.slurm_job))
-    verdict = with_last_lines(_verdict(record, status), launcher, status.attempt)
+    is_owned_restart = status.attempt > 1 and run.supervisor() is not None  # its agents need not have been started
+    verdict = with_last_lines(_verdict(record, status, may_be_lost=not is_owned_restart), launcher, status.attempt)
     record, unwritten = settle_if_writable(run, verdict, status.nodes, attempt=status.attempt)
     if unwritten:
         on_message(
@@ -184,6 +189,20 @@ def _end_by_owner(folder: RunFolder, record: RunRecord) -> RunRecord | None:
             break
         time.sleep(POLL_S)
     return record if record.state.ended else None
+
+
+def _is_restarting(folder: RunFolder) -> bool:
+    """True if the owner prepares another attempt; it answers no query meanwhile."""
+    record = folder.read()
+    return record.state is RunState.STARTING and record.attempt > 1 and folder.supervisor() is not None
+
+
+def _wait_for_restart(folder: RunFolder) -> RunRecord:
+    """Wait until the owner has seen the request to stop, or supervises the attempt that it had just started; returns the record."""
+    deadline = time.monotonic() + CANCEL_S
+    while _is_restarting(folder) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return folder.read()
 
 
 def _require_stopped(record: RunRecord, left: Sequence[str]) -> None:
@@ -235,15 +254,16 @@ def wait_for_launch(folder: RunFolder) -> RunRecord:
     return record
 
 
-def _verdict(record: RunRecord, status: Status) -> Verdict:
+def _verdict(record: RunRecord, status: Status, *, may_be_lost: bool) -> Verdict:
     alive = [node.node for node in status.nodes if node.alive]
     if alive:
         raise LaunchError(f"run {record.id} still runs on {fold(alive)}", hint=f"orch stop {record.id} again")
-    if status.verdict.state is RunState.LOST and record.started:
+    is_lost = status.verdict.state is RunState.LOST
+    if is_lost and record.started and may_be_lost:
         raise RunLost(
             f"run {record.id}: {status.verdict.message}; every process there with the run's environment variables was ended",
             hint="a process that had overwritten its environment (setproctitle does) may be left: search for it there",
         )
-    if status.verdict.state.ended:
+    if status.verdict.state.ended and (may_be_lost or not is_lost):
         return status.verdict
     return Verdict(RunState.STOPPED, message="stopped before every node had started")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator import cli
+from orchestrator.actions import stop
 from orchestrator.actions.stop import MOST_LISTED, run_to_stop
 from orchestrator.actions.sweep import stop_all
-from orchestrator.errors import LaunchError, UsageError
+from orchestrator.errors import LaunchError, RunLost, UsageError
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import Store
+from orchestrator.verdict.judge import Verdict
+from orchestrator.verdict.observe import Status
 
 UNKNOWN: dict[str, Any] = {"request": {}, "inventory": {}, "code": {}, "versions": {}}
 
@@ -64,3 +68,25 @@ def test_all_unended_runs_are_stopped_and_those_that_fail_are_named(store: Store
 def test_all_and_the_name_of_a_run_are_refused_together(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["stop", "--all", "latest"]) == 2
     assert "RUN and -i cannot be given with it" in capsys.readouterr().err
+
+
+def test_stop_waits_for_the_owner_that_prepares_another_attempt(store: Store) -> None:
+    """The plan of an attempt that has not started would be found without any process, and the owner would start it then."""
+    folder = store.find(_add(store, 1, RunState.STARTING))
+    assert not stop._is_restarting(folder)  # noqa: SLF001  the restart of an owner cannot be timed
+    folder.update(attempt=2, started=True)
+    assert not stop._is_restarting(folder)  # noqa: SLF001
+    with folder.supervision():
+        assert stop._is_restarting(folder)  # noqa: SLF001
+        owner = threading.Timer(0.2, lambda: folder.update(state=RunState.STOPPED))
+        owner.start()
+        assert stop._wait_for_restart(folder).state is RunState.STOPPED  # noqa: SLF001
+        owner.join()
+
+
+def test_attempt_that_its_owner_never_started_is_stopped_and_not_lost(store: Store) -> None:
+    record = store.find(_add(store, 1, RunState.RUNNING)).update(attempt=2, started=True)
+    status = Status(Verdict(RunState.LOST, message="no trace of the run on n0"), (), None, record.attempt)
+    assert stop._verdict(record, status, may_be_lost=False).state is RunState.STOPPED  # noqa: SLF001  as above
+    with pytest.raises(RunLost):
+        stop._verdict(record, status, may_be_lost=True)  # noqa: SLF001
