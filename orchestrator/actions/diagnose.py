@@ -45,7 +45,7 @@ class Diagnosed:
     remarks: tuple[str, ...] = ()
     """Sentences about the nodes: logs that cannot be read, full disks, little memory."""
     positions: tuple[str, ...] = ()
-    """Where the ranks of a run that has not ended are, equal ones folded; first the ranks that the others wait for."""
+    """The calls in which the ranks of a running run are, equal calls folded; the ranks that others wait for come first."""
     missing: NodesError | None = None
     """The failures of nodes that could not be searched."""
     findings: tuple[str, ...] = ()

@@ -75,7 +75,7 @@ class Rung:
     kind: RungKind
     nodes: tuple[str, ...]
     ranks: int
-    """Of all nodes."""
+    """The number of ranks on all nodes together."""
 
     def __str__(self) -> str:
         return f"{self.ranks} rank{'' if self.ranks == 1 else 's'} on {fold(self.nodes)}"

@@ -76,7 +76,7 @@ class Launched:
     terminal_closed: bool = False
     """The terminal was closed during the launch, so the run cannot be shown."""
     planned: Planned | None = None
-    """What was launched; None for a run that another process launched."""
+    """The launch as it was planned; None for a run that another process launched."""
 
 
 def plan_launch(

@@ -40,7 +40,7 @@ class History:
     """Sum over the runs of nodes times duration."""
     failures: int
     timelines: Sequence[Timeline] = ()
-    """Of the runs whose time is measured."""
+    """The timelines of the runs that `orch stats RUN` has measured."""
 
     @property
     def mttf_s(self) -> float | None:
@@ -78,7 +78,7 @@ class Interval:
     save_s: float
     mttf_s: float
     source: str
-    """Where the mean time to failure is from."""
+    """The runs from whose failures mttf_s was computed, in words."""
     in_use_s: float
     restart_s: float
 

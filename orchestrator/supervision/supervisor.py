@@ -54,7 +54,7 @@ class EndedAttempt:
     unreached: Sequence[NodePlan]
     """The nodes on which its processes may still run, and which may be reached later."""
     refusing: frozenset[str]
-    """Those of them that refuse connections: their hosts are up, so their ranks are not isolated and do not end."""
+    """The unreached nodes that refuse connections: their hosts are up, so their ranks are not isolated and do not end."""
     running: frozenset[str]
     """The nodes that were reached, or refused the login, and on which processes may still run."""
 

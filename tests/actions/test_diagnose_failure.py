@@ -77,7 +77,7 @@ KERNEL = {**hit_body("kernel log", "python-error", ""), "hits": [], "counts": {}
 
 def test_a_restart_that_could_not_be_started_is_not_the_cause(run: UnrecordedRun) -> None:
     exit_ = RankExit("n0", 0, 1, None)
-    refused = f"{exit_}; attempt 2 could not be started: n1: OSError: [Errno 28] No space left on device: '/work/a'"
+    refused = f"{exit_}; attempt 2 could not be started: n1: OSError: [Errno 28] No space left on device: '/data/a'"
     run.change(lambda record: replace(record, attempt=2, exit=exit_, message=refused))
     record = diagnose_failure(run, launcher_of(run, {1: [MISSING], 2: [KERNEL]}), pytest.fail)
     assert record is not None

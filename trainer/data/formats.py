@@ -12,7 +12,7 @@ MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
 MEGATRON_HEADER = "<QBQQ"  # version, kind, number of sequences, number of documents
 MEGATRON_KINDS = {1: "u1", 4: "i4", 5: "i8", 8: "u2"}
 TEXT_BYTES = 8192
-# Of files that are often given by mistake, and may have no zero byte near their start.
+# The first bytes of file formats that users often give by mistake, and that may have no zero byte near their start.
 BINARY = {
     b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"PAR1": "Parquet",
     b"ARROW1": "Arrow", b"\x89HDF": "HDF5", b"\x93NUMPY": "NumPy", b"%PDF": "PDF",
