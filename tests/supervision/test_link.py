@@ -59,6 +59,7 @@ def test_viewer_that_reads_nothing_holds_up_log_lines_alone_and_gets_all_of_them
             counts[message["kind"]] += 1
             times += [LogLines(*fields).time for fields in message.get("lines", ())]
             if (counts["lines"], counts["warning"]) == (FRAMES, WARNINGS):
+                until(lambda: not writing.is_alive(), awaited="the last write to return")
                 link.end()
         assert times == list(range(FRAMES))
         assert counts["progress"] <= 1  # only the newest is kept
