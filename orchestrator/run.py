@@ -256,6 +256,11 @@ class RunRecord:
         return self.state is RunState.FAILED and self.started and failure is not None and not failure.is_diagnosed
 
     @property
+    def outcome(self) -> str:
+        """The state and its reason as a sentence."""
+        return f"run {self.id} is {self.state.value}" + (f": {self.message}" if self.message else "")
+
+    @property
     def exit_code(self) -> int:
         """The exit code of a command that watched this run to its end."""
         if self.state is RunState.FAILED and self.exit is not None and self.exit.code == NO_RETRY:

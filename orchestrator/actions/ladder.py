@@ -263,8 +263,7 @@ def outcome_of(record: RunRecord, options: LadderOptions, end: End | None, steps
     if record.state is RunState.DONE:
         return Outcome("ended with exit code 0")
     if record.state is not RunState.STOPPED or end is None:
-        text = f"run {record.id} is {record.state.value}" + (f": {record.message}" if record.message else "")
-        return Outcome(text, record.exit_code)
+        return Outcome(record.outcome, record.exit_code)
     if end is End.STEPS:
         return Outcome(f"all ranks made {options.steps} steps")
     if end is End.NO_STEPS:

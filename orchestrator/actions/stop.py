@@ -92,7 +92,7 @@ def stop(folder: RunFolder, on_message: Callable[[str], None]) -> RunRecord:
 
     Raises:
         LaunchError: some processes could not be ended, or may still be started.
-        RunLost: the run's folders are gone, so its processes are not known.
+        RunLost: the run's folders are gone, so its processes are not known, and no owner has recorded its end.
         RunNotFound: neither the record nor the plan can be read.
     """
     run: KeptRun = folder
@@ -160,6 +160,8 @@ def _end(run: KeptRun, record: RunRecord, launcher: Launcher, on_message: Callab
     if record.state.ended:
         return record
     status = observe.observe_run(run, launcher.plan, launcher, launcher.job_status(record.slurm_job))
+    if status.verdict.state is RunState.LOST and isinstance(run, RunFolder) and (ended := _recorded_by_owner(run)):
+        return ended
     is_owned_restart = status.attempt > 1 and run.supervisor() is not None  # its agents need not have been started
     verdict = with_last_lines(_verdict(record, status, may_be_lost=not is_owned_restart), launcher, status.attempt)
     record, unwritten = settle_if_writable(run, verdict, status.nodes, attempt=status.attempt)
@@ -182,6 +184,11 @@ def _end_by_owner(folder: RunFolder, record: RunRecord) -> RunRecord | None:
         with closing(launcher_for(replace(plan, nodes=silent))) as launcher:
             left += launcher.stop(None, grace_s=GRACE_S)
     _require_stopped(record, left)
+    return _recorded_by_owner(folder)
+
+
+def _recorded_by_owner(folder: RunFolder) -> RunRecord | None:
+    """Wait until the owner of a run whose processes have ended has recorded its end; None if it does not, or there is no owner."""
     deadline = time.monotonic() + RECORDED_S
     while not (record := folder.read()).state.ended:
         if folder.supervisor() is None or time.monotonic() > deadline:

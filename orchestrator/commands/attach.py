@@ -18,7 +18,7 @@ def attach(run: str, *, follow: bool, quiet: bool) -> int:
     record = folder.read()
     if record.state.ended:
         record = end_remaining(folder, inform, warn)
-        inform(f"run {record.id} is {record.state.value}" + (f": {record.message}" if record.message else ""))
+        inform(record.outcome)
         print_failure(record)
         return record.exit_code
     if record.launcher == "slurm":  # which supervises its jobs itself

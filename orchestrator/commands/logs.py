@@ -46,7 +46,7 @@ def logs(
             if follow:
                 record = Watch(run, launcher, reader, view, ends_failed=False).to_end()
                 view.close()
-                inform(f"run {record.id} is {record.state.value}")
+                inform(record.outcome)
     except KeyboardInterrupt:
         command = f": orch status {plan.run_id}" if run.is_recorded else ""
         inform(f"stopped watching; the run continues unless it has ended{command}")

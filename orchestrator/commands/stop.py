@@ -15,7 +15,7 @@ def stop_all() -> int:
         warn(f"{problem}; if that run is alive, it is not ended")
     records = stop_all(inform)
     for record in records:
-        inform(f"run {record.id} is {record.state.value}")
+        inform(record.outcome)
     if not records:
         inform("all runs recorded here have ended")
     return 0
@@ -31,5 +31,5 @@ def stop(run: str | None, inventory: str | None) -> int:
         record = action.stop(action.run_to_stop(run), inform)
     else:
         record = action.stop_on_nodes(run, inventory, inform, warn)
-    inform(f"run {record.id} is {record.state.value}")
+    inform(record.outcome)
     return 0

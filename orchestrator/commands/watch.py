@@ -70,11 +70,10 @@ def show(
             f"stopped watching; the run continues. `orch logs -f {run_id}` watches again, `orch status {run_id}` shows its state"
         )
         return exc.exit_code
-    outcome = f"run {run_id} is {record.state.value}" + (f": {record.message}" if record.message else "")
     if record.exit_code:
-        inform(outcome)
+        inform(record.outcome)
     else:
-        view.inform(outcome)
+        view.inform(record.outcome)
     if record.state is RunState.FAILED:
         _print_diagnosis(diagnosed)
     if not quiet:

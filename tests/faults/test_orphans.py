@@ -100,6 +100,27 @@ def test_orch_killed_in_the_middle_of_a_launch_leaves_nothing_that_stop_cannot_e
 
 def test_stop_ends_a_run_whose_folder_is_gone_though_its_state_is_unknown(local: Orch) -> None:
     run, run_processes = _start(local)
+    local.kill_supervisor(run)  # it would record the run as FAILED
+    folder = _without_folder(local, run)
+    done = local("stop", run, code=5)
+    assert "was ended" in done.stderr
+    _assert_gone(run_processes)
+    done = local("logs", run, "--tail", "3", code=4)
+    assert f"is gone, as is its folder: {folder}/attempt-1/n0" in done.stderr
+    assert not done.stdout
+
+
+def test_stop_reports_what_the_owner_records_of_a_run_whose_folder_is_gone(local: Orch) -> None:
+    run, run_processes = _start(local)
+    _without_folder(local, run)
+    done = local("stop", run)
+    assert f"run {run} is FAILED: no trace of the run on n0" in done.stderr
+    _assert_gone(run_processes)
+    assert local.recorded(run) == "FAILED"
+
+
+def _without_folder(local: Orch, run: str) -> Path:
+    """Remove the folder of the run on its node; returns its path."""
     (folder,) = local.cwd.glob(f".work/runs/{run}")
 
     def is_gone() -> bool:
@@ -107,12 +128,7 @@ def test_stop_ends_a_run_whose_folder_is_gone_though_its_state_is_unknown(local:
         return not folder.exists()
 
     until(is_gone, awaited="the folder to be gone")
-    done = local("stop", run, code=5)
-    assert "was ended" in done.stderr
-    _assert_gone(run_processes)
-    done = local("logs", run, "--tail", "3", code=4)
-    assert f"is gone, as is its folder: {folder}/attempt-1/n0" in done.stderr
-    assert not done.stdout
+    return folder
 
 
 SLOW_PYTHON = """
