@@ -16,7 +16,7 @@ _PAUSE_S = 0.02
 
 
 def until(
-    condition: Callable[[], T | Literal[False] | None], *, deadline_s: float = 10.0, awaited: str | Callable[[], str]
+    condition: Callable[[], T | Literal[False] | None], *, deadline_s: float = 60.0, awaited: str | Callable[[], str]
 ) -> T:
     """
     Poll `condition` and return its first truthy value; after the deadline, fail with `awaited` and the last value.

@@ -75,7 +75,7 @@ def test_supervisor_log_of_an_ordinary_run_is_empty(orch: Orch, end: str) -> Non
     if end == "stopped":
         _status_warns_of_idle_cards(orch, run)
         orch("stop", run)
-    until(lambda: not orch.supervisors(), awaited="the supervisor to end", deadline_s=30)
+    until(lambda: not orch.supervisors(), awaited="the supervisor to end")
     assert orch.status(run)["state"] == end.upper()
     assert (orch.home / "runs" / run / "supervisor.log").read_text("utf-8") == ""
 
@@ -146,7 +146,7 @@ def test_program_of_a_node_that_fails_ends_the_run_and_is_named_with_its_last_li
     _open_gate(orch)
     script = "sleep 1000 & [ $NODE_RANK = 1 ] && { echo lost >&2; exit 3; }; wait"
     run = orch("ssh-launch", "--detach", "--per-node", "--", "sh", "-c", script).stdout.strip()
-    until(lambda: orch.recorded(run) == "FAILED", awaited="the supervisor's verdict", deadline_s=30)
+    until(lambda: orch.recorded(run) == "FAILED", awaited="the supervisor's verdict")
     status = orch.status()
     assert [node["finished"]["state"] for node in status["nodes"]] == ["STOPPED", "FAILED"]
     assert (status["exit"]["rank"], status["exit"]["code"], status["exit"]["lines"]) == (None, 3, ["lost"])

@@ -46,7 +46,7 @@ def orch(hosts: Hosts, tmp_path: Path) -> Orch:
 def _started(orch: Orch, hosts: Hosts, *options: str) -> str:
     run = orch("ssh-launch", "--detach", *options, "--", *SLEEPERS).stdout.strip()
     until(lambda: orch.supervisor(run), awaited="the supervisor")
-    until(lambda: hosts.outputs(orch, run) == ["up\n"] * 3, awaited="three ranks", deadline_s=30)
+    until(lambda: hosts.outputs(orch, run) == ["up\n"] * 3, awaited="three ranks")
     until(lambda: orch.recorded(run) == "RUNNING", awaited="all nodes to answer the supervisor")
     return run
 
@@ -83,13 +83,13 @@ def test_ranks_get_the_heads_address_as_master(orch: Orch) -> None:
 def test_killed_node_fails_the_run_and_ends_it_on_all_other_nodes(orch: Orch, hosts: Hosts, index: int) -> None:
     run = _started(orch, hosts)
     hosts[index].kill()
-    until(lambda: _has_ended(orch, run), awaited="the verdict", deadline_s=30)
+    until(lambda: _has_ended(orch, run), awaited="the verdict")
     record = _record(orch, run)
     assert record["state"] == "FAILED"
     gone = re.match(rf"h{index} is gone: it has not answered for (\d+) s, ", record["message"])
     assert gone is not None, record["message"]
     # by the supervisor's own clock; the rest is the time that its queries to the other nodes may take
-    assert 7 <= int(gone[1]) < 20
+    assert 7 <= int(gone[1]) < 40
     for host in hosts.hosts:
         until(lambda host=host: _is_idle(host), awaited=f"{host.name} to be idle")  # type: ignore[misc]
 
@@ -113,22 +113,20 @@ def test_node_that_was_cut_off_ends_its_ranks_itself(orch: Orch, hosts: Hosts, i
     """A head ends its ranks only if a peer has answered it before: a firewall may drop all that it sends."""
     refused = hosts[0].refused_connections()
     run = _started(orch, hosts, "--isolation-timeout", "12s")
-    until(lambda: hosts[0].refused_connections() > refused, awaited="a peer's answer to the head", deadline_s=30)
+    until(lambda: hosts[0].refused_connections() > refused, awaited="a peer's answer to the head")
     hosts[index].link(up=False)
-    until(lambda: _has_ended(orch, run), awaited="the verdict", deadline_s=30)
+    until(lambda: _has_ended(orch, run), awaited="the verdict")
     assert f"h{index} is gone" in _record(orch, run)["message"]
     events = hosts[index].path(orch.node_folder(run, f"h{index}") / "events.jsonl")
     until(
         lambda: _is_idle(hosts[index]),
         awaited=lambda: f"the cut-off node to be idle: {events.read_text()}",
-        deadline_s=60,
     )
     orch.kill_supervisor(run)
     hosts[index].link(up=True)
     until(
         lambda: "cut off from the supervisor" in orch("logs", run, code=None).stdout,
         awaited="the agent's reason in the log",
-        deadline_s=20,
     )
 
 
@@ -139,12 +137,12 @@ def test_node_that_is_cut_off_one_way_ends_its_ranks_itself(orch: Orch, hosts: H
     run = _started(orch, hosts, "--isolation-timeout", "6s")
     for machine in hosts.other_machines(hosts[1]):
         hosts.block(*((hosts[1], machine) if direction == "out" else (machine, hosts[1])))
-    until(lambda: _has_ended(orch, run), awaited="the verdict", deadline_s=40)
+    until(lambda: _has_ended(orch, run), awaited="the verdict")
     record = _record(orch, run)
     assert record["state"] == "FAILED"
     assert "h1 is gone" in record["message"]
     for host in hosts.hosts:  # the one that is cut off too, by itself
-        until(lambda host=host: _is_idle(host), awaited=f"{host.name} to be idle", deadline_s=40)  # type: ignore[misc]
+        until(lambda host=host: _is_idle(host), awaited=f"{host.name} to be idle")  # type: ignore[misc]
 
 
 @pytest.mark.slow
@@ -153,10 +151,10 @@ def test_supervisor_ends_the_ranks_of_a_node_that_is_reachable_before_its_isolat
 ) -> None:
     run = _started(orch, hosts, "--isolation-timeout", "5m")
     hosts[1].link(up=False)
-    until(lambda: _has_ended(orch, run), awaited="the verdict", deadline_s=30)
+    until(lambda: _has_ended(orch, run), awaited="the verdict")
     assert not _is_idle(hosts[1])
     hosts[1].link(up=True)
-    until(lambda: _is_idle(hosts[1]), awaited="the node to be idle", deadline_s=30)
+    until(lambda: _is_idle(hosts[1]), awaited="the node to be idle")
 
 
 @pytest.mark.slow
@@ -164,11 +162,11 @@ def test_run_continues_while_its_supervisor_is_cut_off(orch: Orch, hosts: Hosts)
     run = _started(orch, hosts, "--isolation-timeout", "5s")
     hosts.controller.link(up=False)
     begun = time.monotonic()
-    until(lambda: time.monotonic() - begun > 20, awaited="twenty seconds to pass", deadline_s=30)
+    until(lambda: time.monotonic() - begun > 20, awaited="twenty seconds to pass")
     assert _record(orch, run)["state"] == "RUNNING"
     assert not any(_is_idle(host) for host in hosts.hosts)
     hosts.controller.link(up=True)
-    until(lambda: "answers again" in _events_text(orch, run), awaited="the nodes to answer", deadline_s=30)
+    until(lambda: "answers again" in _events_text(orch, run), awaited="the nodes to answer")
     orch("stop", run)
     assert all(_is_idle(host) for host in hosts.hosts)
 
@@ -177,10 +175,10 @@ def test_node_that_only_the_supervisor_cannot_reach_continues(orch: Orch, hosts:
     """Only one direction is cut: packets to h1 arrive, its answers are lost."""
     run = _started(orch, hosts, "--isolation-timeout", "5s")
     hosts.block(hosts[1], hosts.controller)
-    until(lambda: "others reach it" in _events_text(orch, run), awaited="a witness", deadline_s=40)
+    until(lambda: "others reach it" in _events_text(orch, run), awaited="a witness")
     assert _record(orch, run)["state"] == "RUNNING"
     hosts.unblock(hosts[1], hosts.controller)
-    until(lambda: "h1 answers again" in _events_text(orch, run), awaited="the node to answer", deadline_s=40)
+    until(lambda: "h1 answers again" in _events_text(orch, run), awaited="the node to answer")
     orch("stop", run)
     assert _record(orch, run)["state"] == "STOPPED"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,12 +65,12 @@ def _start(orch: Orch, hosts: Hosts, *options: str) -> str:
     """Start a detached run whose ranks all sleep, and wait for its supervisor and ranks."""
     run = orch("ssh-launch", "--detach", *options, "--", *SLEEPERS).stdout.strip()
     until(lambda: orch.supervisor(run), awaited="the supervisor")
-    until(lambda: hosts.outputs(orch, run) == ["up\n"] * 3, awaited="the ranks", deadline_s=30)
+    until(lambda: hosts.outputs(orch, run) == ["up\n"] * 3, awaited="the ranks")
     until(lambda: orch.recorded(run) == "RUNNING", awaited="all nodes to answer the supervisor")
     return run
 
 
-def _record_at_end(orch: Orch, run: str, *, deadline_s: float = 30) -> dict[str, Any]:
+def _record_at_end(orch: Orch, run: str, *, deadline_s: float = 60) -> dict[str, Any]:
     """Wait for the supervisor to record the end, and return the record."""
     until(lambda: orch.recorded(run) not in ("STARTING", "RUNNING"), awaited="the verdict", deadline_s=deadline_s)
     [record] = [entry for entry in orch.records() if entry["id"] == run]
@@ -84,7 +83,7 @@ def _events_text(orch: Orch, run: str) -> str:
 
 def _folders(orch: Orch, hosts: Hosts) -> list[tuple[Host, Path]]:
     """The hosts and the only run's node folders on them."""
-    [record] = until(orch.records, awaited="the run", deadline_s=30)
+    [record] = until(orch.records, awaited="the run")
     folders = until(lambda: orch.node_folders(record["id"]), awaited="its plan")
     return list(zip(hosts.hosts, folders, strict=True))
 
@@ -147,10 +146,8 @@ def test_attach_finds_a_rank_that_was_killed_after_the_supervisor(
     run = _start(orch, hosts)
     orch.kill_supervisor(run)
     kill(_pid_of(orch, run, b"RANK=2"))
-    begun = time.monotonic()
     assert "rank 2 on h2 was killed by SIGKILL" in orch("attach", run, code=1).stderr
     assert _record_at_end(orch, run)["exit"]["rank"] == 2
-    assert time.monotonic() - begun < 20
     until(lambda: orch.processes_of(run) == [], awaited="every process of the run to be gone")
     until(
         lambda: _is_idle(hosts[0]) and _is_idle(hosts[1], "python3") and _is_idle(hosts[2]),
@@ -163,7 +160,7 @@ def test_attach_supervises_a_run_whose_supervisors_machine_died(hosts: Hosts, tm
     hosts.inventory(tmp_path, nodes=["h1", "h2"])
     away, here = hosts.orch(tmp_path, on=hosts[0]), hosts.orch(tmp_path)
     run = away("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
-    until(lambda: hosts.outputs(here, run) == ["up\n"] * 2, awaited="the ranks", deadline_s=30)
+    until(lambda: hosts.outputs(here, run) == ["up\n"] * 2, awaited="the ranks")
     hosts[0].kill()
     here("attach", "--detach", run)
     kill(_pid_of(here, run, b"RANK=1"))
@@ -194,8 +191,8 @@ def test_host_that_is_cut_off_is_replaced_by_a_spare_one(hosts: Hosts, tmp_path:
     script = 'echo "rank $RANK of attempt $ORCH_ATTEMPT on $ORCH_NODE"; [ "$ORCH_ATTEMPT" = 2 ] || exec sleep 1000'
     run = orch("ssh-launch", "--detach", "--isolation-timeout", "2s", "--", "sh", "-c", script).stdout.strip()
     files = [hosts[rank].path(folder) / f"rank-{rank}.out" for rank, folder in enumerate(orch.node_folders(run))]
-    until(lambda: all(_count(file) for file in files), awaited="the ranks", deadline_s=60)
-    until(lambda: orch.recorded(run) == "RUNNING", awaited="all nodes to answer the supervisor", deadline_s=60)
+    until(lambda: all(_count(file) for file in files), awaited="the ranks")
+    until(lambda: orch.recorded(run) == "RUNNING", awaited="all nodes to answer the supervisor")
     hosts[1].link(up=False)
     until(lambda: orch.recorded(run) in ("DONE", "FAILED"), awaited="the outcome", deadline_s=150)
     assert orch.processes_of(run) == []
@@ -216,10 +213,9 @@ def test_run_continues_after_a_host_was_frozen(orch: Orch, hosts: Hosts) -> None
     until(
         lambda: "h1 does not answer this machine" in _events_text(orch, run),
         awaited="the silence to be noticed",
-        deadline_s=60,
     )
     hosts[1].thaw()
-    until(lambda: "h1 answers again" in _events_text(orch, run), awaited="the host to answer", deadline_s=60)
+    until(lambda: "h1 answers again" in _events_text(orch, run), awaited="the host to answer")
     assert orch.processes_of(run) == before, orch("logs", run, code=None).stdout + _events_text(orch, run)
     orch("stop", run)
     assert orch.processes_of(run) == []
@@ -230,10 +226,10 @@ def test_log_is_whole_after_the_controller_was_cut_off_for_20_s(orch: Orch, host
     (orch.cwd / "talk.py").write_text(WRITER, encoding="utf-8")
     with orch.start("ssh-launch", "--follow", "--", "talk.py") as following:
         files = [host.path(folder) / f"rank-{rank}.out" for rank, (host, folder) in enumerate(_folders(orch, hosts))]
-        until(lambda: all(_count(file) > 1000 for file in files), awaited="log lines", deadline_s=30)
+        until(lambda: all(_count(file) > 1000 for file in files), awaited="log lines")
         hosts.controller.link(up=False)
         cut_at = _count(files[0])
-        until(lambda: _count(files[0]) > cut_at + 20_000, awaited="20 s of lines", deadline_s=60)
+        until(lambda: _count(files[0]) > cut_at + 20_000, awaited="20 s of lines")
         hosts.controller.link(up=True)
         out, err = following.communicate(timeout=100)
     assert following.returncode == 0, err

@@ -29,7 +29,7 @@ def _killed(phase: str, farm: Farm, folder: Path) -> Iterator[HeldLaunch]:
 
 def _check_nothing_is_left(orch: Orch, farm: Farm, run: str) -> None:
     assert orch.processes_of(run) == []
-    until(lambda: not farm.processes(), awaited="orch's own connections to end", deadline_s=40)
+    until(lambda: not farm.processes(), awaited="orch's own connections to end")
     assert [record["id"] for record in orch.records()] == [run]
 
 

@@ -71,7 +71,7 @@ def test_stuck_reader_blocks_no_rank_and_loses_nothing(orch: Orch) -> None:
     script = 'until [ -e "$ORCH_RUN_DIR/go" ]; do sleep 0.05; done; '
     script += 'i=0; while [ "$i" -lt 20000 ]; do i=$((i+1)); echo "line $i of $RANK padded to be long enough"; done'
     with orch.start("ssh-launch", "--", "sh", "-c", script) as watcher:
-        until(lambda: len(_heartbeat_times(orch)) == 2, awaited="the supervisor's heartbeats", deadline_s=60)
+        until(lambda: len(_heartbeat_times(orch)) == 2, awaited="the supervisor's heartbeats")
         os.kill(watcher.pid, signal.SIGSTOP)
         for _ in range(2):
             before = max(_heartbeat_times(orch))
@@ -79,9 +79,7 @@ def test_stuck_reader_blocks_no_rank_and_loses_nothing(orch: Orch) -> None:
         [run] = [entry["id"] for entry in orch.records()]
         for folder in orch.node_folders(run):
             (folder.parents[1] / "go").touch()
-        until(
-            lambda: orch.records() and orch.records()[-1]["state"] == "DONE", awaited="the ranks to end", deadline_s=60
-        )
+        until(lambda: orch.records() and orch.records()[-1]["state"] == "DONE", awaited="the ranks to end")
         os.kill(watcher.pid, signal.SIGCONT)
         text, _ = watcher.communicate(timeout=60)
     for rank, node in enumerate(("n0", "n1")):
@@ -145,9 +143,9 @@ def test_flood_leaves_memory_bounded_with_and_without_a_reader(orch: Orch) -> No
     script = f'test "$RANK" = 0 || exit 0; {flood}; until [ -e "$ORCH_RUN_DIR/go" ]; do sleep 0.1; done'
     with orch.start("ssh-launch", "--", "sh", "-c", script) as watcher:
         [run] = until(lambda: [record["id"] for record in orch.records()], awaited="the run")
-        supervisor = until(lambda: orch.supervisor(run), awaited="the supervisor", deadline_s=30)
+        supervisor = until(lambda: orch.supervisor(run), awaited="the supervisor")
         file = until(lambda: list(orch.node_folder(run, "n0").glob("rank-0.out")), awaited="the log")[0]
-        until(lambda: file.stat().st_size == 83_000_000, awaited="the whole flood", deadline_s=60)
+        until(lambda: file.stat().st_size == 83_000_000, awaited="the whole flood")
         assert _peak_kib(watcher.pid) < BOUND_KIB
         assert _peak_kib(supervisor) < BOUND_KIB
         (file.parents[2] / "go").touch()

@@ -27,10 +27,10 @@ def orch(hosts: Hosts, tmp_path: Path) -> Orch:
 def _start_and_cut_off_h1(orch: Orch, hosts: Hosts) -> str:
     """Start a run whose h1 reaches the other hosts but not the controller."""
     run = orch("ssh-launch", "--detach", "--", "sh", "-c", COUNT).stdout.strip()
-    until(lambda: all(hosts.outputs(orch, run)), awaited="output on three nodes", deadline_s=30)
+    until(lambda: all(hosts.outputs(orch, run)), awaited="output on three nodes")
     hosts.block(hosts[1], hosts.controller)
     events = orch.home / "runs" / run / "events.jsonl"
-    until(lambda: "others reach it" in events.read_text("utf-8"), awaited="the supervisor's witnesses", deadline_s=40)
+    until(lambda: "others reach it" in events.read_text("utf-8"), awaited="the supervisor's witnesses")
     return run
 
 

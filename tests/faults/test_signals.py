@@ -23,7 +23,7 @@ def _send(launch: HeldLaunch, number: signal.Signals) -> None:
 
 def _check_nothing_is_left(launch: HeldLaunch, farm: Farm) -> None:
     launch.open_gate()
-    until(lambda: not farm.processes(), awaited=lambda: f"the nodes to be idle: {farm.processes()}", deadline_s=40)
+    until(lambda: not farm.processes(), awaited=lambda: f"the nodes to be idle: {farm.processes()}")
     assert launch.orch.processes_of(launch.run) == []
 
 
@@ -98,19 +98,19 @@ def test_eight_nodes_have_one_connection_each_in_launch_and_supervision_and_afte
         _send(launch, signal.SIGKILL)
         launch.open_gate()
         launch.process.communicate(timeout=100)
-        until(lambda: len(launch.starts()) == 8, awaited="all ranks", deadline_s=60)
-        until(launch.has_heartbeats, awaited="heartbeats to all nodes", deadline_s=60)
+        until(lambda: len(launch.starts()) == 8, awaited="all ranks")
+        until(launch.has_heartbeats, awaited="heartbeats to all nodes")
         assert farm.connections().keys() == sessions
         assert farm.established() == dict.fromkeys(addresses, 1)
         assert len(launch.endpoints()) == 8
         with launch.orch.start("logs", "-f", launch.run) as reader:
-            until(lambda: farm.established() == dict.fromkeys(addresses, 2), awaited="the reader", deadline_s=60)
+            until(lambda: farm.established() == dict.fromkeys(addresses, 2), awaited="the reader")
             reader.terminate()
             reader.communicate(timeout=100)
-        until(lambda: farm.connections().keys() == sessions, awaited="the reader's connections to end", deadline_s=60)
+        until(lambda: farm.connections().keys() == sessions, awaited="the reader's connections to end")
         launch.orch.kill_supervisor(launch.run)
-        until(lambda: not farm.established(), awaited="its connections to end", deadline_s=60)
+        until(lambda: not farm.established(), awaited="its connections to end")
         launch.orch("attach", "--detach", launch.run)
-        until(lambda: farm.established() == dict.fromkeys(addresses, 1), awaited="the other supervisor", deadline_s=60)
+        until(lambda: farm.established() == dict.fromkeys(addresses, 1), awaited="the other supervisor")
         launch.orch("stop", launch.run)
         _check_nothing_is_left(launch, farm)

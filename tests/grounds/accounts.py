@@ -38,7 +38,7 @@ def own_account(folder: Path) -> Account:
         subprocess.run([program("useradd"), *options, "--home-dir", str(home), user], check=False, capture_output=True)
         return user in {entry.pw_name for entry in pwd.getpwall()}
 
-    until(added, deadline_s=30, awaited=f"useradd {user}")
+    until(added, awaited=f"useradd {user}")
     home.mkdir(mode=0o700)
     entry = pwd.getpwnam(user)
     os.chown(home, entry.pw_uid, entry.pw_gid)
@@ -56,7 +56,7 @@ def set_password(account: Account, password: str | None) -> None:
         argv = [program("chpasswd"), *encrypted]
         return subprocess.run(argv, input=line, text=True, check=False, capture_output=True).returncode == 0
 
-    until(changed, deadline_s=30, awaited=f"chpasswd {account.user}")
+    until(changed, awaited=f"chpasswd {account.user}")
 
 
 def current_account(folder: Path) -> Account:

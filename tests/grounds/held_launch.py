@@ -132,7 +132,7 @@ def held_launch(
         assert process.stdout is not None
         for _ in range(nodes if phase == "follow" else 0):
             until(lambda: "] up" in process.stdout.readline(), awaited="a rank")  # type: ignore[union-attr]
-        until(lambda: phase == "follow" or (held / "reached").exists(), awaited=f"the phase {phase}", deadline_s=30)
+        until(lambda: phase == "follow" or (held / "reached").exists(), awaited=f"the phase {phase}")
         [run] = [str(record["id"]) for record in orch.records()]
         until((orch.home / "runs" / run / "plan" / "plan.json").exists, awaited="the plan")
         try:

@@ -55,7 +55,7 @@ class Screen:
 
     def until(self, text: str, *, times: int = 1) -> None:
         """Wait until a text has appeared on the screen `times` times."""
-        until(lambda: self.read().count(text) >= times, deadline_s=30, awaited=lambda: f"{text!r} in:\n{self.text}")
+        until(lambda: self.read().count(text) >= times, awaited=lambda: f"{text!r} in:\n{self.text}")
 
     def type(self, text: str) -> None:
         """Type a text; a newline is Enter."""
@@ -72,6 +72,6 @@ class Screen:
 
     def ended(self) -> int:
         """Wait for the end, read the last output and return the exit code."""
-        until(lambda: (self.read(), self._process.poll())[1] is not None, deadline_s=30, awaited=lambda: self.text)
+        until(lambda: (self.read(), self._process.poll())[1] is not None, awaited=lambda: self.text)
         self.read()
         return int(self._process.returncode)

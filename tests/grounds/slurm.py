@@ -148,13 +148,13 @@ class Cluster:
             # refused for a job that is just ending, which does no harm
             self._run("scancel", "--signal=KILL", "--full", *jobs, check=False)
             self._run("scancel", *jobs, check=False)
-        until(lambda: not self.jobs(), deadline_s=30, awaited="cancelled jobs to leave the queue")
+        until(lambda: not self.jobs(), awaited="cancelled jobs to leave the queue")
         until(lambda: not kill_each(self.processes()), awaited="processes of jobs to end")
 
     def requeue_waiting(self, job: str) -> None:
         """Requeue a job as an admin does: it waits until its old credentials have expired."""
         self._run("scontrol", "requeue", job)
-        until(lambda: self.jobs().get(job) == "PENDING", deadline_s=60, awaited="the job to be requeued")
+        until(lambda: self.jobs().get(job) == "PENDING", awaited="the job to be requeued")
 
     def requeue(self, job: str) -> None:
         """Requeue a job and make it start soon."""
@@ -167,7 +167,6 @@ class Cluster:
         waiting = "PENDING BeginTime"
         until(
             lambda: self._run(*state_and_reason).strip() == waiting,
-            deadline_s=60,
             awaited=lambda: f"the job to be requeued, and not {self._run(*state_and_reason).strip()}",
         )
         self.start_now(job)
@@ -191,7 +190,7 @@ class Cluster:
         for pid in self._pids("slurmctld", "slurmscriptd"):
             kill(pid, signal.SIGSTOP if hang else signal.SIGTERM)
         if not hang:
-            until(lambda: not self._pids("slurmctld"), deadline_s=30, awaited="slurmctld to end")
+            until(lambda: not self._pids("slurmctld"), awaited="slurmctld to end")
 
     def start_controller(self) -> None:
         """Continue or restart slurmctld, with its saved state."""
@@ -200,7 +199,7 @@ class Cluster:
             kill(pid, signal.SIGCONT)
         if not hanging:
             self._daemon("slurmctld", "-D")
-        until(self._states, deadline_s=60, awaited="slurmctld to answer")
+        until(self._states, awaited="slurmctld to answer")
 
     def lose_node(self, node: str) -> None:
         """Kill a node's slurmd and all processes of jobs there, and set the node DOWN at once."""
@@ -234,7 +233,6 @@ class Cluster:
         self._run("scontrol", "update", f"NodeName={names}", "State=RESUME", check=False)
         until(
             lambda: set(self._states().split()[1::2]) <= {"idle", "mixed", "allocated"},
-            deadline_s=60,
             awaited=self._states,
         )
 

@@ -82,7 +82,7 @@ class SlurmHosts:
         for host in self.nodes:
             self._daemon(host, "slurmd", "-D")
         idle = [f"{host.name} idle" for host in self.nodes]
-        until(lambda: self._states() == idle, deadline_s=30, awaited=self._daemon_logs)
+        until(lambda: self._states() == idle, awaited=self._daemon_logs)
 
     def _daemon(self, host: Host, name: str, *arguments: str) -> None:
         env = {"PATH": os.environ["PATH"], "SLURM_CONF": str(self.conf)}

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -46,10 +45,8 @@ def test_until_returns_the_first_truthy_value() -> None:
 
 
 def test_until_fails_naming_what_was_awaited() -> None:
-    started = time.monotonic()
     with pytest.raises(pytest.fail.Exception, match=r"waited 0\.1 s for rain; last seen: 0"):
         until(lambda: 0, deadline_s=0.1, awaited="rain")
-    assert time.monotonic() - started < 5
 
 
 def test_until_polls_a_condition_that_only_waits_as_often_as_a_quick_one() -> None:

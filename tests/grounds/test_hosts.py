@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -202,9 +201,7 @@ def test_heal_revives_a_host_whose_first_process_was_killed(hosts: Hosts) -> Non
 
 @pytest.mark.processes
 def test_closed_hosts_leave_nothing() -> None:
-    started = time.monotonic()
     with open_hosts(3) as hosts:
-        assert time.monotonic() - started < 20
         hosts.ssh(hosts[0], "setsid sleep 1000 >/dev/null 2>&1 &")
         hosts.controller.do("sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 &")
         pids = [pid for machine in (hosts.controller, *hosts.hosts) for pid in machine.all_processes()]

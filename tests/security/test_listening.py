@@ -47,7 +47,7 @@ def test_trainer_listens_only_at_the_address_of_the_rendezvous(hosts: Hosts, tmp
     hosts.inventory(tmp_path, nodes=["h0", "h1"])
     orch = hosts.orch(tmp_path)
     run = orch("ssh-launch", "--detach", "steps=1000000", *SMALL).stdout.strip()
-    until(lambda: "ranks ready" in "".join(hosts.outputs(orch, run)), awaited="the group", deadline_s=60)
+    until(lambda: "ranks ready" in "".join(hosts.outputs(orch, run)), awaited="the group")
     for host in hosts.hosts[:2]:
         found = _listening(host) - {SSHD}
         assert {address.rpartition(":")[0] for address in found} == {host.address}

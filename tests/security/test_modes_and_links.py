@@ -170,7 +170,7 @@ def test_interrupted_push_leaves_the_secret_in_node_sh_at_most(
             os.kill(launch.process.pid, signal.SIGINT)
             launch.process.communicate(timeout=60)
         launch.open_gate()
-        until(lambda: not farm.processes(), awaited="the nodes' processes to end", deadline_s=40)
+        until(lambda: not farm.processes(), awaited="the nodes' processes to end")
     assert _holders(tmp_path, secret) == {}
     assert _holders(farm.home, secret).items() <= {("node.sh", 0o600)}
 

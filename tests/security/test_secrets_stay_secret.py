@@ -144,7 +144,7 @@ def test_secret_is_nowhere_else_in_slurm(cluster: Cluster, tmp_path: Path, canar
     with _watch_command_lines(canaries) as command_lines:
         words = ("--detach", "-j", "2x1", "--", "sh", "-c", PROGRAM.replace("GATE", str(gate)))
         run_id = orch("submit", *words).stdout.strip()
-        until(lambda: orch.printed(run_id).splitlines().count("up") == 2, deadline_s=40, awaited="both ranks")
+        until(lambda: orch.printed(run_id).splitlines().count("up") == 2, awaited="both ranks")
         job = str(orch.status(run_id)["slurm_job"])
         shown = subprocess.run(
             ["scontrol", "show", "job", job], env=cluster.env, capture_output=True, check=True
@@ -154,7 +154,7 @@ def test_secret_is_nowhere_else_in_slurm(cluster: Cluster, tmp_path: Path, canar
         output = _printed(orch, *ABOUT_RUNS, *ABOUT_THE_INVENTORY, ("submit", "--dry-run", "--", "true"))
         _check_nowhere_else(orch, canaries, cluster.folder)
         gate.touch()
-        cluster.wait_for(orch, run_id, "DONE", deadline_s=40)
+        cluster.wait_for(orch, run_id, "DONE")
     assert not canaries.within(output.encode())
     assert command_lines == []
     _check_nowhere_else(orch, canaries, cluster.folder)

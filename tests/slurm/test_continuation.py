@@ -47,7 +47,7 @@ def start(orch: Orch, cluster: Cluster) -> Start:
         cluster.inventory(orch.cwd, slurm=slurm)
         submitting = Orch(orch.cwd, env={**orch.env, **(env or {})})
         run = submitting("submit", "--detach", "-j", "2x1", "--", "program.py").stdout.strip()
-        until(lambda: not awaited or orch.printed(run).count(awaited) == 2, awaited=awaited, deadline_s=60)
+        until(lambda: not awaited or orch.printed(run).count(awaited) == 2, awaited=awaited)
         return run, orch.slurm_job(run)
 
     return start
@@ -60,7 +60,7 @@ def _log(orch: Orch, run: str) -> str:
 def test_run_that_waits_for_its_next_attempt_is_pending(start: Start, orch: Orch, cluster: Cluster) -> None:
     run, job = start("waits(signal.SIGUSR2)", "in attempt 1")
     cluster.signal(job, "USR2")
-    until(lambda: cluster.jobs().get(job) == "PENDING", awaited="the job to be requeued", deadline_s=60)
+    until(lambda: cluster.jobs().get(job) == "PENDING", awaited="the job to be requeued")
     assert orch.status(run)["state"] == "PENDING"
     assert "received SIGUSR2" in _log(orch, run)
     orch("stop", run)
@@ -69,9 +69,9 @@ def test_run_that_waits_for_its_next_attempt_is_pending(start: Start, orch: Orch
 
 def test_program_that_ignores_the_warning_continues(start: Start, orch: Orch, cluster: Cluster) -> None:
     run, job = start("while not os.path.exists('../enough'): print('here', flush=True); signal.sigtimedwait((), 0.2)")
-    until(lambda: "here" in orch.printed(run), awaited="the ranks", deadline_s=60)
+    until(lambda: "here" in orch.printed(run), awaited="the ranks")
     cluster.signal(job, "USR2")
-    until(lambda: orch.printed(run).count("Slurm will end the job") == 2, awaited="the warning", deadline_s=60)
+    until(lambda: orch.printed(run).count("Slurm will end the job") == 2, awaited="the warning")
     (orch.node_folder(run, "n0").parents[1] / "enough").touch()  # beside the code folder, in which the ranks run
     assert cluster.wait_for(orch, run, "DONE")["attempt"] == 1
 
@@ -105,7 +105,7 @@ def test_cancelled_job_is_not_requeued_though_its_ranks_exit_with_99(
 def test_job_is_not_requeued_after_three_attempts_without_progress(start: Start, orch: Orch, cluster: Cluster) -> None:
     run, job = start("save(7); sys.exit(99)")
     for attempt in (2, 3, 4):
-        until(lambda: f"for attempt {attempt}" in orch.printed(run), awaited="the next attempt", deadline_s=60)  # noqa: B023
+        until(lambda: f"for attempt {attempt}" in orch.printed(run), awaited="the next attempt")  # noqa: B023
         cluster.start_soon(job)
     status = cluster.wait_for(orch, run, "FAILED")
     assert status["attempt"] == 4  # the first one made progress

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,7 +33,7 @@ def _texts(orch: Orch, run: str) -> list[str]:
 def _start_counting(orch: Orch) -> tuple[str, Path]:
     enough = orch.cwd / "enough"
     run = orch("submit", "--detach", "-j", "1x1", "--", "sh", "-c", COUNT, str(enough)).stdout.strip()
-    until(lambda: "line 3" in orch.printed(run), deadline_s=60, awaited="a few lines")
+    until(lambda: "line 3" in orch.printed(run), awaited="a few lines")
     return run, enough
 
 
@@ -52,7 +51,7 @@ def test_run_that_ends_while_slurmctld_is_down_is_done_and_its_log_is_whole(orch
             warning = following.stderr.readline()
             assert warning, "the follow ended"
         before = orch.printed(run).count("line")
-        until(lambda: orch.printed(run).count("line") > before + 3, deadline_s=60, awaited="more lines")
+        until(lambda: orch.printed(run).count("line") > before + 3, awaited="more lines")
         enough.touch()
         text = following.stdout.read()
         assert following.wait() == 0
@@ -93,9 +92,7 @@ def test_follow_keeps_printing_while_squeue_hangs(orch: Orch) -> None:
 
 def test_submission_without_a_configuration_of_slurm_fails_at_once(orch: Orch) -> None:
     orch.prefix = ("env", "--unset=SLURM_CONF")
-    started_s = time.monotonic()
     stderr = orch("submit", "--detach", "-j", "1x1", "--", "true", code=4).stderr
-    assert time.monotonic() - started_s < 10
     assert "scontrol: fatal: Could not establish a configuration source" in stderr
     assert "module load slurm" in stderr
     assert orch.records()[-1]["state"] == "FAILED"
@@ -119,7 +116,7 @@ def test_job_that_slurmctld_accepts_after_sbatch_timed_out_is_the_runs_only_job(
     _wrap_program(orch, "sbatch", '$real "$@"; code=$?; touch timed-out; exit $code')
     cluster.stop_controller(hang=True)
     with orch.start("submit", "--detach", "-j", "1x1", "--", "sleep", "1000") as submitting:
-        until((orch.cwd / "timed-out").exists, deadline_s=60, awaited="sbatch to time out")
+        until((orch.cwd / "timed-out").exists, awaited="sbatch to time out")
         cluster.start_controller()
         out, stderr = submitting.communicate()
         assert submitting.returncode == 0, stderr
@@ -163,7 +160,7 @@ def test_stop_never_cancels_a_job_in_another_folder(orch: Orch, cluster: Cluster
     assert f"squeue --me --name={run}" in stderr
     assert set(cluster.jobs()) == running
     _slurm(cluster, "scancel", foreign_job)
-    until(lambda: foreign_job not in cluster.jobs(), deadline_s=30, awaited="the foreign job to end")
+    until(lambda: foreign_job not in cluster.jobs(), awaited="the foreign job to end")
     assert "(wrap) does not run" in orch("stop", run, code=4).stderr  # the run's own job still runs
 
 
@@ -200,10 +197,9 @@ def test_status_reports_the_queue_position_and_expected_start(orch: Orch, cluste
     (orch.cwd / "inventory.yaml").write_text(text.replace("slurm:", "slurm:\n  options: ['--exclusive']"))
     runs = [orch("submit", "--detach", "-j", "4x1", "--", "sleep", "1000").stdout.strip() for _ in range(3)]
     cluster.wait_for(orch, runs[0], "RUNNING")
-    until(lambda: "2 of 2" in (orch.status(runs[2])["queue"]["position"]), deadline_s=30, awaited="two to wait")
+    until(lambda: "2 of 2" in (orch.status(runs[2])["queue"]["position"]), awaited="two to wait")
     status_text = until(
         lambda: (text := orch("status", runs[1]).stdout) and "expected to start" in text and text,
-        deadline_s=60,
         awaited="an estimate",
     )
     assert "1 of 2 waiting in partition debug" in status_text
@@ -227,7 +223,7 @@ def test_run_is_done_though_a_slurmd_was_killed(orch: Orch, cluster: Cluster) ->
 def test_job_of_a_lost_node_is_requeued_and_continues_in_its_next_attempt(orch: Orch, cluster: Cluster) -> None:
     program = 'echo "attempt $ORCH_ATTEMPT"; [ "$ORCH_ATTEMPT" = 2 ] || exec sleep 1000'
     run = orch("submit", "--detach", "-j", "2x1", "--", "sh", "-c", program).stdout.strip()
-    until(lambda: orch.printed(run).splitlines()[:2] == ["attempt 1"] * 2, deadline_s=60, awaited="the first attempt")
+    until(lambda: orch.printed(run).splitlines()[:2] == ["attempt 1"] * 2, awaited="the first attempt")
     status = orch.status(run)
     cluster.lose_node(status["nodes"][1]["node"])
     cluster.wait_for(orch, run, "PENDING")
@@ -241,7 +237,6 @@ def test_job_that_needs_a_drained_node_names_it(orch: Orch, cluster: Cluster) ->
     run = orch("submit", "--detach", "--nodes", "n1", "--", "true").stdout.strip()
     status_text = until(
         lambda: (text := orch("status", run).stdout) and "drained or do not answer: n1" in text and text,
-        deadline_s=60,
         awaited="the reason",
     )
     assert "PENDING" in status_text

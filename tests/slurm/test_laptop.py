@@ -57,7 +57,7 @@ def test_no_line_is_lost_while_the_login_node_is_cut_off(laptop: Orch, slurm_hos
         directions = ((hosts.controller, login), (login, hosts.controller))
         for source, target in directions:
             hosts.block(source, target)
-        until(lambda: not slurm_hosts.jobs(), awaited="the job to end while the login node is cut off", deadline_s=60)
+        until(lambda: not slurm_hosts.jobs(), awaited="the job to end while the login node is cut off")
         for source, target in directions:
             hosts.unblock(source, target)
         text, stderr = "".join([*lines, watcher.stdout.read()]), watcher.stderr.read()

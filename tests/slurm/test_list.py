@@ -44,7 +44,7 @@ def test_run_that_ended_unobserved_is_listed_with_its_final_state(orch: Orch, cl
         orch("submit", "--detach", "-j", "1x1", "--", "sh", "-c", line).stdout.strip()
         for line in ("true", "echo lost >&2; false")
     )
-    until(lambda: not cluster.jobs(), deadline_s=60, awaited="the jobs to end")
+    until(lambda: not cluster.jobs(), awaited="the jobs to end")
     before = _states(orch)
     assert not {before[done], before[failed]} & {"DONE", "FAILED"}
     _calls(orch)
@@ -60,7 +60,7 @@ def test_run_with_a_damaged_plan_is_named_and_the_others_are_listed_with_their_s
     orch: Orch, cluster: Cluster
 ) -> None:
     damaged, whole = (orch("submit", "--detach", "-j", "1x1", "--", "true").stdout.strip() for _ in range(2))
-    until(lambda: not cluster.jobs(), deadline_s=60, awaited="the jobs to end")
+    until(lambda: not cluster.jobs(), awaited="the jobs to end")
     (orch.home / "runs" / damaged / "plan" / "plan.json").unlink()
     listed = orch("list", "--all", "--json")
     assert f"warning: {damaged}: " in listed.stderr
@@ -69,7 +69,7 @@ def test_run_with_a_damaged_plan_is_named_and_the_others_are_listed_with_their_s
 
 def test_list_of_hundreds_of_runs_calls_squeue_once(orch: Orch, cluster: Cluster) -> None:
     runs = [orch("submit", "--detach", "-j", "4x1", "--", "sleep", "1000").stdout.strip() for _ in range(2)]
-    until(lambda: sorted(cluster.jobs().values()) == ["PENDING", "RUNNING"], deadline_s=60, awaited="one to run")
+    until(lambda: sorted(cluster.jobs().values()) == ["PENDING", "RUNNING"], awaited="one to run")
     for number in range(RECORDS):
         source = orch.home / "runs" / runs[number % 2]
         copied = source.with_name(f"{source.name[:-4]}{number:04x}")

@@ -81,7 +81,7 @@ def test_submission_log_and_verdict_use_one_connection(laptop: Orch, farm: Farm)
 
 def test_detached_job_has_status_logs_and_can_be_stopped(laptop: Orch, cluster: Cluster) -> None:
     run = laptop("submit", "--detach", "-j", "2x1", "--", "sh", "-c", "echo up; exec sleep 1000").stdout.strip()
-    until(lambda: sum(line["text"] == "up" for line in laptop.lines(run)) == 2, awaited="two ranks", deadline_s=60)
+    until(lambda: sum(line["text"] == "up" for line in laptop.lines(run)) == 2, awaited="two ranks")
     status = laptop.status(run)
     assert status["state"] == "RUNNING"
     assert list(cluster.jobs()) == [status["slurm_job"]]
@@ -198,7 +198,7 @@ def test_no_line_is_lost_when_the_login_node_fails_while_following(laptop: Orch,
             lines.append(line)
             farm.drop_connections()
         with farm.down():
-            until(lambda: not cluster.jobs(), awaited="the job to end while the login node is down", deadline_s=60)
+            until(lambda: not cluster.jobs(), awaited="the job to end while the login node is down")
         text, stderr = "".join([*lines, watcher.stdout.read()]), watcher.stderr.read()
     assert watcher.returncode == 0, stderr
     assert "trying again" in stderr
@@ -223,9 +223,9 @@ def test_connection_that_is_lost_before_sbatch_answers_makes_no_second_job(
     laptop: Orch, farm: Farm, cluster: Cluster, slow_sbatch: Path
 ) -> None:
     with laptop.start("submit", "-j", "1x1", "--", "echo", "ran") as launch:
-        until(cluster.jobs, awaited="the job", deadline_s=30)
+        until(cluster.jobs, awaited="the job")
         farm.drop_connections()
-        until(lambda: len(farm.connections()) > 1, awaited="another connection", deadline_s=30)
+        until(lambda: len(farm.connections()) > 1, awaited="another connection")
         slow_sbatch.touch()
         out, err = launch.communicate(timeout=60)
     assert launch.returncode == 0, err
@@ -286,13 +286,13 @@ def test_job_that_sbatch_submits_after_ctrl_c_is_cancelled(laptop: Orch, farm: F
     wait = 'touch "$HOME/sbatch-started"; until [ -e "$HOME/answer" ]; do sleep 0.05; done; exec /usr/bin/sbatch "$@"'
     put_program(farm, "sbatch", f'if [ "$1" = --version ]; then exit 0; fi; {wait}')
     with laptop.start("submit", "-j", "1x1", "--", "sleep", "1000") as launch:
-        until(started.exists, awaited="sbatch to begin", deadline_s=30)
+        until(started.exists, awaited="sbatch to begin")
         launch.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             launch.wait(timeout=4)  # an orch that asked only squeue would have ended by then
         [attempt] = (farm.home / laptop.cwd.name / "runs").glob("*/attempt-1")
         gate.touch()
-        until((attempt / "submission.json").read_text, awaited="the answer of sbatch", deadline_s=30)
+        until((attempt / "submission.json").read_text, awaited="the answer of sbatch")
         _, err = launch.communicate(timeout=60)
     assert launch.returncode == 4, err
     assert laptop.records()[-1]["state"] == "STOPPED"

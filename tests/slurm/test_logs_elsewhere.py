@@ -38,7 +38,7 @@ def test_log_is_the_same_without_a_record(here: Orch, elsewhere: Orch, options: 
 def test_job_is_followed_to_its_end(here: Orch, elsewhere: Orch) -> None:
     script = 'i=0; until [ -e "$ORCH_RUN_DIR/enough" ]; do i=$((i+1)); echo "line $i"; sleep 0.1; done'
     run = here("submit", "--detach", "-j", "2x1", "--", "sh", "-c", script).stdout.strip()
-    until(lambda: here.printed(run).splitlines().count("line 1") == 2, awaited="two ranks", deadline_s=60)
+    until(lambda: here.printed(run).splitlines().count("line 1") == 2, awaited="two ranks")
     with elsewhere.start("logs", "-f", run, "-i", "inventory.yaml") as following:
         assert following.stdout is not None
         assert following.stderr is not None

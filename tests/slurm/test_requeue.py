@@ -30,7 +30,7 @@ def _out(text: str) -> list[str]:
 def _submitted(orch: Orch) -> tuple[str, str]:
     """Submit a run and wait until both ranks of the first attempt sleep; returns run and job."""
     run = orch("submit", "--detach", "-j", "2x1", "--", "sh", "-c", PROGRAM).stdout.strip()
-    until(lambda: set(LINES[:2]) <= set(orch.printed(run).splitlines()), awaited="the first attempt", deadline_s=60)
+    until(lambda: set(LINES[:2]) <= set(orch.printed(run).splitlines()), awaited="the first attempt")
     return run, orch.slurm_job(run)
 
 

@@ -104,7 +104,7 @@ def test_program_that_starts_its_ranks_runs_once_per_node_and_is_restarted(orch:
 @pytest.mark.timeout(300)
 def test_lost_node_is_replaced_without_a_saved_step(orch: Orch, cluster: Cluster) -> None:
     run, job = _submit(orch, '[ "$ORCH_ATTEMPT" = 2 ] || exec sleep 1000')
-    until(lambda: len(_ranks(orch, run)) == 2, deadline_s=60, awaited="the first attempt")
+    until(lambda: len(_ranks(orch, run)) == 2, awaited="the first attempt")
     cluster.lose_node("n1")
     status = cluster.wait_for(orch, run, "DONE")
     assert (status["attempt"], status["slurm_job"]) == (2, job)
@@ -115,7 +115,7 @@ def test_lost_node_is_replaced_without_a_saved_step(orch: Orch, cluster: Cluster
 def test_job_with_too_few_nodes_left_is_requeued(orch: Orch, cluster: Cluster) -> None:
     run, job = _submit(orch, '[ "$ORCH_ATTEMPT" = 3 ] || exec sleep 1000')
     for attempt, node in ((1, "n1"), (2, "n2")):
-        until(lambda: len(_ranks(orch, run)) == 2 * attempt, deadline_s=60, awaited=f"attempt {attempt}")  # noqa: B023
+        until(lambda: len(_ranks(orch, run)) == 2 * attempt, awaited=f"attempt {attempt}")  # noqa: B023
         cluster.lose_node(node)
     cluster.repair()
     cluster.start_soon(job)
@@ -145,7 +145,7 @@ def test_crash_after_finished_work_is_a_warning_without_a_restart(orch: Orch, cl
 
 def test_job_that_is_cancelled_between_restarts_is_stopped(orch: Orch, cluster: Cluster) -> None:
     run, job = _submit(orch, 'save "$ORCH_ATTEMPT"; exit 7')
-    until(lambda: "in attempt 3" in orch.printed(run), deadline_s=60, awaited="the third attempt")
+    until(lambda: "in attempt 3" in orch.printed(run), awaited="the third attempt")
     orch("stop", run)
     assert orch.status(run)["state"] == "STOPPED"
     assert job not in cluster.jobs()

@@ -115,7 +115,7 @@ def test_cancelled_job_is_stopped_and_one_ended_by_a_signal_has_failed(orch: Orc
         run_id = orch("submit", "--detach", "-j", "2x1", "--", "sleep", "1000").stdout.strip()
         job = cluster.wait_for(orch, run_id, "RUNNING")["slurm_job"]
         subprocess.run([*command, job], check=True, timeout=30)
-        until(lambda: not cluster.jobs(), deadline_s=40, awaited="the job to be over")
+        until(lambda: not cluster.jobs(), awaited="the job to be over")
         states.append((orch.status(run_id)["state"], orch.status(run_id)["message"] or ""))
     assert states[0] == ("STOPPED", "")
     assert states[1][0] == "FAILED"
@@ -129,7 +129,7 @@ def test_waiting_job_is_pending_with_slurms_reason(orch: Orch) -> None:
     inventory = (orch.cwd / "inventory.yaml").read_text("utf-8")
     (orch.cwd / "inventory.yaml").write_text(inventory.replace("slurm:", "slurm:\n  options: ['--exclusive']"), "utf-8")
     second = orch("submit", "--detach", "-j", "4x2", "--", "true").stdout.strip()
-    until(lambda: orch.status(second).get("message"), deadline_s=40, awaited="a reason")
+    until(lambda: orch.status(second).get("message"), awaited="a reason")
     status = orch.status(second)
     assert status["state"] == "PENDING"
     orch("stop", second)
@@ -208,7 +208,7 @@ def test_job_whose_id_was_never_recorded_is_found_by_its_folder(orch: Orch, clus
     record = orch.home / "runs" / run_id / "run.json"
     fields = json.loads(record.read_text("utf-8"))
     record.write_text(json.dumps(fields | {"slurm_job": None, "state": "STARTING", "started": False}))
-    until(lambda: orch.status(run_id)["state"] == "RUNNING", deadline_s=40, awaited="the job to be found")
+    until(lambda: orch.status(run_id)["state"] == "RUNNING", awaited="the job to be found")
     orch("stop", run_id)
     assert not cluster.jobs()
     assert orch.status(run_id)["state"] == "STOPPED"

@@ -56,8 +56,8 @@ def test_one_run_or_the_whole_sweep_of_a_program_is_stopped(orch: Orch, cluster:
     words = ("--sweep", "seed=1,2,3,4", "--at-once", "2", "--job-name", "mine")
     sweep = orch("submit", "-j", "1x1", *words, *program).stdout.strip()
     first, second, *waiting = (record["id"] for record in json.loads(orch("list", "--sweep", sweep, "--json").stdout))
-    until(lambda: "seed=1" in orch.printed(first), awaited="the first run's line", deadline_s=60)
-    until(lambda: "seed=2" in orch.printed(second), awaited="the second run's line", deadline_s=60)
+    until(lambda: "seed=1" in orch.printed(first), awaited="the first run's line")
+    until(lambda: "seed=2" in orch.printed(second), awaited="the second run's line")
     assert [orch.status(run)["queue"]["reason"] for run in waiting] == ["JobArrayTaskLimit"] * 2
     orch("stop", first)
     assert [orch.status(run)["state"] for run in (first, second)] == ["STOPPED", "RUNNING"]

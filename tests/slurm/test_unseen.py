@@ -50,7 +50,7 @@ def test_missing_log_of_a_running_job_is_reported_until_it_appears(
         assert queue_entry().state == "RUNNING"
         return queue_entry().reason
 
-    until(lambda: time_limit_s(queue_entry().elapsed) >= 2, awaited="the job to run", deadline_s=60)
+    until(lambda: time_limit_s(queue_entry().elapsed) >= 2, awaited="the job to run")
     assert reason() == ""
     monkeypatch.setattr(slurm, "LOG_DELAY_S", 1.0)
     assert reason().startswith(f"the job's log is missing from {planned.run_dir(planned.head)}")

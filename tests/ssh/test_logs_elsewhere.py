@@ -122,7 +122,7 @@ def test_failed_run_is_followed_until_the_last_node_was_ended(here: Orch, elsewh
     assert _printed(text + rest) == _written(here, run)
     assert (text + rest).count("last word") == 2
     assert f"run {run} is FAILED" in stderr
-    failure = until(lambda: _diagnosed(here, run), deadline_s=60, awaited="the diagnosis of the supervisor")
+    failure = until(lambda: _diagnosed(here, run), awaited="the diagnosis of the supervisor")
     assert (failure["kind"], failure["ranks"]) == ("code", [1])
 
 
@@ -240,7 +240,6 @@ def test_cut_connections_lose_no_line_of_a_follower_on_another_machine(here: Orc
         until(
             lambda: all(len(lines) > len(before[node]) + 50 for node, lines in _written(here, run).items()),
             awaited="more lines",
-            deadline_s=30,
         )
         _finish(here, run)
         rest, stderr = _rest(following)

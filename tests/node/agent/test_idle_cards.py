@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -238,9 +237,7 @@ def test_tool_that_hangs_is_killed_when_the_ranks_have_ended(tmp_path: Path, too
     sampler = CardSampler(_job("gcu", 2), str(tmp_path), EventLog(str(tmp_path), Clock()))
     _poll_until(sampler, tmp_path / "pid")
     sampler.close()
-    begun = time.monotonic()
     until(lambda: sampler.unkillable is None, awaited="the end of the tool")
-    assert time.monotonic() - begun < 5
 
 
 @pytest.mark.processes

@@ -207,7 +207,7 @@ def test_reconnecting_resumes_at_the_byte_while_a_writer_appends(attempt: Path) 
                 follower.take(endpoint.follow(str(attempt), ["n0"], follower.offsets, max_bytes=50_000, wait_s=0)[0])
         return finished and follower.offsets.get("n0/rank-0.out") == file.stat().st_size
 
-    until(caught_up, deadline_s=60, awaited="the follower to catch up")
+    until(caught_up, awaited="the follower to catch up")
     writer.join()
     assert follower.content["n0/rank-0.out"] == file.read_bytes()
     assert set(follower.gaps.values()) == {0}

@@ -38,7 +38,7 @@ def test_a_step_that_hangs_or_crashes_is_missing_and_the_others_are_not() -> Non
         ],
         Source(),
     )
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 60
     assert {name: result.get("value") for name, result in results.items() if "value" in result} == {
         "before": 1,
         "next": {"a": [None]},

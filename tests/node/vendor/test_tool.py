@@ -37,7 +37,7 @@ def test_tool_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     begun = time.monotonic()
     tool = run_tool(["sh", "-c", f"sleep 1000 & echo $! > {tmp_path}/child; wait"], 0.2)
     assert tool.error == "no answer in 0.2 s"
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 60
     child = int((tmp_path / "child").read_text())
     until(lambda: not _is_running(child), awaited="the end of the tool's child")
 
