@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from orchestrator import errors
 from orchestrator.endpoint.access import PromptCancelled, Terminal
 from orchestrator.errors import LaunchError, OrchError, UsageError
-from orchestrator.logs.lines import LogLines
 from orchestrator.progress import OnProgress, Progress, no_progress
 from orchestrator.run import RunRecord
 from orchestrator.supervision.link import answer, frame, messages
@@ -123,7 +122,7 @@ class Owner:
             raise KeyboardInterrupt
         for message in self._reported():
             if message["kind"] == "lines":
-                viewer.write(LogLines(*fields) for fields in message["lines"])
+                viewer.write(message["lines"])
             elif message["kind"] == "inform":
                 viewer.inform(message["text"])
             elif message["kind"] == "warning":

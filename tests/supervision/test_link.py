@@ -13,7 +13,16 @@ import pytest
 from orchestrator.endpoint.access import PromptCancelled
 from orchestrator.logs.lines import LogLines
 from orchestrator.progress import Progress
-from orchestrator.supervision.link import FRAME_CHARACTERS, MOST_WAITING, OwnerLink, ViewerGone, answer, frame, messages
+from orchestrator.supervision.link import (
+    FRAME_CHARACTERS,
+    MOST_WAITING,
+    OwnerLink,
+    ViewerGone,
+    answer,
+    frame,
+    lines_frame,
+    messages,
+)
 from orchestrator.supervision.viewers_terminal import ViewersTerminal
 from tests.until import until
 
@@ -57,13 +66,27 @@ def test_viewer_that_reads_nothing_holds_up_log_lines_alone_and_gets_all_of_them
         times = []
         for message in messages(viewer):
             counts[message["kind"]] += 1
-            times += [LogLines(*fields).time for fields in message.get("lines", ())]
+            times += [group.time for group in message.get("lines", ())]
             if (counts["lines"], counts["warning"]) == (FRAMES, WARNINGS):
                 until(lambda: not writing.is_alive(), awaited="the last write to return")
                 link.end()
         assert times == list(range(FRAMES))
         assert counts["progress"] <= 1  # only the newest is kept
         assert not link.is_open
+
+
+def test_log_lines_arrive_as_they_are_and_their_text_is_sent_without_escapes() -> None:
+    groups = [
+        LogLines(1.5, "n0", 3, "err", 'loss "3.1"\n\n\tü\0\x1b[0m'),
+        LogLines(2.5, "n1", None, "event", "\udcff from an agent's JSON", is_routine=True),
+        LogLines(3.5, "n1", 0, "out", ""),
+        LogLines(4.5, "n1", 0, "out", "\x1b" * 10_000, is_continuation=True),
+    ]
+    with _linked() as (link, viewer), closing(messages(viewer)) as received:
+        link.write(groups)
+        assert next(received)["lines"] == groups
+    characters = sum(len(group.text) for group in groups)
+    assert len(lines_frame(groups)) < characters + 100 * len(groups)
 
 
 def test_viewer_answers_a_question_or_cancels_it() -> None:
@@ -90,7 +113,7 @@ def test_unanswered_question_is_given_up_and_its_late_answer_is_not_that_to_the_
         assert link.answer_to("n1: password: ", echo=False) == b"n1's"
 
 
-@pytest.mark.parametrize("last", [b"", b"\0\0", frame({"answer": None})[:-1]])
+@pytest.mark.parametrize("last", [b"", b"\0\0", frame({"answer": None})[:-1], frame({"answer": None}, b"text")[:-1]])
 def test_viewer_that_ends_within_a_frame_has_gone(last: bytes) -> None:
     with _linked() as (link, viewer):
         viewer.sendall(last)
