@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from orchestrator.endpoint.client import HEARTBEAT_ANSWER_S
 from orchestrator.endpoint.replies import NodeObservation
@@ -280,41 +282,40 @@ class Supervisor:
         return {witness.node.name: answer for witness, answer in answers if not isinstance(answer, OrchError)}
 
     def _end(self, verdict: Verdict) -> EndedAttempt:
-        """End the remaining processes, and add the cause to the verdict."""
+        """
+        End the remaining processes, and add the cause to the verdict.
+
+        Lost connections are not replaced: the login to a node that is cut off would delay the record until its timeout.
+        """
         if verdict.state is RunState.LOST:
             verdict = replace(verdict, state=RunState.FAILED, failure=_OF_NODE)
-        silent = {state.node.name for state in self._states.values() if self._is_silent(state)}
-        unreached = [state.node for state in self._states.values() if state.node.name in silent]
-        refusing = [state.node.name for state in self._states.values() if isinstance(state.failure, NotListening)]
-        reached = [
-            state.node for state in self._states.values() if state.node.name not in silent and not _has_ended(state)
-        ]
-        outcomes = each(reached, self._stop, limit=len(reached))
-        for node, outcome in zip(reached, outcomes, strict=True):
-            if _is_worth_a_retry(outcome):
-                unreached.append(node)
-        refused = [
-            node.name for node, outcome in zip(reached, outcomes, strict=True) if isinstance(outcome, LoginRefused)
-        ]
-        left = [
-            node.name for node, outcome in zip(reached, outcomes, strict=True) if outcome and not _is_error(outcome)
-        ]
+        refusing = [name for name, state in self._states.items() if isinstance(state.failure, NotListening)]
+        refused = {name for name, state in self._states.items() if state.login_refused and not _has_ended(state)}
+        silent = {name for name, state in self._states.items() if self._is_silent(state)} | refused
+        reached = [state.node for name, state in self._states.items() if name not in silent and not _has_ended(state)]
+        connected = self._launcher.without_reconnects(threading.Event())
+        results = each(reached, partial(self._stop, connected), limit=len(reached))
+        outcomes = {node.name: outcome for node, outcome in zip(reached, results, strict=True)}
+        refused |= {name for name, outcome in outcomes.items() if isinstance(outcome, LoginRefused)}
+        left = {name for name, outcome in outcomes.items() if outcome and not _is_error(outcome)}
+        lost = silent | {name for name, outcome in outcomes.items() if _is_worth_a_retry(outcome)}
+        unreached = [node for node in self._plan.nodes if node.name in lost]
         last = judge(self._plan, self._observations(), None)
         if last.state is RunState.FAILED and last.exit is not None:
             verdict = last
-        verdict = explain_by_nodes(verdict, self._plan, self._launcher, self._plan.attempt)
+        verdict = explain_by_nodes(verdict, self._plan, connected, self._plan.attempt)
         if refused:
             text = f"the run may still run on {fold(refused)}, which refused the login"
             verdict = replace(verdict, message="; ".join(filter(None, (verdict.message, text))))
         verdict = with_last_lines(verdict, self._launcher, self._plan.attempt)
-        return EndedAttempt(verdict, unreached, frozenset(refusing), frozenset({*refused, *left}))
+        return EndedAttempt(verdict, unreached, frozenset(refusing), frozenset((refused - lost) | left))
 
     def _is_silent(self, state: NodeState) -> bool:
         return isinstance(state.failure, Unreachable) or self._poller.silent_s(state) >= SUSPECT_S
 
-    def _stop(self, node: NodePlan) -> list[int]:
+    def _stop(self, launcher: DirectLauncher, node: NodePlan) -> list[int]:
         """End the processes on a node; return the pids of those that are left."""
-        endpoint = self._launcher.reach(node)
+        endpoint = launcher.reach(node)
         # first a request that is answered at once: a silent node would delay the end of the run by the time that a stop may take
         endpoint.clock_ahead(wait_s=HEARTBEAT_ANSWER_S)
         results = endpoint.stop(self._plan.attempt_dir(node), [node.name], grace_s=GRACE_S)
@@ -342,7 +343,7 @@ class Supervisor:
         """
         deadline, running = time.monotonic() + wait_s, set[str]()
         while unreached and time.monotonic() < deadline and not is_over():
-            outcomes = each(unreached, self._stop, limit=len(unreached))
+            outcomes = each(unreached, partial(self._stop, self._launcher), limit=len(unreached))
             for node, outcome in zip(unreached, outcomes, strict=True):
                 if isinstance(outcome, LoginRefused):
                     running.add(node.name)

@@ -18,6 +18,7 @@ import pytest
 
 from orchestrator.actions import owner
 from orchestrator.actions.launch import Launched
+from orchestrator.endpoint.access import Destination
 from orchestrator.endpoint.replies import AgentRecord, Finished, NodeObservation
 from orchestrator.errors import LoginRefused, NotListening, OrchError, RunNotFound, Unreachable
 from orchestrator.inventory.model import Inventory, Node, SshOptions
@@ -121,28 +122,38 @@ def test_differing_replicas_are_recorded_once_and_the_run_continues(tmp_path: Pa
 
 
 @pytest.mark.processes
-def test_node_that_falls_silent_just_before_the_end_delays_it_by_one_unanswered_query(
+def test_lost_and_silent_nodes_delay_the_end_by_one_unanswered_query_and_no_login(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The wait for the answer to a stop would be 50 s."""
+    """The wait for the answer to a stop would be 50 s, and that for the first answer after a login 30 s."""
     monkeypatch.setattr("orchestrator.supervision.supervisor.HEARTBEAT_ANSWER_S", 0.5)
     monkeypatch.setattr("orchestrator.transports.local.EXIT_WAIT_S", 0.1)
-    inventory = Inventory(name="here", nodes=(Node(name="n0"), Node(name="n1")))
+    inventory = Inventory(name="here", nodes=tuple(Node(name=f"n{index}") for index in range(4)))
     request = Request("ssh", Program("executable", ("true",)))
     plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
     folder = RunFolder(tmp_path)
     folder.write(RunRecord(plan.run_id, "ssh", RunState.RUNNING, "", {}, {}, {}, {}, started=True))
     folder.write_plan(plan)
-    launcher = DirectLauncher(plan, lambda node: LocalTransport(node.name))
+    logins: list[str] = []
+
+    def transport(node: Destination) -> LocalTransport:
+        logins.append(node.name)
+        return LocalTransport(node.name)
+
+    launcher = DirectLauncher(plan, transport)
     with closing(launcher):
         launcher.connect()
         supervisor = Supervisor(folder, launcher)
         os.kill(launcher.reach(plan.nodes[1]).facts.pid, signal.SIGSTOP)  # it is killed when its channel is closed
+        launcher.reach(plan.nodes[2]).close()
+        supervisor._states["n3"].login_refused = True  # noqa: SLF001  nothing is polled here
         begun = time.monotonic()
         ended = supervisor._end(Verdict(RunState.FAILED, message="n9 is gone"))  # noqa: SLF001  the end alone
         assert time.monotonic() - begun < 25
-    assert [node.name for node in ended.unreached] == ["n1"]
-    assert ended.verdict.message == "n9 is gone"
+    assert sorted(logins) == ["n0", "n1", "n2", "n3"]
+    assert [node.name for node in ended.unreached] == ["n1", "n2", "n3"]
+    assert not ended.running
+    assert ended.verdict.message == "n9 is gone; the run may still run on n3, which refused the login"
 
 
 def test_run_is_ended_after_the_nodes_have_been_stopped_by_a_query_and_not_meanwhile(
