@@ -93,9 +93,7 @@ def test_first_failing_rank_is_named_whatever_the_clocks_show(
     until(lambda: all(_line_count(orch, run, node) for node in ("n0", "n1")), awaited="both ranks")
     orch.kill_supervisor(run)
     for rank in (first, 1 - first):
-        events = orch.events(orch.node_folder(run, f"n{rank}"))
-        [pid] = [event["pid"] for event in events if event["event"] == "rank-started"]
-        os.kill(pid, signal.SIGKILL)
+        os.kill(orch.rank_pid(run, f"n{rank}", rank), signal.SIGKILL)
         until(lambda rank=rank: _is_over(orch, run, rank), awaited=f"the end of rank {rank}")  # type: ignore[misc]
     assert f"rank {first} on n{first} was killed" in orch("attach", run, code=1).stderr
     [record] = json.loads(orch("list", "--json").stdout)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +48,9 @@ def _ended(orch: Orch, run: str) -> dict[str, Any]:
     return _record(orch, run)
 
 
-def _pids(orch: Orch, run: str, event: str, **fields: object) -> int:
-    [found] = [
-        entry["pid"]
-        for node in orch.node_folders(run)
-        for entry in orch.events(node)
-        if entry["event"] == event and all(entry[key] == value for key, value in fields.items())
-    ]
-    return int(found)
+def _rank_pid(orch: Orch, run: str, rank: int) -> int:
+    """The pid of that rank; each node has two."""
+    return orch.rank_pid(run, f"n{rank // 2}", rank)
 
 
 def _has_no_process(orch: Orch, run: str) -> bool:
@@ -66,7 +60,7 @@ def _has_no_process(orch: Orch, run: str) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_killed_rank_ends_all_ranks_and_is_named(orch: Orch, number: signal.Signals) -> None:
     run = _started(orch)
-    os.kill(_pids(orch, run, "rank-started", rank=3), number)
+    os.kill(_rank_pid(orch, run, 3), number)
     killed = time.time()
     record = _ended(orch, run)
     [detected] = [
@@ -98,7 +92,7 @@ def test_killed_agent_ends_all_ranks_and_is_named(orch: Orch, victims: tuple[str
     run = _started(orch)
     agent = orch.agent_pid(run, "n2")
     pids = {"agent": agent, "guard": orch.parent_of(agent)}
-    orphans = [_pids(orch, run, "rank-started", rank=rank) for rank in (4, 5)]
+    orphans = [_rank_pid(orch, run, rank) for rank in (4, 5)]
     for victim in victims:
         with contextlib.suppress(ProcessLookupError):  # an agent without its guard also ends by itself
             os.kill(pids[victim], signal.SIGKILL)
@@ -147,7 +141,7 @@ def test_run_without_a_watcher_ends_as_done(orch: Orch) -> None:
 def test_run_continues_without_its_supervisor_and_attach_ends_it_after_a_failure(orch: Orch) -> None:
     run = _started(orch)
     orch.kill_supervisor(run)
-    os.kill(_pids(orch, run, "rank-started", rank=4), signal.SIGKILL)
+    os.kill(_rank_pid(orch, run, 4), signal.SIGKILL)
     until(lambda: any(e["event"] == "agent-finished" for e in orch.events(orch.node_folder(run, "n2"))), awaited="n2")
     assert len(orch.processes_of(run)) > 1
     done = orch("attach", run, code=1)
@@ -160,7 +154,7 @@ def _failed_unsupervised(orch: Orch) -> str:
     """Start a run and kill rank 4 on n2 while it has no supervisor; n0 and n1 still run."""
     run = _started(orch)
     orch.kill_supervisor(run)
-    os.kill(_pids(orch, run, "rank-started", rank=4), signal.SIGKILL)
+    os.kill(_rank_pid(orch, run, 4), signal.SIGKILL)
     until(lambda: any(e["event"] == "agent-finished" for e in orch.events(orch.node_folder(run, "n2"))), awaited="n2")
     return run
 
@@ -200,7 +194,7 @@ def test_status_names_a_supervisor_that_is_stopped_and_it_ends_the_run_when_it_i
     pid = orch.supervisor(run)
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    os.kill(_pids(orch, run, "rank-started", rank=4), signal.SIGKILL)
+    os.kill(_rank_pid(orch, run, 4), signal.SIGKILL)
     until(lambda: any(e["event"] == "agent-finished" for e in orch.events(orch.node_folder(run, "n2"))), awaited="n2")
     done = orch("status", run)
     assert "RUNNING  rank 4 on n2 was killed by SIGKILL" in done.stdout
@@ -266,12 +260,11 @@ def test_ranks_end_by_themselves_after_the_orphan_timeout(orch: Orch) -> None:
 @pytest.mark.parametrize("order", ["supervisor first", "rank first"])
 def test_supervisor_and_rank_killed_in_any_order_leave_nothing_once_attached(orch: Orch, order: str) -> None:
     run = _started(orch)
-    kills: list[Callable[[], None]] = [
-        lambda: orch.kill_supervisor(run),
-        lambda: os.kill(_pids(orch, run, "rank-started", rank=0), signal.SIGKILL),
-    ]
-    for kill in kills if order == "supervisor first" else kills[::-1]:
-        kill()
+    supervisor, rank = orch.supervisor(run), _rank_pid(orch, run, 0)
+    assert supervisor is not None
+    for pid in (supervisor, rank) if order == "supervisor first" else (rank, supervisor):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: orch.supervisor(run) is None, awaited="the supervisor to be gone")
     orch("attach", run, code=1)
     until(lambda: _has_no_process(orch, run), awaited="every process of the run to be gone")
 

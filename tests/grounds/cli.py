@@ -154,6 +154,16 @@ class Orch:
         """The pid of that node's agent."""
         return int(json.loads((self.node_folder(run, node) / "agent.json").read_text("utf-8"))["pid"])
 
+    def rank_pid(self, run: str, node: str, rank: int) -> int:
+        """Wait for the agent's record of that rank's process; returns its pid. The first line of a rank may come before that record."""
+
+        def pids() -> list[int]:
+            events = self.events(self.node_folder(run, node))
+            return [event["pid"] for event in events if event["event"] == "rank-started" and event["rank"] == rank]
+
+        [pid] = until(pids, awaited=f"the start of rank {rank}")
+        return int(pid)
+
     def parent_of(self, pid: int) -> int:
         """The pid of the parent process."""
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -43,8 +43,7 @@ def test_stopped_rank_ends_the_attempt_soon_and_is_named_with_the_stacks_of_the_
     waiting, stopped = (orch.node_folder(run, node) for node in ("n0", "n1"))
     until(lambda: _step(stopped / "progress/1.json") > 2, deadline_s=DEADLINE_S, awaited="the third step")
     assert re.search(r"^ranks +ranks? [01]", orch("diagnose", run).stdout, re.MULTILINE)
-    (pid,) = (event["pid"] for event in orch.events(stopped) if event["event"] == "rank-started")
-    os.kill(pid, signal.SIGSTOP)
+    os.kill(orch.rank_pid(run, "n1", 1), signal.SIGSTOP)
     began = time.monotonic()
     until(lambda: orch.recorded(run) not in ("STARTING", "RUNNING"), deadline_s=DEADLINE_S, awaited="the end")
     assert time.monotonic() - began < 60

@@ -123,8 +123,7 @@ def test_killed_run_of_the_shipped_trainer_on_two_nodes_repeats_an_uninterrupted
     with orch.start(*launch) as first:
         until((killed / "step_4").exists, deadline_s=DEADLINE_S, awaited="the first checkpoint")
         (record,) = orch.records()
-        events = orch.events(orch.node_folder(record["id"], "n1"))
-        os.kill(next(record["pid"] for record in events if record["event"] == "rank-started"), signal.SIGKILL)
+        os.kill(orch.rank_pid(record["id"], "n1", 1), signal.SIGKILL)
         held.unlink()
         first.communicate(timeout=DEADLINE_S)
     assert first.returncode == 1
