@@ -1,20 +1,29 @@
 """
 `python -m bench.failures [NAME …]`: provoke failures in real runs on this machine, and compare their diagnoses with the causes.
 
-Each failure is one launch of two nodes with one rank each. The table has the cause that was found, the rank, the confidence, and if they are right.
+Most are one launch of two nodes with one rank each. The table has the cause that was found, the rank, the confidence, if they are right, and
+for a failure whose cause is outside the program, the state of the next run after the remedy was followed.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from bench.failures_outside import (
+    Outcome,
+    changed_host_key,
+    full_shm_of_loader,
+    full_shm_written,
+    out_of_memory,
+    time_limit,
+)
+from bench.processes import CommandFailed
+from tests.grounds.cli import Orch
 
 INVENTORY = "name: f\naccelerator: cpu\ndevices: 1\ntransport: local\ndefaults: {{workdir: {0}/work}}\nnodes: [{{name: 'n[0-1]'}}]\n"
 GLOO = "import datetime, torch, torch.distributed as dist\ndist.init_process_group('gloo', timeout=datetime.timedelta(seconds=8))\n"
@@ -34,6 +43,16 @@ class Provoked:
     kind: str
     rank: int | None = 1
     """None: it begins on every rank, or no text names the rank."""
+    provoke: Callable[[Path], Outcome] | None = None
+    """How it is provoked if not by the program alone."""
+
+    def launch(self, folder: Path) -> Outcome:
+        """Launch the program, and return the failure that is recorded."""
+        (folder / "inventory.yaml").write_text(INVENTORY.format(folder), "utf-8")
+        (folder / "train.py").write_text(self.program, "utf-8")
+        orch = Orch(folder)
+        orch("ssh-launch", "--no-check", "--", "train.py", code=None, timeout_s=LAUNCH_S)
+        return orch.status()["failure"], ""
 
 
 def _of_rank_1(name: str, lines: str, signature: str, kind: str) -> Provoked:
@@ -139,6 +158,11 @@ FAILURES = (
         None,
     ),
     _of_rank_1("program's own error", "{}['input_ids']", "python-error", "code"),
+    Provoked("OOM killer", "", ["cgroup-oom"], "memory", provoke=out_of_memory),
+    Provoked("SIGBUS by a full /dev/shm", "", ["bus-error"], "storage", provoke=full_shm_written),
+    Provoked("DataLoader with a full /dev/shm", "", ["shm-full", "worker-bus-error"], "storage", provoke=full_shm_of_loader),
+    Provoked("time limit of Slurm", "", ["slurm-time-limit"], "preemption", None, time_limit),
+    Provoked("changed host key", "", ["ssh-key-changed"], "config", None, changed_host_key),
 )  # fmt: skip
 
 
@@ -147,41 +171,32 @@ def main() -> int:
     chosen = [failure for failure in FAILURES if not sys.argv[1:] or failure.name in sys.argv[1:]]
     wrong = right = 0
     sys.stdout.write(
-        "| failure | found | class | began on | confidence | right | seconds |\n|---|---|---|---|---|---|---|\n"
+        "| failure | found | class | began on | confidence | right | after the remedy | seconds |\n"
+        "|---|---|---|---|---|---|---|---|\n"
     )
     for failure in chosen:
+        begun = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="orch-failures-") as folder:
-            begun = time.monotonic()
-            found = _diagnosis(failure, Path(folder))
-        is_right = found["signature"] in failure.signatures and (
-            failure.rank is None or found["ranks"] == [failure.rank]
+            try:
+                found, next_state = (failure.provoke or failure.launch)(Path(folder))
+            except (CommandFailed, OSError) as error:
+                sys.stdout.write(f"| {failure.name} | cannot be provoked here: {error} | | | | | | |\n")
+                continue
+        is_right = (
+            found["signature"] in failure.signatures
+            and found["kind"] == failure.kind
+            and (failure.rank is None or found["ranks"] == [failure.rank])
         )
         right += is_right
         wrong += not is_right and found["confidence"] == "high"
         cells = (failure.name, found["signature"], found["kind"], found["ranks"], found["confidence"])
         word = "yes" if is_right else "no"
-        sys.stdout.write(f"| {' | '.join(map(str, cells))} | {word} | {time.monotonic() - begun:.0f} |\n")
+        sys.stdout.write(
+            f"| {' | '.join(map(str, cells))} | {word} | {next_state} | {time.monotonic() - begun:.0f} |\n"
+        )
         sys.stdout.flush()
     sys.stdout.write(f"\n{right} of {len(chosen)} right, {wrong} wrong with high confidence\n")
     return 1 if wrong else 0
-
-
-def _diagnosis(failure: Provoked, folder: Path) -> dict[str, object]:
-    """Launch the program, and return the failure that is recorded."""
-    (folder / "inventory.yaml").write_text(INVENTORY.format(folder), "utf-8")
-    (folder / "train.py").write_text(failure.program, "utf-8")
-    environ = {**os.environ, "ORCH_HOME": str(folder / "home"), "PYTHONPATH": str(Path(__file__).parents[1])}
-
-    def orch(*words: str) -> str:
-        argv = [sys.executable, "-m", "orchestrator", *words]
-        done = subprocess.run(
-            argv, cwd=folder, env=environ, capture_output=True, text=True, timeout=LAUNCH_S, check=False
-        )
-        return done.stdout
-
-    orch("ssh-launch", "--no-check", "--", "train.py")
-    found: dict[str, object] = json.loads(orch("status", "--json"))["failure"]
-    return found
 
 
 if __name__ == "__main__":

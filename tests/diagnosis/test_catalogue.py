@@ -59,6 +59,14 @@ def test_the_failures_of_hardware_and_of_the_program_differ_in_what_a_retry_can_
     }
 
 
+def test_nodes_in_messages_of_orch_itself_are_named() -> None:
+    lines = (
+        "  n0: the host key of n0 has changed: it is ssh-rsa A, but B has another one",
+        "n[0-1]: no key was accepted (",
+    )
+    assert [found_in(line).hits[0].node for line in lines] == ["n0", None]
+
+
 def test_the_literal_of_a_plain_pattern_is_its_text() -> None:
     assert plain_text(r"uncorrectable ECC error, \(twice\)") == "uncorrectable ECC error, (twice)"
     with pytest.raises(ValueError, match="not plain text"):

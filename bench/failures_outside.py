@@ -1,0 +1,154 @@
+"""
+Failures whose cause is outside the program: limits of memory and time, /dev/shm, a host key.
+
+Each function provokes its failure, follows the remedy, and returns the diagnosis and the state of the run after the remedy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.workspace import installed
+from tests.grounds.cli import Orch
+from tests.grounds.inventories import write_inventory
+from tests.grounds.slurm import open_cluster
+from tests.grounds.sshd import open_farm
+from tests.until import until
+
+Outcome = tuple[dict[str, Any], str]
+
+CGROUPS = Path("/sys/fs/cgroup")
+MIB = 1 << 20
+_RANK_1 = (
+    "import os, sys, time\nif os.environ['RANK'] == '0':\n    time.sleep(float(os.environ['WAIT_S']))\n    sys.exit()\n"
+)
+_USE_MEMORY = f"""{_RANK_1}
+with open(os.environ["GROUP"] + "/cgroup.procs", "w") as processes:
+    processes.write(str(os.getpid()))
+used = bytearray({200 * MIB})
+used[::4096] = b"1" * len(used[::4096])
+"""
+_MOUNT = 'mount -t tmpfs -o size=$SHM_SIZE tmpfs /dev/shm && exec "$0" "$@"'
+_WITH_SHM = f"""{_RANK_1}
+if len(sys.argv) == 1:  # start again where /dev/shm is mounted for this process alone
+    os.execvp("unshare", ["unshare", "--mount", "sh", "-c", {_MOUNT!r}, sys.executable, __file__, "mounted"])
+"""
+_WRITE_SHM = f"""{_WITH_SHM}
+import mmap
+with open("/dev/shm/batch", "w+b") as file:
+    file.truncate({8 * MIB})
+    mmap.mmap(file.fileno(), 0)[::4096] = b"1" * {8 * MIB // 4096}
+"""
+_LOAD_BATCHES = f"""{_WITH_SHM}
+import torch
+from torch.utils.data import DataLoader
+list(DataLoader([torch.ones({MIB})] * 4, num_workers=1))
+"""
+
+
+def out_of_memory(folder: Path) -> Outcome:
+    """A memory cgroup of 64 MiB, in which the kernel kills rank 1; the remedy is a higher limit."""
+    with _memory_group() as (group, limit):
+        limit.write_text(str(64 * MIB))
+        env = {"GROUP": str(group)}
+        found = _local(folder, _USE_MEMORY, {**env, "WAIT_S": "600"})["failure"]
+        limit.write_text(str(512 * MIB))
+        return found, _local(folder, _USE_MEMORY, {**env, "WAIT_S": "0"})["state"]
+
+
+def full_shm_written(folder: Path) -> Outcome:
+    """A /dev/shm of 1 MiB, in which rank 1 writes 8 MiB through a mapping; the remedy is a larger one."""
+    return _full_shm(folder, _WRITE_SHM)
+
+
+def full_shm_of_loader(folder: Path) -> Outcome:
+    """A /dev/shm of 1 MiB, through which a worker of a DataLoader passes batches of 4 MiB; the remedy is a larger one."""
+    return _full_shm(folder, _LOAD_BATCHES)
+
+
+def time_limit(folder: Path) -> Outcome:
+    """A Slurm job whose time limit is sooner than its end; the remedy is more time."""
+    installed("slurmctld")
+    with open_cluster() as cluster:
+        cluster.inventory(folder)
+        orch = Orch(folder, env=dict(cluster.env))
+        program = ("--", "sh", "-c", "echo started; sleep 30")
+        run = orch("submit", "--detach", "-j", "1x1", *program).stdout.strip()
+        until(lambda: "started" in orch.printed(run), deadline_s=90, awaited="the rank")
+        limit = ["scontrol", "update", f"JobId={orch.slurm_job(run)}", "EndTime=now+2"]
+        subprocess.run(limit, env=cluster.env, check=True)
+        found = cluster.wait_for(orch, run, "FAILED", deadline_s=180)["failure"]
+        orch("submit", "-t", "00:02:00", "-j", "1x1", *program, timeout_s=180)
+        return found, orch.status()["state"]
+
+
+def changed_host_key(folder: Path) -> Outcome:
+    """Nodes with another host key than the known one; the remedy is the key that their admin confirms."""
+    with open_farm() as farm:
+        farm.inventory(folder)
+        orch = Orch(folder)
+        launch = ("ssh-launch", "--no-check", "--", "true")
+        with farm.restart_with_new_host_key():
+            orch(*launch, code=None)
+            found = json.loads(orch("diagnose", "--json").stdout)
+        orch(*launch)  # the nodes have the key of known_hosts again
+        return found, orch.status()["state"]
+
+
+def _full_shm(folder: Path, program: str) -> Outcome:
+    found = _local(folder, program, {"SHM_SIZE": "1m", "WAIT_S": "600"})["failure"]
+    return found, _local(folder, program, {"SHM_SIZE": "64m", "WAIT_S": "0"})["state"]
+
+
+def _local(folder: Path, program: str, env: dict[str, str]) -> dict[str, Any]:
+    """Launch the program on two nodes of this machine, and return the status at its end."""
+    base = {
+        "name": "f",
+        "accelerator": "cpu",
+        "devices": 1,
+        "transport": "local",
+        "defaults": {"workdir": str(folder / "work")},
+        "nodes": [{"name": "n[0-1]"}],
+    }
+    write_inventory(folder / "inventory.yaml", base, {"env": env})
+    (folder / "train.py").write_text(program, "utf-8")
+    orch = Orch(folder)
+    orch("ssh-launch", "--no-check", "--", "train.py", code=None)
+    return orch.status()
+
+
+@contextlib.contextmanager
+def _memory_group() -> Iterator[tuple[Path, Path]]:
+    """A new memory cgroup, and the file that has its limit; under version 1 the limits of this process's cgroup hold, too."""
+    [parent, name] = _parent_group()
+    group = parent / f"orch-failures-{os.getpid()}"
+    group.mkdir()
+    try:
+        yield group, group / name
+    finally:
+        until(lambda: not (group / "cgroup.procs").read_text("ascii"), awaited="the processes of the cgroup to end")
+        group.rmdir()
+
+
+def _parent_group() -> tuple[Path, str]:
+    """
+    The cgroup in which one with a limit of memory can be made, and the name of the file of the limit.
+
+    Version 1: the cgroup of this process. Version 2: the nearest one above it that gives limits of memory to those below.
+    """
+    lines = Path("/proc/self/cgroup").read_text("ascii").splitlines()
+    groups = {names: name for _, names, name in (line.split(":", 2) for line in lines)}
+    if "memory" in groups:
+        return CGROUPS / "memory" / groups["memory"].lstrip("/"), "memory.limit_in_bytes"
+    current = CGROUPS / groups[""].lstrip("/")
+    for folder in (current, *current.parents):
+        control = folder / "cgroup.subtree_control"
+        if control.exists() and "memory" in control.read_text("ascii").split():
+            return folder, "memory.max"
+    raise OSError("no cgroup gives limits of memory to those below it")
