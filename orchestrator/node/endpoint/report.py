@@ -152,8 +152,9 @@ def observe_node(node: str, folder: str) -> messages.NodeBody:
     """The state of one node folder."""
     from orchestrator.node.stacks import innermost_calls  # noqa: PLC0415  most connections do not need it
 
-    agent, history = read_agent(folder), read_history(folder)
-    alive = is_alive(agent)
+    agent = read_agent(folder)
+    alive = is_alive(agent)  # before its events are read: an agent that ends in between has its last event there
+    history = read_history(folder)
     ranks = {rank: state for rank, state in history.ranks.items() if rank is not None}
     if None in history.ranks and agent is not None:  # a program that starts all ranks of the node
         ranks = dict.fromkeys(started_ranks(folder, agent["ranks"]), history.ranks[None])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import stat
@@ -15,6 +16,7 @@ from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import ReportedExit
 from orchestrator.errors import NodeError
 from orchestrator.node import messages
+from orchestrator.node.endpoint import report
 from orchestrator.node.machine import is_alive, live_fields
 from orchestrator.plan.shell import render
 from orchestrator.transports.local import LocalTransport
@@ -207,6 +209,21 @@ def test_observe_distinguishes_an_agent_that_finished_from_one_that_was_killed(
     (ground.folder / "events.jsonl").unlink()
     (state,) = endpoint.observe(str(ground.attempt), ["n0"])
     assert (state.finished, state.log) == (None, "chatter\n")
+
+
+def test_agent_that_ends_while_it_is_observed_has_its_last_event(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = ground.attempt / "n0" / "events.jsonl"
+    events.parent.mkdir(parents=True)
+    last = {"time": 1.0, "event": "agent-finished", "text": "", "state": "DONE", "exit": None}
+
+    def end_agent(_record: object) -> bool:
+        events.write_text(json.dumps(last) + "\n")
+        return False
+
+    monkeypatch.setattr(report, "is_alive", end_agent)
+    assert report.observe_node("n0", str(events.parent))["finished"] is not None
 
 
 def test_observe_reports_no_agent_if_none_was_started(endpoint: Endpoint, ground: Ground) -> None:
