@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.node.machine import host_id
-from orchestrator.node.rendezvous import choose_address
+from orchestrator.node.rendezvous import choose_address, hold_port
 from tests.grounds import components
 from tests.node.agent.test_agent_ground import AGENT, PYTHONS, Ground, ground
 from tests.until import until
@@ -80,6 +80,19 @@ def test_a_held_port_refuses_others_and_lets_the_store_listen(
             store.accept()[0].close()
 
 
+def test_port_in_time_wait_can_be_held_and_listened_on() -> None:
+    """Rank 0 of an attempt that has just ended closed its connections first, so the kernel keeps them for a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        port = store.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as rank:
+            store.accept()[0].close()
+            assert rank.recv(1) == b""
+    with pytest.raises(OSError, match="already in use"):
+        bind(socket.AF_INET, "127.0.0.1", port, reuse=False)
+    with hold_port(port), bind(socket.AF_INET, "127.0.0.1", port, reuse=True) as next_store:
+        next_store.listen()
+
+
 def test_nothing_listens_on_a_held_port(reservation: Reservation) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", reservation.port), timeout=5)
@@ -130,7 +143,7 @@ def test_named_interface_takes_precedence_over_the_inventorys_address(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a network namespace")
 def test_named_interface_that_has_only_ipv6_takes_precedence() -> None:
     network = "ip link set lo up; ip link add ib0 type veth peer name x; ip link set ib0 up; ip addr add fd00::5/64 dev ib0 nodad"
-    show = "from orchestrator.node.rendezvous import choose_address as c; print(c(['127.0.0.1'], {'NCCL_SOCKET_IFNAME': 'ib'}))"
+    show = "from orchestrator.node.rendezvous import choose_address, hold_port as c; print(c(['127.0.0.1'], {'NCCL_SOCKET_IFNAME': 'ib'}))"
     argv = [
         components.program("unshare"),
         "--net",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.grounds.checkpoints import Session
+from tests.grounds.mounts import fill, in_own_mounts, make_read_only, mount
 from trainer.checkpoint import files
 from trainer.checkpoint.space import saves_after
 from trainer.config.config import load_config
@@ -95,3 +97,21 @@ def test_disk_that_fills_up_during_a_save_costs_no_older_checkpoint(tmp_path: Pa
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert caught.value.exit_code == 1
     assert Session.start(tmp_path).resume().step == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
+@pytest.mark.parametrize(("damage", "problem"), [(fill, "No space left"), (make_read_only, "Read-only file system")])
+def test_save_to_a_full_or_read_only_file_system_fails_and_costs_no_older_checkpoint(
+    tmp_path: Path, damage: Callable[[Path], None], problem: str
+) -> None:
+    def save_twice() -> TrainerError:
+        mount(tmp_path, size="16m")
+        session = Session.start(tmp_path)
+        session.train_and_save(1)
+        damage(tmp_path)
+        with pytest.raises(TrainerError, match=problem) as caught:
+            session.train_and_save(2)
+        assert files.verify(tmp_path / "step_1", 1)
+        return caught.value
+
+    assert in_own_mounts(save_twice).kind == "storage"
