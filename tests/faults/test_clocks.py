@@ -19,6 +19,16 @@ HOUR_S = 3600
 LINES = 60
 TALKER = f'i=0; while [ "$i" -lt {LINES} ]; do i=$((i+1)); echo "$i"; sleep 0.1; done; exec sleep 0.5'
 
+# Each number once by both ranks, then the next one: by less time apart, lines of two nodes have no order.
+IN_STEP = """
+for i in 1 2 3; do
+    echo $i
+    touch "$0.$RANK.$i"
+    until [ -e "$0.0.$i" ] && [ -e "$0.1.$i" ]; do sleep 0.05; done
+    sleep 0.6
+done
+"""
+
 
 @pytest.fixture
 def clock(farm: Farm) -> WallClock:
@@ -67,12 +77,14 @@ def test_clock_that_is_set_during_a_run_ends_no_process_and_keeps_the_log_in_ord
 
 
 @pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
-def test_log_is_in_order_whatever_the_clock_of_a_node_shows(orch: Orch, clock: WallClock, ahead_s: int) -> None:
+def test_log_is_in_order_whatever_the_clock_of_a_node_shows(
+    orch: Orch, farm: Farm, clock: WallClock, ahead_s: int
+) -> None:
     """Its lines have times of the reader's clock: --since finds them, and they are in order among the other nodes' lines."""
     clock.set(ahead_s)
     began = time.time()
     with orch.start(
-        "ssh-launch", "--skip", "clock", "--", "sh", "-c", "echo 1; sleep 0.6; echo 2; sleep 0.6; echo 3; sleep 0.6"
+        "ssh-launch", "--skip", "clock", "--", "sh", "-c", IN_STEP, str(farm.home / orch.cwd.name)
     ) as watcher:
         shown, stderr = watcher.communicate(timeout=60)
     assert watcher.returncode == 0, stderr

@@ -93,13 +93,13 @@ def _heartbeat_times(orch: Orch) -> list[float]:
     return [file.stat().st_mtime for file in files if file.exists()]
 
 
-def test_flood_of_one_node_does_not_starve_the_other(orch: Orch) -> None:
+def test_flood_of_one_node_does_not_starve_the_other(orch: Orch, farm: Farm) -> None:
     """
     Counts the lines of the flood that are printed after the other node has written a line and before that line is printed.
 
     Their number does not depend on load: the queue between reading and printing holds 16 MiB.
     """
-    written = orch.cwd / ".written"
+    written = farm.home / orch.cwd.name
     script = f'if [ "$RANK" = 0 ]; then exec yes flood; fi; sleep 1; echo drop; touch {written}; exec sleep 1000'
     printed = 0
     is_written = False
@@ -116,6 +116,7 @@ def test_flood_of_one_node_does_not_starve_the_other(orch: Orch) -> None:
         orch("stop")
         os.killpg(watcher.pid, signal.SIGKILL)
         watcher.communicate()
+    assert is_written
     assert printed * len("flood\n") < 32 << 20
 
 
