@@ -11,7 +11,8 @@ from typing import Protocol, TypeVar
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodeError
 from orchestrator.launchers.base import Launcher
-from orchestrator.logs.follow import Batch, Feed, history, live, merged, read_all, reposition
+from orchestrator.logs.follow import Batch, Feed, live, merged, read_all
+from orchestrator.logs.history import history, reposition
 from orchestrator.logs.lines import LogLines, in_order, last
 from orchestrator.logs.selection import Selection
 from orchestrator.plan.plan import LaunchPlan

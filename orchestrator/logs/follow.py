@@ -1,4 +1,4 @@
-"""Read the lines of a run from its node folders: the history in order of time, and new lines as they are written."""
+"""Read the lines of a run from its node folders as they are written."""
 
 from __future__ import annotations
 
@@ -7,30 +7,23 @@ import math
 import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
 
 from orchestrator.backoff import backoff
 from orchestrator.endpoint.replies import Chunk, NodeObservation, Positions
 from orchestrator.errors import NodeError
-from orchestrator.fanout import each, failed_nodes, successes
+from orchestrator.fanout import each, failed_nodes
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.logs.lines import MAX_WRITE_TIMES, LogLines, NodeLines, in_order
 from orchestrator.logs.selection import Selection
-from orchestrator.node.events import EVENTS, OFFSETS, Kind
+from orchestrator.node.events import OFFSETS, Kind
 
-T = TypeVar("T")
 CHUNK_BYTES = 1 << 20
 HELD_BYTES = 1 << 25  # the chunks held while merging, one of every file or feed; their text takes as much again
 LEAST_CHUNK_BYTES = 1 << 12
-HELD_WRITE_TIMES = 1 << 22  # of all files of a history, 64 MiB
-LEAST_WRITE_TIMES = 256  # of a file
-ROUND_BYTES = 1 << 22  # of one read of the history of a feed
-INDEX_BYTES = 1 << 18
 POLL_S = 1.0
 OBSERVATIONS_PER_S = 10  # of nodes: each opens a dozen files, perhaps on a shared file system
 TIME_MARGIN_S = 1.0  # between the clocks of this machine and a node; lines that are too old are left out afterwards
@@ -103,11 +96,7 @@ class Feed:
         return list(in_order(lines.values()))
 
     def read_until(self, ends: Mapping[str, int], *, max_bytes: int) -> dict[str, list[LogLines]]:
-        """Read these files up to an offset each, and before that the agents' index of their write times up to these offsets."""
-        self._read_index({file: end for file, end in ends.items() if not file.endswith(f"/{EVENTS}")}, max_bytes)
-        return self._read(ends, max_bytes)
-
-    def _read(self, ends: Mapping[str, int], max_bytes: int) -> dict[str, list[LogLines]]:
+        """Read these files up to an offset each; returns the lines that end there, by file."""
         self._followed_to = None
         ranges = {file: (self.offsets.get(file, 0), end) for file, end in ends.items()}
         return self._lines(self.folder.endpoint.read(self.folder.attempt_dir, ranges, max_bytes=max_bytes))
@@ -128,20 +117,14 @@ class Feed:
             )
         return lines
 
-    def _read_index(self, ends: Mapping[str, int], max_bytes: int) -> None:
-        """Read the indexes of write times until they cover the bytes of the files up to these offsets, or have no more records."""
-        before: dict[str, int] | None = None
-        while True:
-            nodes = {file.partition("/")[0] for file, end in ends.items() if not self._is_indexed(file, end)}
-            offsets = {f"{node}/{OFFSETS}": self.offsets.get(f"{node}/{OFFSETS}", 0) for node in nodes}
-            if not offsets or offsets == before:
-                return
-            before = offsets
-            self._read({index: offset + INDEX_BYTES for index, offset in offsets.items()}, max_bytes)
-
-    def _is_indexed(self, file: str, end: int) -> bool:
+    def indexed_bytes(self, file: str) -> int:
+        """The number of bytes of an output file whose write times are known."""
         node, _, name = file.partition("/")
-        return self._lines_of(node).indexed_bytes(name) >= end
+        return self._lines_of(node).indexed_bytes(name)
+
+    def indexed_s(self, node: str) -> float:
+        """The time of the last index record of a node that was read: bytes beyond the known ones were written later."""
+        return self._lines_of(node).indexed_s
 
     def observe(self) -> list[NodeObservation]:
         """
@@ -188,106 +171,17 @@ class Feed:
         return self.nodes[node]
 
 
-def reposition(feeds: Sequence[Feed], move: Callable[[Feed], None], *, limit: int) -> None:
-    """Move the positions of all feeds, `limit` at the same time; a feed that cannot be reached gets a failure."""
-    each(feeds, lambda feed: _retry_once(feed, partial(move, feed)), limit=limit)
-
-
 def read_all(feeds: Sequence[Feed], *, limit: int) -> list[list[LogLines] | NodeError]:
     """Read new lines of all feeds at the same time, one chunk at most; returns the lines or the failure of each."""
-    chunk = _chunk_bytes(len(feeds))
+    chunk = chunk_bytes(len(feeds))
     results = each(feeds, lambda feed: feed.read(wait_s=0, max_bytes=chunk), limit=limit)
     failed_nodes(results)  # raises an error that is not a node's
     return [result for result in results if isinstance(result, (list, NodeError))]
 
 
-def history(feeds: Sequence[Feed], *, limit: int) -> Iterator[LogLines]:
-    """
-    The present content of all files from the feeds' positions, merged by time; one chunk of each file is in memory at a time.
-
-    Each read takes all files of which little is left in memory, of all feeds at the same time: a read for each file would wait
-    for as many answers as there are files. If a connection is lost, the read is retried once; if that fails too, the other
-    feeds continue, and the `failure` of this feed is set.
-    """
-    sizes_of = successes(each(feeds, lambda feed: _retry_once(feed, partial(_sizes, feed)) or {}, limit=limit))
-    files = sum(map(len, sizes_of))
-    chunk = _chunk_bytes(files)
-    for feed in feeds:
-        feed.limit_write_times(max(LEAST_WRITE_TIMES, min(MAX_WRITE_TIMES, HELD_WRITE_TIMES // max(1, files))))
-    histories = [_History(feed, sizes, chunk) for feed, sizes in zip(feeds, sizes_of, strict=True)]
-
-    def read() -> None:
-        successes(each(histories, _History.read, limit=limit))
-
-    return in_order(past.lines_of(file, read) for past in histories for file in past.sizes)
-
-
-def _chunk_bytes(sources: int) -> int:
+def chunk_bytes(sources: int) -> int:
+    """The bytes that are read of each of so many files or feeds at once."""
     return max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, HELD_BYTES // max(1, sources)))
-
-
-def _sizes(feed: Feed) -> dict[str, int]:
-    sizes = feed.folder.endpoint.files(feed.folder.attempt_dir, feed.folder.nodes, feed.selection.outputs)
-    return {file: size for file, size in sizes.items() if not file.endswith(f"/{OFFSETS}")}
-
-
-class _History:
-    """The content of one feed's files up to their present sizes; at most one chunk of each is in memory."""
-
-    def __init__(self, feed: Feed, sizes: Mapping[str, int], chunk: int) -> None:
-        self.sizes = sizes
-        self._feed = feed
-        self._chunk = chunk
-        self._read_lines: dict[str, deque[LogLines]] = {file: deque() for file in sizes}
-        self._held = dict.fromkeys(sizes, 0)
-        """Characters of the lines in memory."""
-        self._unread = {file for file, size in sizes.items() if self._feed.offsets.get(file, 0) < size}
-        """Files that may have more bytes."""
-
-    def read(self) -> None:
-        """Read on in the files of which at most half a chunk is in memory, as many as one answer may have; emptied ones first."""
-        offsets, ends, left = self._feed.offsets, dict[str, int](), ROUND_BYTES
-        for file in sorted(self._unread, key=self._held.__getitem__):
-            start = offsets.get(file, 0)
-            end = min(self.sizes[file], start + self._chunk - self._held[file], start + left)
-            if self._held[file] > self._chunk // 2 or end <= start:
-                break
-            ends[file] = end
-            left -= end - start
-        starts = {file: offsets.get(file, 0) for file in ends}
-        lines = _retry_once(self._feed, partial(self._feed.read_until, ends, max_bytes=ROUND_BYTES)) if ends else {}
-        for file, groups in (lines or {}).items():
-            self._read_lines[file].extend(groups)
-            self._held[file] += sum(len(group.text) for group in groups)
-        offsets = self._feed.offsets
-        self._unread -= {
-            file for file, start in starts.items() if lines is None or offsets.get(file, 0) in (start, self.sizes[file])
-        }
-
-    def lines_of(self, file: str, read: Callable[[], None]) -> Iterator[LogLines]:
-        """The lines of one file; `read` reads on in all histories."""
-        lines = self._read_lines[file]
-        while True:
-            while lines:
-                group = lines.popleft()
-                self._held[file] -= len(group.text)
-                yield group
-            if file not in self._unread:  # it was read to its end, became shorter, or its node is gone
-                return
-            read()
-
-
-def _retry_once(feed: Feed, read: Callable[[], T]) -> T | None:
-    """The result of `read`, retried once if the connection is lost; None, and a failure of the feed, if that fails too."""
-    if feed.failure is None:
-        try:
-            return read()
-        except NodeError:
-            try:
-                return read()
-            except NodeError as error:
-                feed.failure = error
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +204,7 @@ def live(feeds: Sequence[Feed]) -> Iterator[tuple[Iterator[list[Batch]], threadi
     where it stopped.
     """
     exchange = _Exchange()
-    chunk = _chunk_bytes(len(feeds))
+    chunk = chunk_bytes(len(feeds))
     threads = [threading.Thread(target=_pump, args=(feed, exchange, chunk), daemon=True) for feed in feeds]
     started: list[threading.Thread] = []
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import math
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -239,6 +240,8 @@ class NodeLines:
         self._files: dict[str, FileLines] = {}
         self._write_times = MAX_WRITE_TIMES
         """The number of write times that are kept of each file."""
+        self.indexed_s = -math.inf
+        """The time of the last record of write times that was fed."""
         self._rest: dict[str, bytes] = {}
         """File of records -> the bytes after its last newline."""
 
@@ -246,6 +249,7 @@ class NodeLines:
         """Add a chunk of the file `name` and return the lines that it completes; correction_s is added to recorded times."""
         if name == OFFSETS:
             for record in self._records(name, data, {"time", "size"}):
+                self.indexed_s = record["time"] + correction_s
                 for file, size in record["size"].items():
                     if self._wants(*_origin(file)):
                         self._file(file).write_times.add(size, record["time"] + correction_s)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -28,7 +29,9 @@ from orchestrator.endpoint.connection import frame
 from orchestrator.errors import NodeError
 from orchestrator.launchers.base import AttemptFolder, Launcher
 from orchestrator.logs import follow
-from orchestrator.logs.follow import Feed, history, live, read_all
+from orchestrator.logs import history as past
+from orchestrator.logs.follow import Feed, live, read_all
+from orchestrator.logs.history import history
 from orchestrator.logs.lines import LogLines, last
 from orchestrator.logs.selection import Selection
 from orchestrator.node import messages
@@ -164,6 +167,48 @@ def test_many_files_are_read_in_few_requests(endpoint: Endpoint, tmp_path: Path)
     assert len(requests) <= 3  # the sizes, the indexes and the files
 
 
+def test_a_late_line_of_a_quiet_file_does_not_make_the_whole_index_be_read_first(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(past, "INDEX_BYTES", 1000)
+    for name in ("CHUNK_BYTES", "LEAST_CHUNK_BYTES"):
+        monkeypatch.setattr(follow, name, 100)
+    ticks, nodes = 300, ("n0", "n1", "n2")
+    sizes = [{"rank-0.out": 7 * (tick + 1)} for tick in range(ticks)]
+    sizes[0]["rank-0.err"], sizes[-1]["rank-0.err"] = 6, 11
+    records = [f"{json.dumps({'time': 1000.0 + tick, 'size': size})}\n" for tick, size in enumerate(sizes)]
+    for node in nodes:
+        (tmp_path / node).mkdir()
+        (tmp_path / node / "rank-0.out").write_text("".join(f"{node} {tick:03}\n" for tick in range(ticks)))
+        (tmp_path / node / "rank-0.err").write_text("first\nlate\n")
+        (tmp_path / node / "offsets.jsonl").write_text("".join(records))
+    requests: list[Endpoint] = []
+
+    def of_request() -> Endpoint:
+        requests.append(endpoint)
+        return endpoint
+
+    feeds = [
+        Feed(AttemptFolder(of_request, str(tmp_path), ("n0",))),
+        Feed(AttemptFolder(of_request, str(tmp_path), nodes)),
+    ]
+    counts = []
+    for feed in feeds:
+        requests.clear()
+        shown = []
+        for group in history([feed], limit=1):
+            shown += [(group.time, text) for text in group.text.split("\n")]
+            needed = sum(map(len, records[: int(group.time) - 999]))
+            assert all(feed.offsets[file] <= needed + 2000 for file in feed.offsets if file.endswith("offsets.jsonl"))
+        files = len(feed.folder.nodes or ())
+        ends = [(1000.0, "first"), (1000.0 + ticks - 1, "late")] * files
+        assert shown == sorted(shown, key=lambda line: line[0])
+        assert Counter(shown) == Counter([(1000.0 + int(text[3:]), text) for _, text in shown if text[0] == "n"] + ends)
+        assert len(shown) == (ticks + 2) * files
+        counts.append(len(requests))
+    assert counts[1] < 1.5 * counts[0]  # all nodes are read at the same time
+
+
 @pytest.mark.processes
 def test_reader_continues_at_its_offsets_after_a_new_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -213,8 +258,10 @@ def test_last_lines_of_all_nodes_are_read_at_the_same_time(endpoint: Endpoint, t
 
 def test_small_chunks_give_the_same_lines_at_the_same_times(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = _lines(log.feed(), Selection())
-    for name, size in {"CHUNK_BYTES": 500, "LEAST_CHUNK_BYTES": 500, "ROUND_BYTES": 1500, "INDEX_BYTES": 300}.items():
-        monkeypatch.setattr(follow, name, size)
+    for name in ("CHUNK_BYTES", "LEAST_CHUNK_BYTES"):
+        monkeypatch.setattr(follow, name, 500)
+    for name, size in {"ROUND_BYTES": 1500, "INDEX_BYTES": 300}.items():
+        monkeypatch.setattr(past, name, size)
     assert _lines(log.feed(), Selection()) == whole
 
 
