@@ -246,6 +246,8 @@ class RunRecord:
     """The number of nodes; 0 if an older version of orch launched the run."""
     rerun_of: str | None = None
     """The id of the run that this one repeats."""
+    reported_state: str | None = None
+    """The last state for which the hooks were run, and its attempt."""
     unknown_fields: dict[str, Any] = field(default_factory=dict)
     """Fields of another version of orch, which are kept when the record is written."""
 

@@ -202,6 +202,11 @@ class RunFolder:
         """Open the supervisor's log for appending."""
         return _private(self.supervisor_log_file, "a")
 
+    @property
+    def hook_log_file(self) -> Path:
+        """The file of the output of hooks."""
+        return self.path / "hooks.log"
+
     def add_event(self, event: str, text: str) -> None:
         """Append to events.jsonl, the supervisor's observations and actions; nothing if the disk is full."""
         line = json.dumps({"time": time.time(), "event": event, "text": text}) + "\n"

@@ -130,7 +130,13 @@ def _planned(
     )
     record = replace(_record(plan, request, inventory, now), note=arguments.note, tags=arguments.tags)
     record = replace(record, rerun_of=arguments.rerun_of)
-    warnings = (*warnings, *bundle.warnings, *_environment_warning(inventory), *plan.warnings)
+    warnings = (
+        *warnings,
+        *_hook_warning(inventory, arguments),
+        *bundle.warnings,
+        *_environment_warning(inventory),
+        *plan.warnings,
+    )
     if arguments.rerun_of is not None:
         from orchestrator.actions.rerun import changes_since  # noqa: PLC0415  most launches repeat no run
 
@@ -156,6 +162,22 @@ def _environment_warning(inventory: Inventory) -> tuple[str, ...]:
     from orchestrator.actions.lint import environment_warning  # noqa: PLC0415  the table takes 20 ms to import
 
     return environment_warning(inventory)
+
+
+def _hook_warning(inventory: Inventory, arguments: LaunchArguments) -> tuple[str, ...]:
+    """
+    The warning that hooks are not run under Slurm.
+
+    Raises:
+        UsageError: a hook of a run over SSH could not be delivered, as without its program.
+    """
+    if inventory.hooks and arguments.launcher == "slurm":
+        return (
+            "hooks: are run over SSH only, by the supervisor; Slurm sends mail itself: slurm.mail_type, slurm.mail_user",
+        )
+    for hook in inventory.hooks:
+        hook.require_deliverable(os.environ)
+    return ()
 
 
 def _home_of_slurm(inventory: Inventory) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from orchestrator.inventory.hooks import Hook
 from orchestrator.plan.files import PlannedFile, node_files, sbatch_command, start_command, step_command
 from orchestrator.plan.plan import LaunchPlan, NodePlan, redacted
 from orchestrator.plan.shell import shell_path
@@ -22,6 +23,7 @@ def dry_run_text(plan: LaunchPlan) -> str:
     )
     if plan.launcher == "slurm":
         return f"{header}\n{_slurm(plan, files[plan.head.name])}"
+    header += "".join(f"# Hook on {', '.join(hook['on'])}: {Hook.model_validate(hook)}\n" for hook in plan.hooks)
     first_node: dict[PlannedFile, str] = {}
     return "\n".join([header, *(_direct(plan, node, files[node.name], first_node) for node in plan.nodes)])
 

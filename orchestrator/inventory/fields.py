@@ -170,7 +170,7 @@ def _check_folder_variables(path: str) -> str:
     return "$USER".join(map(_check_variables, parts))
 
 
-_check_program = pattern_check(
+check_program = pattern_check(
     r"~?/.+|[A-Za-z0-9._][^/\s]*", "a program", "an absolute path, ~/ and a path, or a plain command name"
 )
 _check_folder = pattern_check(r"~?/.*", "a folder on the node", "an absolute path, or ~/ and a path")
@@ -188,7 +188,7 @@ Port: TypeAlias = Annotated[int, BeforeValidator(check_port)]
 RankCount: TypeAlias = Annotated[int, BeforeValidator(integer_check("a number of ranks", 1, 1024))]
 FanOut: TypeAlias = Annotated[int, BeforeValidator(integer_check("a number of connections", 1, 1024))]
 Seconds: TypeAlias = Annotated[float, BeforeValidator(_check_seconds)]
-Executable: TypeAlias = Annotated[str, AfterValidator(_check_variables), AfterValidator(_check_program)]
+Executable: TypeAlias = Annotated[str, AfterValidator(_check_variables), AfterValidator(check_program)]
 Folder: TypeAlias = Annotated[str, AfterValidator(_check_folder_variables), AfterValidator(_check_folder)]
 File: TypeAlias = Annotated[str, AfterValidator(_check_file)]
 Jump: TypeAlias = Annotated[str, AfterValidator(_check_jump_hosts)]

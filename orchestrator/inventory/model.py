@@ -26,6 +26,7 @@ from orchestrator.inventory.document import (
     read,
     resolve_path,
 )
+from orchestrator.inventory.hooks import Hook
 from orchestrator.inventory.node_names import expand_nodes_option, name_problems, refuse_repeated
 from orchestrator.inventory.redaction import REDACTED, is_secret
 from orchestrator.inventory.secrets import EnvFileField, EnvFiles, read_env_files
@@ -93,6 +94,7 @@ class _Cluster(_Model):
     ssh: SshOptions = SshOptions()
     slurm: SlurmOptions = SlurmOptions()
     restart: RestartOptions = RestartOptions()
+    hooks: tuple[Hook, ...] = ()
 
 
 class Inventory(_Cluster):
@@ -117,7 +119,8 @@ class Inventory(_Cluster):
     def private_files(self) -> tuple[str, ...]:
         """The files on this machine that hold secrets; they are neither sent to nodes with the code nor recorded."""
         names = {*self.env, *(name for node in self.nodes for name in node.env)}
-        return (*self.env_files, *([self.file] if self.file and any(map(is_secret, names)) else []))
+        with_urls = (hook.private_file for hook in self.hooks if hook.private_file)
+        return (*self.env_files, *with_urls, *([self.file] if self.file and any(map(is_secret, names)) else []))
 
     def node(self, name: str) -> Node:
         """Return a node by its name; UsageError if there is none."""
@@ -254,6 +257,7 @@ def _allowed(path: FieldPath) -> list[str]:
         ("ssh",): SshOptions,
         ("slurm",): SlurmOptions,
         ("restart",): RestartOptions,
+        ("hooks",): Hook,
         ("slurm", "container"): Container,
         ("defaults",): _Defaults,
         ("nodes",): _Entry,
@@ -276,10 +280,11 @@ def _resolve(written: _InventoryFile, document: Document, files: EnvFiles) -> In
         ssh = ssh.model_copy(update={"config": resolve_path(document.file, ssh.config)})
     if slurm.template is not None:
         slurm = slurm.model_copy(update={"template": resolve_path(document.file, slurm.template)})
+    hooks = tuple(hook.resolved(document.file) for hook in written.hooks)
     shared = {key: getattr(written, key) for key in _Cluster.model_fields}
     nodes = tuple(node for entry in written.nodes for node in _nodes_of(entry, written, files))
     return Inventory(
-        **{**shared, "ssh": ssh, "slurm": slurm},
+        **{**shared, "ssh": ssh, "slurm": slurm, "hooks": hooks},
         secrets=files.values[written.env_file],
         nodes=nodes,
         file=document.file,

@@ -59,12 +59,12 @@ def _read(path: str) -> tuple[dict[str, str], list[str]]:
     """Return the variables of a file, and a message for each problem."""
     values: dict[str, str] = {}
     try:
-        return values, list(_parse(_private_bytes(path), values))
+        return values, list(_parse(private_bytes(path), values))
     except OSError as error:
         return {}, [error.strerror or str(error)]
 
 
-def _private_bytes(path: str) -> bytes:
+def private_bytes(path: str) -> bytes:
     """Read a file that no other user can access; checked on the open file, so that it cannot be replaced in between."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not block orch
     with os.fdopen(descriptor, "rb") as file:

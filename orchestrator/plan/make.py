@@ -77,6 +77,7 @@ def make_plan(
         warnings=(*chosen.warnings, *warnings, *_env_warnings(inventory, chosen.nodes)),
         is_checked_in_job=_is_checked_in_job(inventory, request),
         skipped=request.skipped,
+        hooks=() if request.launcher == "slurm" else tuple(hook.model_dump(mode="json") for hook in inventory.hooks),
     )
 
 

@@ -109,6 +109,8 @@ class LaunchPlan:
     """The batch script checks the nodes before the first attempt."""
     skipped: tuple[str, ...] = ()
     """The names of checks that are left out."""
+    hooks: tuple[Mapping[str, Any], ...] = ()
+    """What is run when the state of a run over SSH changes, in the fields of the inventory; without secrets."""
 
     @property
     def job_name(self) -> str:
@@ -197,7 +199,7 @@ def from_json(data: Mapping[str, Any]) -> LaunchPlan:
     values: dict[str, Any] = {"program": program, "sweep": sweep, "nodes": tuple(map(_node, data["nodes"]))}
     values |= {name: tuple(map(_node, data.get(name, ()))) for name in _NODES[1:]}
     values["earlier"] = tuple(map(tuple, data.get("earlier", ())))
-    values |= {name: tuple(data.get(name, ())) for name in ("warnings", "setup", "skipped")}
+    values |= {name: tuple(data.get(name, ())) for name in ("warnings", "setup", "skipped", "hooks")}
     return LaunchPlan(**{**known, **values})
 
 

@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -64,8 +65,17 @@ class EndedAttempt:
 class Supervisor:
     """Watches the agents of one attempt until it is over, and ends its remaining processes on all nodes."""
 
-    def __init__(self, folder: RunFolder, launcher: DirectLauncher) -> None:
+    def __init__(
+        self, folder: RunFolder, launcher: DirectLauncher, on_record: Callable[[RunRecord], None] = lambda _: None
+    ) -> None:
+        """
+        Prepare the supervision of the plan's attempt.
+
+        Args:
+            on_record: called with the record in every round, and at the end: of a run that has failed, once it is diagnosed.
+        """
         self._folder = folder
+        self._on_record = on_record
         self._launcher = launcher
         self._plan: LaunchPlan = folder.read_plan()
         self._poller = Poller(folder, self._plan, launcher)
@@ -116,6 +126,7 @@ class Supervisor:
         self._record(verdict)
         if self._folder.read().state is RunState.FAILED:
             on_failed()
+        self._on_record(self._folder.read())
         self._end_returning_nodes(unreached, (self._plan.isolation_timeout_s or 0.0) + RETURN_S)
         return False
 
@@ -180,6 +191,7 @@ class Supervisor:
             record = self._folder.read()
             if record.state.ended:
                 return Verdict(record.state, record.exit, record.message)
+            self._on_record(record)
             self._report_replicas(record)
             if self._answers.is_stopping:
                 continue
@@ -383,6 +395,16 @@ def _continue() -> None:
     """The log viewer of the first attempt follows the next attempts, too."""
 
 
+def _hooks_run(folder: RunFolder) -> AbstractContextManager[Callable[[RunRecord], None]]:
+    """Run the hooks of the run in this context; its value takes each record that was read."""
+    hooks = folder.read_plan().hooks
+    if not hooks:
+        return contextlib.nullcontext(lambda _: None)
+    from orchestrator.supervision.hooks import running_hooks  # noqa: PLC0415  few runs have hooks, and need urllib and email
+
+    return running_hooks(folder, hooks)
+
+
 def _is_error(outcome: object) -> bool:
     return isinstance(outcome, OrchError)
 
@@ -410,8 +432,9 @@ def supervise(
                 with contextlib.suppress(OSError):  # a full disk must not end the supervision
                     folder.update(unsupervised={})
                 make_folder(folder)
-                while Supervisor(folder, launcher).run(on_start, on_failed, restarts):
-                    on_start = _continue
+                with _hooks_run(folder) as on_record:
+                    while Supervisor(folder, launcher, on_record).run(on_start, on_failed, restarts):
+                        on_start = _continue
             return is_ours
     except Exception as error:
         traceback.print_exc()  # in supervisor.log

@@ -28,7 +28,9 @@ save() {
 @pytest.fixture
 def orch(farm: Farm, tmp_path: Path) -> Orch:
     """orch beside an inventory.yaml of two nodes with one rank each and work folders of their own."""
-    farm.inventory(tmp_path, restart={"max_retries": 3})
+    command = ["sh", "-c", 'echo "$ORCH_STATE $ORCH_ATTEMPT" >>"$1"', "hook", str(tmp_path / "states")]
+    hook = {"on": ["STARTING", "RUNNING", "DONE", "FAILED", "STOPPED"], "command": command}
+    farm.inventory(tmp_path, restart={"max_retries": 3}, hooks=[hook])
     return Orch(tmp_path)
 
 
@@ -71,6 +73,14 @@ def test_killed_rank_restarts_the_run_and_exit_code_93_ends_it(orch: Orch) -> No
         )  # in attempt 2, a rank may have been ended at its start
         assert sorted(attempt for attempt, _ in ports) == ["1", "2"]
         assert len({port for _, port in ports}) == 2
+    owner = RunFolder(orch.home / "runs" / run)
+    until(lambda: owner.supervisor() is None, awaited="the end of the hooks", deadline_s=DEADLINE_S)
+    states = (orch.cwd / "states").read_text().splitlines()
+    assert [state for state in states if state not in ("STARTING 1", "RUNNING 2")] == [
+        "RUNNING 1",
+        "STARTING 2",
+        "FAILED 2",
+    ]
 
 
 def test_run_ends_after_three_attempts_without_progress(orch: Orch) -> None:

@@ -1,0 +1,110 @@
+"""
+Run the hooks of a run when its state changes, in the process that owns the run.
+
+Each hook has its own thread, so a slow one delays neither the supervision nor the other hooks. The record names the last state that was
+reported, so that another owner of the run does not report it once more.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
+from typing import Any
+
+from orchestrator.inventory.hooks import Hook
+from orchestrator.run import RunRecord
+from orchestrator.store import RunFolder
+from orchestrator.supervision.delivery import deliver
+from orchestrator.supervision.notification import Notification
+
+END_S = 120.0
+"""How long the owner of a run that has ended waits for its hooks."""
+
+
+class Hooks:
+    """The hooks of one run."""
+
+    def __init__(self, folder: RunFolder, hooks: Sequence[Mapping[str, Any]]) -> None:
+        self._folder = folder
+        self._workers = [_Worker(folder, Hook.model_validate(hook)) for hook in hooks]
+        self._reported = folder.read().reported_state
+
+    def observe(self, record: RunRecord) -> None:
+        """Report the state of the record, if it is not the last one that was reported."""
+        state = f"{record.state.value} {record.attempt}"
+        if state == self._reported:
+            return
+        self._reported = state
+        with suppress(OSError):  # a full disk must not end the supervision
+            self._folder.update(reported_state=state)
+        nodes = [node.name for node in self._folder.read_plan().nodes]  # those of this attempt
+        notification = Notification(record, nodes, socket.gethostname(), str(self._folder.path))
+        for worker in self._workers:
+            worker.add(notification)
+
+    def close(self) -> None:
+        """Wait until everything is delivered, for END_S at most."""
+        deadline_s = time.monotonic() + END_S
+        for worker in self._workers:
+            worker.close(deadline_s)
+
+
+class _Worker:
+    """Delivers the notifications for one hook, one after the other."""
+
+    def __init__(self, folder: RunFolder, hook: Hook) -> None:
+        self._folder = folder
+        self._hook = hook
+        self._notifications: SimpleQueue[Notification | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def add(self, notification: Notification) -> None:
+        """Deliver the notification if the hook is for its state."""
+        if notification.record.state.value not in self._hook.on:
+            return
+        self._notifications.put(notification)
+        if self._thread is None:
+            thread = threading.Thread(target=self._deliver, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the user may have no more threads
+                self._folder.add_event("hook-failed", f"{self._hook}: {error}")
+            else:
+                self._thread = thread
+
+    def close(self, deadline_s: float) -> None:
+        """Wait until everything is delivered, until the deadline on the monotonic clock."""
+        if self._thread is None:
+            return
+        self._notifications.put(None)
+        self._thread.join(max(0.0, deadline_s - time.monotonic()))
+        if self._thread.is_alive():
+            self._folder.add_event("hook-failed", f"{self._hook}: it was not finished {END_S:g} s after the run")
+
+    def _deliver(self) -> None:
+        for notification in iter(self._notifications.get, None):
+            try:
+                failure = deliver(self._hook, notification, self._folder.hook_log_file)
+            except Exception as error:  # noqa: BLE001  its text and its traceback may contain a URL
+                failure = f"a bug in orch: {type(error).__name__}"
+            state = f"{notification.record.state.value}, attempt {notification.record.attempt}"
+            event, text = ("hook-failed", f"{state}: {failure}") if failure else ("hook-ran", state)
+            self._folder.add_event(event, f"{self._hook}: {text}")
+
+
+@contextmanager
+def running_hooks(
+    folder: RunFolder, hooks_of_plan: Sequence[Mapping[str, Any]]
+) -> Iterator[Callable[[RunRecord], None]]:
+    """Yield the function that reports a new state of the run; at the end, the last one is reported."""
+    hooks = Hooks(folder, hooks_of_plan)
+    try:
+        yield hooks.observe
+    finally:
+        with suppress(Exception):  # the cause is an exception that is raised already, or a record that cannot be read
+            hooks.observe(folder.read())
+        hooks.close()
