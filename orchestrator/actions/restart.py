@@ -24,21 +24,27 @@ def restarts_of(launched: Launched, launcher: DirectLauncher, on_warning: Callab
     if planned is None:
         return Restarts(folder, max_retries, None, lambda: False)
 
-    def start(plan: LaunchPlan) -> LaunchPlan:
-        return _start(replace(planned, plan=plan), launcher, folder, on_warning)
+    def start(plan: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
+        return _start(replace(planned, plan=plan), launcher, folder, on_warning, on_connected=on_connected)
 
     return Restarts(folder, max_retries, start, lambda: launcher.is_shared)
 
 
 def _start(
-    planned: Planned, launcher: DirectLauncher, folder: RunFolder, on_warning: Callable[[str], None]
+    planned: Planned,
+    launcher: DirectLauncher,
+    folder: RunFolder,
+    on_warning: Callable[[str], None],
+    *,
+    on_connected: Callable[[], None],
 ) -> LaunchPlan:
     """Check the nodes of an attempt and start its agents; return the plan as it was carried out."""
+    launcher.prepare_attempt(planned.plan)  # before the log readers learn the nodes: a spare node may be unreachable
+    on_connected()
     launcher.begin_attempt(planned.plan)
     checked = checked_nodes(planned.plan) if planned.checked else ()
     KeptFacts.of(home_store(), planned.record.inventory["digest"]).update({node.name: None for node in checked})
     try:
-        launcher.connect()
         check = begin_check_of(replace(planned, checked=checked), launcher, folder, on_warning)
 
         def checked_start() -> None:

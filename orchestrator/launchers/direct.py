@@ -71,6 +71,12 @@ class DirectLauncher:
         """The plan of the newest attempt."""
         return self._plans[-1]
 
+    def prepare_attempt(self, plan: LaunchPlan) -> None:
+        """Connect to the nodes of another attempt, before `begin_attempt`."""
+        with self._plans_lock:
+            self._add_nodes(plan)
+        self._connect(plan.nodes)
+
     def begin_attempt(self, plan: LaunchPlan) -> None:
         """Take the plan of another attempt, which `start` then starts; `undo` ends only its agents."""
         self._start_requested.clear()

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodesError, OrchError
@@ -81,16 +82,16 @@ class Restarts:
         self,
         folder: RunFolder,
         max_retries: int,
-        start: Callable[[LaunchPlan], LaunchPlan] | None,
+        start: Callable[[LaunchPlan, Callable[[], None]], LaunchPlan] | None,
         is_shared: Callable[[], bool],
     ) -> None:
         """
         Prepare for the first attempt to fail.
 
         Args:
-            start: checks the nodes and starts the agents of an attempt; returns the plan as it was carried out. OrchError if that
-                fails, and nothing of it is left running. None for a process that has not launched the run: it does not know the
-                values of the environment.
+            start: connects to the nodes of an attempt, calls its second argument, checks the nodes and starts the agents; returns
+                the plan as it was carried out. OrchError if that fails, and nothing of it is left running. None for a process that
+                has not launched the run: it does not know the values of the environment.
             is_shared: True if the nodes share the folder of the run.
         """
         self._folder = folder
@@ -121,9 +122,8 @@ class Restarts:
             if len(names) < len(plan.nodes):
                 return f"not restarted: {fold(attempt.lost)} cannot be reached, and {self._lack(plan, unusable)}"
             following = _following(plan, names, f"{verdict.message}; {newest_saved(self._attempts)}")
-            self._record(following, verdict, attempt)
             try:
-                self._folder.write_plan(self._start(following))
+                self._folder.write_plan(self._start(following, partial(self._record, following, verdict, attempt)))
             except NodesError as error:
                 unreached = {failure.node for failure in error.failures} - {node.name for node in plan.nodes}
                 if not unreached:
@@ -155,7 +155,7 @@ class Restarts:
         return f"{fold(unusable)} cannot be reached either" if unusable else "no spare node is left"
 
     def _record(self, plan: LaunchPlan, verdict: Verdict, attempt: DirectAttempt) -> None:
-        """Record the plan of the next attempt, the end of the last one and the decision, before anything is started."""
+        """Record the plan of the next attempt, the end of the last one and the decision; log readers then follow its nodes."""
         failure, record = classify(verdict), self._folder.read()
         outcome = replace(record, attempt=plan.attempt - 1, failure=failure, exit=verdict.exit, message=verdict.message)
         keep_end(self._folder, outcome, plan.earlier[-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,10 +11,12 @@ import pytest
 
 from orchestrator.actions.launch import Planned
 from orchestrator.actions.restart import _start
+from orchestrator.endpoint.access import Destination
 from orchestrator.errors import LaunchError, NodesError, Unreachable
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan
+from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Program, Request, RunRecord, RunState
 from orchestrator.store import Store
 from orchestrator.transports.local import LocalTransport
@@ -22,8 +25,8 @@ from orchestrator.transports.local import LocalTransport
 class FailingLauncher(DirectLauncher):
     """Fails to start an agent, and cannot end another one."""
 
-    def connect(self) -> tuple[str, ...]:
-        return ()
+    def prepare_attempt(self, plan: LaunchPlan) -> None:
+        pass
 
     def start(self, _: object, check: Callable[[], None] = lambda: None) -> None:
         check()
@@ -48,7 +51,24 @@ def test_node_whose_agent_may_run_is_not_replaced(
     planned = Planned(plan, cast("Any", None), record, (), (), cast("Any", None), {})
     launcher = FailingLauncher(plan, lambda node: LocalTransport(node.name))
     with pytest.raises(LaunchError) as caught:
-        _start(planned, launcher, folder, lambda _: None)
+        _start(planned, launcher, folder, lambda _: None, on_connected=lambda: None)
     first, *rest = str(caught.value).splitlines()
     assert cause in first
     assert [line.strip() for line in rest][-2:] == ["not everything could be stopped:", "s0: no route"]
+
+
+def test_attempt_whose_node_cannot_be_reached_is_not_shown_to_log_readers() -> None:
+    """They share the launcher's plans, and would follow the wrong nodes once another spare node is chosen."""
+    inventory = Inventory(name="here", nodes=(Node(name="n0"), Node(name="s0", tags=("spare",))))
+    request = Request("ssh", Program("executable", ("true",)), max_retries=1)
+    plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
+
+    def unreachable(node: Destination) -> LocalTransport:
+        raise Unreachable(node.name, "no route")
+
+    launcher = DirectLauncher(plan, unreachable)
+    following = replace(plan, attempt=2, nodes=plan.spares, spares=(), replaced=plan.nodes, earlier=(("n0",),))
+    planned = Planned(following, *cast("Any", [None] * 7))
+    with pytest.raises(NodesError):
+        _start(planned, launcher, cast("Any", None), pytest.fail, on_connected=lambda: pytest.fail("it is recorded"))
+    assert launcher.attempt() == 1

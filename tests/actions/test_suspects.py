@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,11 +91,16 @@ def test_node_that_is_gone_is_kept_although_no_rank_reported_its_exit() -> None:
     assert (failure.kind, failure.text) == (kind, "n2 is gone")
 
 
+def _start(plan: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
+    on_connected()
+    return plan
+
+
 def test_attempts_that_were_followed_by_another_one_are_kept_too() -> None:
     folder = _started(1)
     verdict = Verdict(RunState.FAILED, RankExit("n3", 3, None, "SIGKILL"), "rank 3 was killed")
     attempt = DirectAttempt.of(verdict, [], (), ("n3",))
-    assert Restarts(folder, 3, lambda plan: plan, lambda: True).begin(folder.read_plan(), verdict, attempt) == ""
+    assert Restarts(folder, 3, _start, lambda: True).begin(folder.read_plan(), verdict, attempt) == ""
     settle(folder, Verdict(RunState.DONE), attempt=2)
     histories = node_histories(home_store())
     assert [(failure.run, failure.kind) for failure in histories["10.0.0.3"].failures] == [
@@ -108,7 +113,8 @@ def test_failure_counts_once_if_the_next_attempt_cannot_start() -> None:
     folder = _started(1)
     verdict = Verdict(RunState.FAILED, RankExit("n3", 3, None, "SIGKILL"), "rank 3 was killed")
 
-    def refuse(_: LaunchPlan) -> LaunchPlan:
+    def refuse(_: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
+        on_connected()
         raise LaunchError("no port is free")
 
     attempt = DirectAttempt.of(verdict, [], (), ("n3",))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def _node(saved: int | None, code: int | None = 7, *, has_exit: bool = True) -> 
 def test_run_is_restarted_if_that_may_help(
     tmp_path: Path, verdict: Verdict, node: NodeObservation, cut_off: tuple[str, ...], reason: str
 ) -> None:
-    restarts = Restarts(RunFolder(tmp_path), 3, lambda plan: plan, lambda: True)
+    restarts = Restarts(RunFolder(tmp_path), 3, lambda plan, _: plan, lambda: True)
     attempt = DirectAttempt.of(verdict, [node], (), cut_off)
     assert restarts.reason_against(verdict, attempt) == reason
 
@@ -79,7 +80,7 @@ def test_run_is_restarted_by_the_process_that_launched_it_alone(tmp_path: Path) 
 
 
 def test_last_attempt_is_the_one_after_max_retries(tmp_path: Path) -> None:
-    restarts = Restarts(RunFolder(tmp_path), 0, lambda plan: plan, lambda: True)
+    restarts = Restarts(RunFolder(tmp_path), 0, lambda plan, _: plan, lambda: True)
     reason = restarts.reason_against(_failed(), DirectAttempt.of(_failed(), [_node(3)], (), ()))
     assert reason == "attempt 1 was the last: max_retries is 0; the newest saved step is 3"
 
@@ -111,9 +112,12 @@ def test_spare_node_takes_the_ranks_of_the_node_that_it_replaces(
     folder, plan = _plan(tmp_path)
     started = []
 
-    def start(following: LaunchPlan) -> LaunchPlan:
+    def start(following: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
+        assert folder.read().attempt == 1  # log readers follow the nodes of the recorded plan
         if unreachable in {node.name for node in following.nodes}:
             raise NodesError([Unreachable(str(unreachable), "no route")], 2)
+        on_connected()
+        assert (folder.read().attempt, folder.read_plan().nodes) == (2, following.nodes)
         started.append(following)
         return following
 
@@ -134,7 +138,7 @@ def test_spare_node_takes_the_ranks_of_the_node_that_it_replaces(
 
 def test_node_with_the_only_checkpoints_is_not_replaced(tmp_path: Path) -> None:
     folder, plan = _plan(tmp_path)
-    restarts = Restarts(folder, 9, lambda plan: plan, lambda: False)
+    restarts = Restarts(folder, 9, lambda plan, _: plan, lambda: False)
     reason = restarts.begin(plan, _failed(), replace(_attempt(), first_failed_node=None, lost=frozenset({"n0"})))
     text = "the checkpoints of rank 0 are on that node alone"
     assert reason == f"not restarted: n0 cannot be reached, and {text}"
