@@ -101,6 +101,7 @@ def test_failing_rank_fails_the_run_and_ends_the_other_nodes(orch: Orch, cluster
 def test_detached_job_is_followed_by_logs_and_stopped_by_stop(orch: Orch, cluster: Cluster) -> None:
     run_id = orch("submit", "--detach", "-j", "2x1", "--", "sh", "-c", "echo up; exec sleep 1000").stdout.strip()
     assert cluster.wait_for(orch, run_id, "RUNNING")["slurm_job"] in cluster.jobs()
+    until(lambda: orch.printed(run_id).count("up\n") == 2, awaited="the lines of both ranks")
     orch("stop", run_id)
     assert orch.status(run_id)["state"] == "STOPPED"
     assert not cluster.jobs()
@@ -114,6 +115,7 @@ def test_cancelled_job_is_stopped_and_one_ended_by_a_signal_has_failed(orch: Orc
     for command in (["scancel"], ["scancel", "--signal=TERM"], ["scancel", "--full", "--signal=TERM"]):
         run_id = orch("submit", "--detach", "-j", "2x1", "--", "sleep", "1000").stdout.strip()
         job = cluster.wait_for(orch, run_id, "RUNNING")["slurm_job"]
+        until(lambda: orch.printed(run_id).count("rank-started") == 2, awaited="both ranks")  # noqa: B023
         subprocess.run([*command, job], check=True, timeout=30)
         until(lambda: not cluster.jobs(), awaited="the job to be over")
         states.append((orch.status(run_id)["state"], orch.status(run_id)["message"] or ""))

@@ -58,7 +58,10 @@ def test_one_run_or_the_whole_sweep_of_a_program_is_stopped(orch: Orch, cluster:
     first, second, *waiting = (record["id"] for record in json.loads(orch("list", "--sweep", sweep, "--json").stdout))
     until(lambda: "seed=1" in orch.printed(first), awaited="the first run's line")
     until(lambda: "seed=2" in orch.printed(second), awaited="the second run's line")
-    assert [orch.status(run)["queue"]["reason"] for run in waiting] == ["JobArrayTaskLimit"] * 2
+    until(
+        lambda: [orch.status(run)["queue"]["reason"] for run in waiting] == ["JobArrayTaskLimit"] * 2,
+        awaited="Slurm's reason",
+    )
     orch("stop", first)
     assert [orch.status(run)["state"] for run in (first, second)] == ["STOPPED", "RUNNING"]
     assert "it is a sweep of 4 runs" in orch("logs", sweep, code=2).stderr

@@ -74,7 +74,7 @@ def test_failing_line_of_setup_fails_the_launch_and_leaves_nothing(farm: Farm, t
     assert "module: command not found" in done.stderr
     assert "hunter2" not in done.stderr
     assert orch.status()["state"] == "FAILED"
-    assert _nothing_runs(farm)
+    until(lambda: _nothing_runs(farm), awaited="the connections to end")
 
 
 def test_addresses_may_come_from_ssh_config_alone(farm: Farm, tmp_path: Path) -> None:
