@@ -24,8 +24,9 @@ from trainer.runtime.group import CHUNK_BYTES, Group
 from trainer.runtime.init import initialise
 from trainer.runtime.progress import Progress
 from trainer.runtime.signals import Flag, Received, Signals
+from trainer.tasks.attention import FUSED_ATTENTION, causal_attention, manual_causal_attention
 from trainer.tasks.gpt import Gpt
-from trainer.tasks.gpt_model import FUSED_ATTENTION, GPT, causal_attention, manual_causal_attention
+from trainer.tasks.gpt_model import GPT
 from trainer.train import Trainer
 
 TINY = ModelConfig(layers=1, width=16, heads=2, context=8)

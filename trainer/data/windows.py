@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Sequence, Tuple
 
 import torch
 
@@ -15,9 +15,18 @@ class Windows:
 
     is_random = False
 
-    def __init__(self, paths: Sequence[str], form: str, *, key: str, context: int, vocabulary: int) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str],
+        form: str,
+        *,
+        key: str,
+        context: int,
+        vocabulary: int,
+        size_keys: Tuple[str, str] = ("model.context", "model.vocabulary"),
+    ) -> None:
         """
-        Args: the arguments of find_tokens, and the sizes of the model.
+        Args: the arguments of find_tokens, the sizes of the model, and the keys of both sizes, for messages.
 
         Raises:
             UserError: also if there are fewer tokens than one sample needs.
@@ -27,11 +36,11 @@ class Windows:
         unit = "bytes of text" if self.tokens.has_text else "tokens"
         if len(self.tokens) < context + 1:
             raise UserError(
-                f"{key}: {names}: {len(self.tokens)} {unit}, model.context={context} needs at least {context + 1}"
+                f"{key}: {names}: {len(self.tokens)} {unit}, {size_keys[0]}={context} needs at least {context + 1}"
             )
         self.is_safe = self.tokens.has_text and vocabulary >= 256  # noqa: PLR2004 -- bytes
         self.description = f"{len(self.tokens)} {unit}"
-        self.key = key
+        self.key, self.vocabulary_key = key, size_keys[1]
 
     def __len__(self) -> int:
         return (len(self.tokens) - 1) // self.context
@@ -52,5 +61,5 @@ class Windows:
             offset = int(wrong[0])
             raise UserError(
                 f"{self.key}: {self.tokens.position_of(start + offset)}: {int(row[offset])} is no token of "
-                f"model.vocabulary={self.vocabulary}: set it to the size of the tokenizer's, or correct data.format"
+                f"{self.vocabulary_key}={self.vocabulary}: set it to the size of the tokenizer's, or correct data.format"
             )

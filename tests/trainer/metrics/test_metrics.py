@@ -31,7 +31,8 @@ from trainer.metrics.reporters import ReportError
 from trainer.runtime.group import Group
 from trainer.runtime.init import initialise
 from trainer.runtime.progress import Progress
-from trainer.tasks.gpt_model import GPT, manual_causal_attention
+from trainer.tasks.attention import manual_causal_attention
+from trainer.tasks.gpt_model import GPT
 from trainer.train import Trainer
 
 BF16 = load_config(words=["precision=bf16"])

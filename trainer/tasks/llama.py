@@ -1,0 +1,82 @@
+"""Llama, Mistral, Qwen 2 and Qwen 3 on text or tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Mapping, Sequence
+
+import torch
+
+from trainer.config.config import TrainConfig
+from trainer.data.windows import Windows
+from trainer.errors import UserError
+from trainer.runtime.seeds import derive_seed
+from trainer.tasks.base import Task
+from trainer.tasks.llama_model import LlamaModel
+from trainer.tasks.llama_shape import read_shape
+
+CONTEXT = 2048  # unless the model allows less
+
+
+class Llama(Task):
+    """Shaped by a config.json, reads data.*; a batch is int64 [batch, context + 1]."""
+
+    def __init__(self, config: TrainConfig, shape: str = "", context: int = 0) -> None:
+        """
+        Args:
+            config: all settings.
+            shape: options.shape, a config.json of Hugging Face, or a folder that has one.
+            context: options.context, the tokens of a sample; by default 2048, or as many as the model allows.
+        """
+        super().__init__(config)
+        if not shape or not isinstance(shape, str):
+            raise UserError("options.shape: name a config.json of Hugging Face, or a folder that has one")
+        self.shape_path = Path(shape).expanduser()
+        self.shape = read_shape(self.shape_path)
+        longest = min(self.shape.context, self.shape.window or self.shape.context)
+        self.context = context or min(CONTEXT, longest)
+        if type(self.context) is not int or not 1 <= self.context <= longest:
+            raise UserError(f"options.context={context}: allowed: 1 to {longest}, the longest of {self.shape_path}")
+        self.tokens_per_sample = self.context
+
+    def build_model(self) -> LlamaModel:
+        return LlamaModel(self.shape)
+
+    def build_data(self, split: str) -> Windows | None:
+        data = self.config.data
+        if split == "validation" and not data.validation:
+            return None
+        paths, key = (data.paths, "data.paths") if split == "train" else (data.validation, "data.validation")
+        return Windows(
+            paths,
+            data.format,
+            key=key,
+            context=self.context,
+            vocabulary=self.shape.vocabulary,
+            size_keys=("options.context", "vocab_size"),
+        )
+
+    def loss(self, model: Any, batch: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
+        loss: torch.Tensor = model(batch[:, :-1], batch[:, 1:])
+        return loss
+
+    def count_terms(self, batch: torch.Tensor) -> int:
+        return batch[:, 1:].numel()
+
+    def blocks(self, model: torch.nn.Module) -> Sequence[torch.nn.Module]:
+        assert isinstance(model, LlamaModel)
+        return list(model.model.layers)
+
+    def initialise(self, name: str, weight: torch.Tensor) -> None:
+        """transformers': normal with initializer_range, zero biases, norms at one."""
+        if weight.dim() == 1:
+            weight.fill_(0.0 if name.endswith("bias") else 1.0)
+            return
+        generator = torch.Generator().manual_seed(derive_seed(self.config.seed, name))
+        weight.normal_(0.0, self.shape.std, generator=generator)
+
+    def flops_per_sample(self, sizes: Mapping[str, int]) -> int:
+        """As for the GPT (trainer/metrics/mfu.py); a tied embedding is multiplied once, as the head."""
+        looked_up = 0 if self.shape.tied else sizes["model.embed_tokens.weight"]
+        attention = self.shape.layers * self.shape.heads * self.shape.head_width * self.context
+        return (6 * (sum(sizes.values()) - looked_up) + 12 * attention) * self.context

@@ -1,0 +1,128 @@
+"""The shape of a Llama, from the config.json of a Hugging Face model. No torch here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Mapping, Tuple
+
+from trainer.errors import UserError
+
+CONFIG_FILE = "config.json"
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+LLAMA3_ROPE = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
+@dataclass(frozen=True)
+class LlamaShape:
+    """
+    Sizes and variants of one model.
+
+    feed: width inside the feed-forward. head_norms: queries and keys are normalised, as in Qwen 3. rope_scaling: the four numbers
+    of Llama 3.1, in the order of LLAMA3_ROPE; none if empty. window: how many tokens a token sees, if limited. raw: the whole file.
+    """
+
+    layers: int
+    width: int
+    feed: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    vocabulary: int
+    context: int
+    norm_eps: float
+    rope_theta: float
+    rope_scaling: Tuple[float, ...]
+    tied: bool
+    query_bias: bool
+    output_bias: bool
+    head_norms: bool
+    window: int | None
+    std: float
+    raw: Mapping[str, Any]
+
+
+def read_shape(path: Path) -> LlamaShape:
+    """
+    Read a config.json, given by its path or by its folder.
+
+    Raises:
+        UserError: it cannot be read, or describes a model that is not shaped like a Llama.
+    """
+    path = path / CONFIG_FILE if path.is_dir() else path
+    try:
+        config = json.loads(path.read_text("utf-8"))
+    except OSError as exc:
+        raise UserError(f"{path}: cannot be read: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise UserError(f"{path}: not valid JSON: {exc}") from exc
+    try:
+        return shape_of(config)
+    except KeyError as exc:
+        raise UserError(f"{path}: has no {exc}") from exc
+    except (ValueError, TypeError, AttributeError) as exc:
+        raise UserError(f"{path}: {exc}") from exc
+
+
+def shape_of(config: Mapping[str, Any]) -> LlamaShape:
+    """Raises ValueError for another kind of model, KeyError for a missing key, TypeError for a value of another type."""
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise ValueError(f"model_type={family}: models of type {', '.join(FAMILIES)} can be trained")
+    act, mlp_bias = config.get("hidden_act", "silu"), config.get("mlp_bias", False)
+    if act != "silu" or mlp_bias:
+        raise ValueError(f"hidden_act={act} mlp_bias={json.dumps(mlp_bias)}: only silu without biases can be trained")
+    if "sliding_attention" in (config.get("layer_types") or ()):
+        raise ValueError("layer_types has sliding_attention: only full_attention can be trained")
+    width, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
+    kv_heads = _count(config, "num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ValueError(f"num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}")
+    rope_theta, rope_scaling = _rope(config)
+    has_bias = bool(config.get("attention_bias", False))
+    return LlamaShape(
+        layers=_count(config, "num_hidden_layers"),
+        width=width,
+        feed=_count(config, "intermediate_size"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_width=_count(config, "head_dim", width // heads),
+        vocabulary=_count(config, "vocab_size"),
+        context=_count(config, "max_position_embeddings"),
+        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
+        tied=bool(config.get("tie_word_embeddings", False)),
+        query_bias=has_bias or family == "qwen2",
+        output_bias=has_bias,
+        head_norms=family == "qwen3",
+        window=_window(config),
+        std=float(config.get("initializer_range", 0.02)),
+        raw=config,
+    )
+
+
+def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = config[key] if default is None else config.get(key)
+    value = default if value is None else value
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{key}={json.dumps(value)}: a number from 1 on is needed")
+    return value
+
+
+def _rope(config: Mapping[str, Any]) -> Tuple[float, Tuple[float, ...]]:
+    """Base and scaling; transformers 5 writes both as rope_parameters, older versions as rope_theta and rope_scaling."""
+    rope: Dict[str, Any] = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    theta = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
+    if kind == "default":
+        return theta, ()
+    if kind != "llama3":
+        raise ValueError(f"rope_type={kind}: default and llama3 can be trained")
+    return theta, tuple(float(rope[key]) for key in LLAMA3_ROPE)
+
+
+def _window(config: Mapping[str, Any]) -> int | None:
+    is_used = config.get("use_sliding_window", config["model_type"] == "mistral")
+    return config.get("sliding_window") if is_used else None
