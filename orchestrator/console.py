@@ -29,7 +29,6 @@ LEAST_CUT = 12  # characters to which a table shortens a column even on a narrow
 ERASE_LINE = "\r\x1b[K"
 FIRST_PROGRESS_S, PROGRESS_S = 5.0, 30.0  # where there is no terminal
 LEAST_ESTIMATED_S = 2.0  # of work before the remaining time is estimated
-MOST_WAITING_NAMED = 3
 _THOUSAND = 1000
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # by rank
 _AGENT_COLOUR = 90  # grey
@@ -128,12 +127,12 @@ class ProgressLine:
     def _text(self, now_s: float) -> str:
         assert self._shown is not None
         progress = self._shown
-        done = progress.total - len(progress.waiting)
+        done = progress.total - progress.waiting
         size = "" if progress.size_bytes is None else f" {size_text(progress.size_bytes)},"
         text = f"{progress.work}{size} {done}/{progress.total}"
         is_stuck = not progress.share and now_s - self._begun_s > LEAST_ESTIMATED_S
-        if len(progress.waiting) <= MOST_WAITING_NAMED and (done or is_stuck):
-            text += f", waiting for {fold(progress.waiting)}"
+        if progress.names and (done or is_stuck):
+            text += f", waiting for {fold(progress.names)}"
         first_s, first_share = self._first or (now_s, progress.share)
         if progress.share > first_share and now_s - first_s > LEAST_ESTIMATED_S:
             left_s = (now_s - first_s) / (progress.share - first_share) * (1 - progress.share)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, TypeVar
 
 R = TypeVar("R")
+MOST_NAMED = 3
 
 
 class Named(Protocol):
@@ -27,8 +28,10 @@ class Progress:
     work: str
     """A participle, such as `connecting`."""
     total: int
-    waiting: tuple[str, ...]
-    """The nodes whose work has not ended, in node order."""
+    waiting: int
+    """How many nodes there are whose work has not ended."""
+    names: tuple[str, ...] = ()
+    """Their names, in node order, if there are at most MOST_NAMED."""
     size_bytes: int | None = None
     """The size of the files that each node gets, if it gets any."""
     share: float = 0.0
@@ -47,21 +50,25 @@ def no_progress(_progress: object) -> None:
 
 
 class Reporter:
-    """Reports the progress of work on many nodes: at the beginning, and when the work on a node advances or ends."""
+    """
+    Reports the progress of work on many nodes: at the beginning, and when the work on a node advances or ends.
 
-    def __init__(self, begun: Progress, on_progress: OnProgress) -> None:
-        self._begun = begun
-        self._waiting = dict.fromkeys(begun.waiting)
-        self._shares = dict.fromkeys(begun.waiting, 0.0)
+    A report takes the same time for any number of nodes: there are several for each of them.
+    """
+
+    def __init__(
+        self, work: str, nodes: Sequence[str], on_progress: OnProgress, *, size_bytes: int | None = None
+    ) -> None:
+        """Begin to report on work on these nodes, named by a participle."""
+        self._begun = Progress(work, len(nodes), len(nodes), size_bytes=size_bytes)
+        self._waiting = dict.fromkeys(nodes, 0.0)
+        """The share of each node whose work has not ended."""
+        self._shares = 0.0
+        """The sum of these shares."""
         self._on_progress = on_progress
         self._lock = threading.Lock()
-        if begun.waiting:
-            on_progress(begun)
-
-    @classmethod
-    def of(cls, work: str, nodes: Sequence[str], on_progress: OnProgress, *, size_bytes: int | None = None) -> Reporter:
-        """Begin to report on work on these nodes, named by a participle."""
-        return cls(Progress(work, len(nodes), tuple(nodes), size_bytes), on_progress)
+        if nodes:
+            self._report()
 
     def around(self, work: Callable[[NamedT], R]) -> Callable[[NamedT], R]:
         """The work on one of the nodes, whose end is reported."""
@@ -77,15 +84,19 @@ class Reporter:
     def ended(self, node: str) -> None:
         """The work on this node has ended."""
         with self._lock:
-            self._waiting.pop(node, None)
-            self._report(node, 1.0)
+            self._shares -= self._waiting.pop(node, 0.0)
+            self._report()
 
     def advanced(self, node: str, share: float) -> None:
         """A share of the work on this node is complete."""
         with self._lock:
-            self._report(node, share)
+            if node in self._waiting:
+                self._shares += share - self._waiting[node]
+                self._waiting[node] = share
+                self._report()
 
-    def _report(self, node: str, share: float) -> None:
-        self._shares[node] = share
-        total = sum(self._shares.values()) / len(self._shares)
-        self._on_progress(replace(self._begun, waiting=tuple(self._waiting), share=total))
+    def _report(self) -> None:
+        total, waiting = self._begun.total, len(self._waiting)
+        names = tuple(self._waiting) if waiting <= MOST_NAMED else ()
+        share = (total - waiting + self._shares) / total
+        self._on_progress(replace(self._begun, waiting=waiting, names=names, share=share))

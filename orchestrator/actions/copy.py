@@ -79,7 +79,7 @@ def copy(run: str, path: str, destination: Path, names: str | None, *, on_progre
         targets = [_target(destination, source, normal or folder.path.name, len(sources)) for source in sources]
         target_of = dict(zip(sources, targets, strict=True))
         size_bytes = sum(source.found.size_bytes for source in sources)
-        reporter = Reporter.of("copying", [source.name for source in sources], on_progress, size_bytes=size_bytes)
+        reporter = Reporter("copying", [source.name for source in sources], on_progress, size_bytes=size_bytes)
 
         def copy_from(source: _Source) -> Copied:
             return _copied(source, target_of[source], partial(reporter.advanced, source.name))

@@ -133,7 +133,7 @@ def collect(limits: Limits, inventory: str | None, forget: str | None, on_progre
     sites = [site for site in _once_each(known) if site.key not in forgotten]
     claims, terminal = _Claims(), Terminal()
     limit = max([FANOUT, *(site.ssh.fanout for site in sites)])
-    reporter = Reporter.of("searching", [site.name for site in sites], between_prompts(on_progress))
+    reporter = Reporter("searching", [site.name for site in sites], between_prompts(on_progress))
 
     def collect_site(site: Site) -> SiteGarbage:
         return _collect_site(site, limits, claims, terminal)

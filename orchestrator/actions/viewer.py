@@ -104,7 +104,7 @@ class Owner:
                     on_warning(message["text"])
                 elif message["kind"] == "progress":
                     del message["kind"]
-                    on_progress(Progress(**{**message, "waiting": tuple(message["waiting"])}))
+                    on_progress(Progress(**{**message, "names": tuple(message["names"])}))
                 elif message["kind"] == "launched":
                     return str(message["run"])
         raise self._ended(

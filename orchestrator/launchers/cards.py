@@ -26,7 +26,7 @@ def detect_cards(
     """
     chosen = inventory.nodes if names is None else inventory.select(names)
     transport = transport_factory(inventory.transport, inventory.ssh, terminal)
-    reporter = Reporter.of("connecting", [node.name for node in chosen], between_prompts(on_progress))
+    reporter = Reporter("connecting", [node.name for node in chosen], between_prompts(on_progress))
 
     def connect(node: Node) -> Endpoint:
         return Endpoint.connect(transport(node), node.python)

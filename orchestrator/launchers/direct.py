@@ -200,7 +200,7 @@ class DirectLauncher:
 
     def _connection_failures(self, nodes: Sequence[NodePlan]) -> list[NodeError | None]:
         """Connect to the nodes; return the failure of each, None for a success. NodesError if all fail."""
-        reporter = Reporter.of("connecting", [node.name for node in nodes], self._on_progress)
+        reporter = Reporter("connecting", [node.name for node in nodes], self._on_progress)
         results = each(nodes, reporter.around(self.reach), limit=len(nodes))
         try:
             successes(results)
@@ -324,7 +324,7 @@ class DirectLauncher:
         Without a limit for all at once: a request over an open connection is mostly a wait, and the transports limit the logins.
         """
         names = [node.name for node in nodes]
-        self._reporter = Reporter.of(participle, names, self._on_progress, size_bytes=size_bytes)
+        self._reporter = Reporter(participle, names, self._on_progress, size_bytes=size_bytes)
         return successes(each(nodes, self._reporter.around(work), limit=limit or len(nodes)))
 
 

@@ -178,7 +178,8 @@ class LaunchPlan:
 
 def to_json(plan: LaunchPlan) -> dict[str, Any]:
     """The plan as it is stored with the run, without environment values: only the scripts (mode 0600) hold them."""
-    return {**asdict(plan), **{name: list(map(_node_json, getattr(plan, name))) for name in _NODES}}
+    lists: dict[str, Any] = {name: list(map(_node_json, getattr(plan, name))) for name in _NODES}
+    return {**asdict(replace(plan, nodes=(), spares=(), replaced=())), **lists}
 
 
 def _node_json(node: NodePlan) -> dict[str, Any]:

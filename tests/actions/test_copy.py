@@ -73,7 +73,7 @@ def test_wanted_node_is_read_even_if_another_one_is_first_in_the_shared_folder(
 def test_only_the_wanted_nodes_are_connected(plan: LaunchPlan, tmp_path: Path) -> None:
     reports: list[Progress] = []
     copy(plan.run_id, "res", tmp_path / "to", "n1", on_progress=reports.append)
-    assert {name for progress in reports for name in progress.waiting} == {"n1"}
+    assert {name for progress in reports for name in progress.names} == {"n1"}
 
 
 def test_node_that_the_run_does_not_have_is_refused(plan: LaunchPlan, tmp_path: Path) -> None:

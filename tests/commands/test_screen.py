@@ -9,11 +9,9 @@ import pytest
 from orchestrator.console import ERASE_LINE, LogView, ProgressLine, size_text
 from orchestrator.logs.lines import LogLines, NodeLines
 from orchestrator.logs.selection import Selection
-from orchestrator.progress import Progress
+from orchestrator.progress import Progress, Reporter
 from orchestrator.transports import terminal
 from tests.until import until
-
-NODES = tuple(f"n{index}" for index in range(64))
 
 
 def _on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,13 +27,13 @@ def test_progress_on_a_terminal_is_one_line_that_is_erased(
     _on_terminal(monkeypatch)
     monkeypatch.setattr("time.monotonic", iter([0.0, 50.0, 60.0, 100.0, 140.0]).__next__)
     with ProgressLine() as progress:
-        progress.update(Progress("connecting", 64, NODES[12:]))
-        progress.update(Progress("pushing", 64, NODES, 100_000_000))
-        progress.update(Progress("pushing", 64, NODES, 100_000_000, 0.1))
-        progress.update(Progress("pushing", 64, NODES[32:], 100_000_000, 0.55))
-        progress.update(Progress("pushing", 64, NODES[62:], 100_000_000, 0.9))
+        progress.update(Progress("connecting", 64, 52))
+        progress.update(Progress("pushing", 64, 64, size_bytes=100_000_000))
+        progress.update(Progress("pushing", 64, 64, size_bytes=100_000_000, share=0.1))
+        progress.update(Progress("pushing", 64, 32, size_bytes=100_000_000, share=0.55))
+        progress.update(Progress("pushing", 64, 2, ("n62", "n63"), 100_000_000, 0.9))
         progress.warn("the link x")
-    progress.update(Progress("pushing", 64, NODES[63:]))
+    progress.update(Progress("pushing", 64, 1, ("n63",)))
     assert capsys.readouterr().err.replace(ERASE_LINE, "|") == (
         "|orch: connecting 12/64"
         "|orch: pushing 100.0 MB, 0/64"
@@ -51,13 +49,13 @@ def test_progress_is_cut_to_the_width_of_the_terminal(
 ) -> None:
     _on_terminal(monkeypatch)
     with ProgressLine() as progress:
-        progress.update(Progress("connecting", 2, ("x" * 100,)))
+        progress.update(Progress("connecting", 2, 1, ("x" * 100,)))
     assert {len(line) for line in capsys.readouterr().err.split(ERASE_LINE) if line} == {79}
 
 
 def test_without_a_terminal_only_slow_work_is_reported_in_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressLine() as progress:
-        progress.update(Progress("connecting", 2, ("n0", "n1")))
+        progress.update(Progress("connecting", 2, 2, ("n0", "n1")))
     assert capsys.readouterr().err == ""
     printed = ""
 
@@ -67,9 +65,25 @@ def test_without_a_terminal_only_slow_work_is_reported_in_plain_lines(capsys: py
         return printed
 
     with ProgressLine(first_s=0.01) as progress:
-        progress.update(Progress("connecting", 5, ("n4",)))
+        progress.update(Progress("connecting", 5, 1, ("n4",)))
         until(slow_work, awaited="a line")
     assert printed == "orch: connecting 4/5, waiting for n4\n"
+
+
+def test_reports_have_the_count_and_share_of_many_nodes_and_the_names_of_few() -> None:
+    reports: list[Progress] = []
+    reporter = Reporter("pushing", [f"n{index}" for index in range(1024)], reports.append)
+    reporter.advanced("n0", 0.5)
+    reporter.advanced("n0", 0.75)
+    for index in range(1022):
+        reporter.ended(f"n{index}")
+    reporter.advanced("n0", 0.9)  # of a node that has ended
+    first, *_, last = reports
+    assert len(reports) == 1 + 2 + 1022
+    assert first == Progress("pushing", 1024, 1024)
+    assert [(report.waiting, report.share * 1024) for report in reports[1:4]] == [(1024, 0.5), (1024, 0.75), (1023, 1)]
+    assert {len(report.names) for report in reports[:-2]} == {0}
+    assert (last.waiting, last.names) == (2, ("n1022", "n1023"))
 
 
 def test_nothing_is_written_over_a_prompt() -> None:

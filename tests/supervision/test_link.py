@@ -59,7 +59,7 @@ def test_viewer_that_reads_nothing_holds_up_log_lines_alone_and_gets_all_of_them
         writing.start()
         until(lambda: len(written) >= MOST_WAITING, awaited="the queue to be full")
         for number in range(WARNINGS):
-            link.progress(Progress("connecting", 1, ("n0",), share=number / WARNINGS))
+            link.progress(Progress("connecting", 1, 1, ("n0",), share=number / WARNINGS))
             link.warn("slow")
         assert len(written) < FRAMES
         counts: Counter[str] = Counter()
