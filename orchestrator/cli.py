@@ -73,6 +73,7 @@ _follow = click.option(
     "--follow/--detach", default=True, help="Watch the run (default), or print its id and return at once."
 )
 _quiet = click.option("--quiet", is_flag=True, help="Print only the ranks' lines, warnings and failures.")
+_fold = click.option("--fold", is_flag=True, help="Print equal lines of many ranks once.")
 _max_retries = click.option(
     "--max-retries",
     type=click.IntRange(min=0, max=10_000),
@@ -282,7 +283,7 @@ def _arguments(launcher: LauncherName, program: tuple[str, ...] | None, typed: d
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
 @click.option("--since", metavar="SPAN", help="Only the last 30s, 5m, 2h, 1d.")
 @click.option("--stream", metavar="out|err|event|batch", help="Only this stream.")
-@click.option("--fold", is_flag=True, help="Print equal lines of many ranks once.")
+@_fold
 @click.option(
     "-i",
     "--inventory",
@@ -346,11 +347,12 @@ def list_(sweep: str | None, up_to_date: bool, as_json: bool, **wanted: Any) -> 
 @_run
 @_follow
 @_quiet
-def attach(run: str, follow: bool, quiet: bool) -> int:
+@_fold
+def attach(run: str, follow: bool, quiet: bool, fold: bool) -> int:
     """Supervise a run again whose supervisor has died. Watches the run."""
     from orchestrator.commands.attach import attach  # noqa: PLC0415
 
-    return attach(run, follow=follow, quiet=quiet)
+    return attach(run, follow=follow, quiet=quiet, fold=fold)
 
 
 @app.command()

@@ -73,9 +73,9 @@ class Owner:
         return cls({"arguments": typed, "is_benchmark": is_benchmark, "follow": follow, "quiet": quiet})
 
     @classmethod
-    def of_run(cls, run: str, *, follow: bool, quiet: bool) -> Owner:
+    def of_run(cls, run: str, *, follow: bool, quiet: bool, fold: bool = False) -> Owner:
         """Supervise a run that has no owner."""
-        return cls({"run": run, "follow": follow, "quiet": quiet})
+        return cls({"run": run, "follow": follow, "quiet": quiet, "fold": fold})
 
     def until_launched(
         self,

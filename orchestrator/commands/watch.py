@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, TextIO
 
 from orchestrator.console import LogView, inform, print_error, print_summary, warn
@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from orchestrator.actions.log_reader import Viewer
 
 
-def watch(launched: Launched, *, quiet: bool, stream: TextIO | None = None) -> int:
+def watch(
+    launched: Launched,
+    *,
+    quiet: bool,
+    stream: TextIO | None = None,
+    ranks_of: Callable[[str], int] | None = None,
+) -> int:
     """Follow a run that this process has launched or attached to, and print its outcome; return its exit code."""
     from orchestrator.actions.log_reader import LogReader  # noqa: PLC0415  the viewer of a run over SSH needs none of it
     from orchestrator.actions.watch import Watch, watched_lines  # noqa: PLC0415  as above
@@ -31,7 +37,7 @@ def watch(launched: Launched, *, quiet: bool, stream: TextIO | None = None) -> i
 
         return diagnose_failure(launched.folder, launched.launcher, warn)
 
-    return show(launched.folder.path.name, to_end, diagnosed, quiet=quiet, stream=stream)
+    return show(launched.folder.path.name, to_end, diagnosed, quiet=quiet, stream=stream, ranks_of=ranks_of)
 
 
 def show(
@@ -41,6 +47,7 @@ def show(
     *,
     quiet: bool,
     stream: TextIO | None = None,
+    ranks_of: Callable[[str], int] | None = None,
 ) -> int:
     """
     Show a run to its end, and print its outcome; return its exit code.
@@ -50,11 +57,13 @@ def show(
         diagnosed: returns the record of a run that has failed, with its diagnosis.
         quiet: print only the lines of ranks, warnings, and the outcome of a run that is not done.
         stream: for the lines; by default stdout.
+        ranks_of: the number of ranks of a node, to fold equal lines of many ranks.
     """
-    view = LogView(as_json=False, quiet=quiet, stream=stream)
+    view = LogView(as_json=False, quiet=quiet, stream=stream, ranks_of=ranks_of)
     view.inform(f"run {run_id} started; Ctrl-C stops watching, the run continues")
     try:
-        record = to_end(view)
+        with closing(view):
+            record = to_end(view)
     except KeyboardInterrupt:
         inform(
             f"stopped watching; the run continues. `orch logs -f {run_id}` watches again, `orch stop {run_id}` ends it"

@@ -127,7 +127,7 @@ class OwnerLink:
 
     def write(self, lines: Iterable[LogLines]) -> None:
         """
-        Show log lines; wait while the viewer is slow.
+        Show log lines; wait while the viewer is slow. A viewer that folds lines gets a message without lines, too: some may be due.
 
         Raises:
             ViewerGone: there is no viewer, even if there are no lines.
@@ -147,7 +147,7 @@ class OwnerLink:
             self._changed.wait_for(lambda: not self._is_open or self._lines_waiting() < MOST_WAITING)
         if not self._is_open:
             raise ViewerGone
-        if groups:
+        if groups or self.request.get("fold"):
             self._add(lines_frame(groups), has_lines=True)
 
     def answer_to(self, question: str, *, echo: bool) -> bytes | None:

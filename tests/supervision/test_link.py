@@ -89,6 +89,20 @@ def test_log_lines_arrive_as_they_are_and_their_text_is_sent_without_escapes() -
     assert len(lines_frame(groups)) < characters + 100 * len(groups)
 
 
+@pytest.mark.parametrize(("fold", "kinds"), [(True, ["lines", "warning"]), (False, ["warning"])])
+def test_viewer_that_folds_lines_gets_a_message_without_lines(*, fold: bool, kinds: list[str]) -> None:
+    """It keeps lines to fold others with them, and prints them when it is called."""
+    viewer, owner = socket.socketpair()
+    with viewer:
+        viewer.sendall(frame({"fold": fold}))
+        link = OwnerLink(owner)
+        link.write([])
+        link.warn("after the lines")
+        link.end()
+        assert [message["kind"] for message in messages(viewer)] == kinds
+    link.join()
+
+
 def test_viewer_answers_a_question_or_cancels_it() -> None:
     with _linked() as (link, viewer):
         for text in ("word ü".encode("latin-1"), None):
