@@ -57,6 +57,8 @@ class NodeHistory:
     failures: list[NodeFailure] = field(default_factory=list)
     findings: dict[str, int] = field(default_factory=dict)
     """The number of launches in which a check has found something on the node, by the name of the check."""
+    slow_runs: list[str] = field(default_factory=list)
+    """The runs in which a rank on the node was slow."""
     chances: list[float] = field(default_factory=list)
     """For each failure of a run of the node, how likely it begins on this node if it begins on any node of the run."""
     chance: float = 1.0
@@ -83,7 +85,8 @@ class NodeHistory:
             {"time": each.time, "run": each.run, "class": each.kind.value, "text": each.text} for each in self.failures
         ]
         judged = {"expected": self.expected, "chance": self.chance, "suspect": self.is_suspect}
-        return {"attempts": self.attempts, "failures": failures, "findings": self.findings, **judged}
+        shown = {"findings": self.findings, "slow_runs": self.slow_runs}
+        return {"attempts": self.attempts, "failures": failures, **shown, **judged}
 
 
 def keep_end(run: object, record: RunRecord, names: Sequence[str] = ()) -> None:
@@ -106,7 +109,8 @@ def keep_end(run: object, record: RunRecord, names: Sequence[str] = ()) -> None:
         address = _addresses(plan)
         used = names or [node.name for node in plan.nodes if plan.launcher == "ssh" or not node.is_spare]
         nodes = fold(address.get(name, name) for name in used)
-        _append(run.path.parents[1], {**_cause(record, address), "nodes": nodes})
+        slow = {"slow": [address.get(name, name) for name in record.slow_nodes]} if record.slow_nodes else {}
+        _append(run.path.parents[1], {**_cause(record, address), "nodes": nodes, **slow})
 
 
 def keep_cause(run: object, record: RunRecord) -> None:
@@ -201,6 +205,9 @@ def _add_end(histories: Mapping[str, NodeHistory], end: Mapping[str, Any]) -> No
     nodes = list(dict.fromkeys([*expand(end["nodes"]), *failed]))  # a node may have failed before anybody observed it
     for node in nodes:
         histories[node].attempts += 1
+    for node in end.get("slow", ()):
+        if end["run"] not in histories[node].slow_runs:
+            histories[node].slow_runs.append(end["run"])
     if end["class"] is None or not failed:
         return
     kind = FailureClass(end["class"]) if end["class"] in set(FailureClass) else FailureClass.UNKNOWN

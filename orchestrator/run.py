@@ -223,6 +223,10 @@ class RunRecord:
     """Node -> why the supervisor cannot log in to it."""
     replicas: str | None = None
     """The finding that ranks had different copies of the model; None if none was made."""
+    slow: str | None = None
+    """The finding about ranks that are slow, or were at the end; None if none is."""
+    slow_nodes: tuple[str, ...] = ()
+    """The nodes with ranks that were slow at some time of the run."""
     attempt: int = 1
     attempts: tuple[dict[str, Any], ...] = ()
     """The attempts over SSH that were followed by another one: attempt, ended, message, exit, class, saved and decision."""
@@ -296,6 +300,7 @@ class RunRecord:
             "message": message,
             "exit": _rank_exit(known["exit"]) if known.get("exit") else None,
             "failure": Failure.from_json(known["failure"]) if known.get("failure") else None,
+            "slow_nodes": tuple(known.get("slow_nodes", ())),
             "tags": tuple(known.get("tags", ())),
             "attempts": tuple(known.get("attempts", ())),
         }

@@ -23,6 +23,7 @@ from trainer.optim.schedule import Schedule
 from trainer.parallel import build_strategy
 from trainer.parallel.checks import Skips, check_finite
 from trainer.parallel.replicas import Replicas
+from trainer.runtime.arrivals import Arrivals
 from trainer.runtime.group import Group
 from trainer.runtime.preemption import PreemptionSignal
 from trainer.runtime.progress import Progress
@@ -56,6 +57,7 @@ class Trainer:
         self.replicas = Replicas(
             self.strategy.replicated, world_size=group.rank.world_size, every=config.fingerprint_steps
         )
+        self.arrivals = Arrivals()
         self.skips = Skips(scales_loss=config.precision == "fp16")
 
     def run(self) -> Summary | None:
@@ -133,6 +135,7 @@ class Trainer:
         received = self.signals.receive()
         self.skips.check(received.flags, received.norms)
         check_finite("loss", received.losses, step)
+        self.progress.extra.update(self.arrivals.after_sync(step, self.group.rank.world_size))
         norm = self.strategy.update(lr, total)
         self.skips.add(step, norm)
         is_last = step == self.config.steps

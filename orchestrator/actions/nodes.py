@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.node.facts import Card, Hca, NodeFacts
 
 COLUMNS = ("NODES", "CARDS", "RDMA", "CPUS", "MEMORY", "DRIVER", "NCCL", "TORCH", "PYTHON")
-HISTORY_COLUMNS = ("NODE", "ATTEMPTS", "FAILURES", "FINDINGS", "LAST FAILURE")
+HISTORY_COLUMNS = ("NODE", "ATTEMPTS", "FAILURES", "FINDINGS", "SLOW RUNS", "LAST FAILURE")
 MOST_RUNS = 3
 GIB = 1 << 30
 # Facts of which the table is made; the reasons for others that are missing are in the JSON.
@@ -48,12 +48,14 @@ def query(inventory: str | None, names: str | None) -> tuple[dict[str, NodeFacts
 
 
 def histories(inventory: str | None, names: str | None) -> dict[str, NodeHistory]:
-    """The last four weeks of the named nodes, or of all in the inventory, without those in which nothing has failed."""
+    """The last four weeks of the named nodes, or of all in the inventory, without those that have neither failed nor been slow."""
     loaded = load_inventory(inventory, names)
     kept = node_histories(home_store())
     nodes = loaded.nodes if names is None else loaded.select(names)
     found = {node.name: kept[node.address] for node in nodes if node.address in kept}
-    return {name: history for name, history in found.items() if history.failures or history.findings}
+    return {
+        name: history for name, history in found.items() if history.failures or history.findings or history.slow_runs
+    }
 
 
 def history_rows(found: Mapping[str, NodeHistory]) -> list[tuple[object, ...]]:
@@ -64,7 +66,7 @@ def history_rows(found: Mapping[str, NodeHistory]) -> list[tuple[object, ...]]:
         classes = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         checks = ", ".join(f"{count} {check}" for check, count in history.findings.items())
         last = history.failures[-1].text if history.failures else ""
-        rows.append((name, history.attempts, classes or "-", checks or "-", last))
+        rows.append((name, history.attempts, classes or "-", checks or "-", len(history.slow_runs) or "-", last))
     return rows
 
 

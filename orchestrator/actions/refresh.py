@@ -34,6 +34,7 @@ from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.observe import Status
 from orchestrator.verdict.replicas import differing_replicas
 from orchestrator.verdict.settle import settle, settle_if_writable
+from orchestrator.verdict.slow_ranks import slow_ranks
 
 __all__ = ["NodeObservation", "Refreshed", "bring_up_to_date", "refresh"]
 
@@ -100,9 +101,11 @@ class Refreshed:
         return observe.stopped_agents(self.nodes, self.record.id)
 
     def findings(self) -> list[Finding]:
-        """The findings about progress and hardware of the ranks, and about copies of the model that differ, until that is recorded."""
+        """The findings about the ranks and their hardware; slow ranks and copies of the model that differ, until they are recorded."""
         differing = None if self.record.replicas else differing_replicas(self.nodes)
-        return [*hang_findings(self.nodes), *hardware_findings(self.nodes), *([] if differing is None else [differing])]
+        slow = None if self.record.slow else slow_ranks(self.nodes)
+        compared = [differing, slow.finding if slow else None]
+        return [*hang_findings(self.nodes), *hardware_findings(self.nodes), *filter(None, compared)]
 
     def unsupervised(self) -> str:
         """The warning that nobody supervises a run over SSH, or some nodes; empty if there is no such case."""

@@ -27,6 +27,7 @@ from orchestrator.verdict.missing_files import explain_by_nodes
 from orchestrator.verdict.observe import Status
 from orchestrator.verdict.replicas import differing_replicas
 from orchestrator.verdict.settle import settle
+from orchestrator.verdict.slow_ranks import NONE_SLOW, SlowRankWatch
 
 
 def watched_lines(*, quiet: bool) -> Selection:
@@ -74,6 +75,9 @@ class Watch:
         """When a run with an unknown supervisor began to appear ended, by time.monotonic()."""
         self._has_warned = False
         self._has_warned_of_replicas = False
+        self._slow_ranks = SlowRankWatch()
+        self._shown_slow: str | None = None
+        """The finding about slow ranks that was shown last; None if it was that no rank is slow any more."""
 
     def to_end(self) -> RunRecord:
         """
@@ -145,6 +149,8 @@ class Watch:
         """True if the run has ended, by its record; warns of what the supervisor has recorded about its ranks."""
         record = self._run.read()
         self._warn_of_replicas(record.replicas)
+        if self._poll is None:
+            self._show_slow_ranks(record.slow)
         return record.state.ended
 
     def _next_phase(self) -> WatchPhase | None:
@@ -177,6 +183,8 @@ class Watch:
         if self._poll is not None and not self._has_warned_of_replicas:  # over SSH the supervisor compares them
             differing = differing_replicas(nodes)
             self._warn_of_replicas(None if differing is None else str(differing))
+        if self._poll is not None and (change := self._slow_ranks.change(nodes)):
+            self._show_slow_ranks(change.text)
         verdict = judge(self._plan, nodes, queue, stop_requested=self._run.is_stop_requested())
         if self._supervisor_unknown:
             return WatchPhase.CONFIRM if self._has_stayed_ended(verdict) else None
@@ -212,6 +220,16 @@ class Watch:
         if finding is not None and not self._has_warned_of_replicas:
             self._viewer.warn(finding)
             self._has_warned_of_replicas = True
+
+    def _show_slow_ranks(self, finding: str | None) -> None:
+        """Warn of ranks that are slow, if they are not those that were shown last; or inform that none is any more."""
+        if finding == self._shown_slow:
+            return
+        self._shown_slow = finding
+        if finding is None:
+            self._viewer.inform(NONE_SLOW)
+        else:
+            self._viewer.warn(finding)
 
     def _has_stayed_ended(self, verdict: Verdict) -> bool:
         """

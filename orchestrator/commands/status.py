@@ -78,8 +78,8 @@ def _headline(refreshed: Refreshed) -> str:
         )
     if record.exit is not None:
         lines.append(f"first failure: {record.exit}")
-    if record.replicas:
-        lines.append(f"replicas: {record.replicas}")
+    found = {"replicas": record.replicas, "slow": record.slow}
+    lines += [f"{name}: {text}" for name, text in found.items() if text]
     if record.tags:
         lines.append(f"tags: {', '.join(record.tags)}")
     if record.note:

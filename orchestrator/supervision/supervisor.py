@@ -38,6 +38,7 @@ from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.missing_files import explain_by_nodes
 from orchestrator.verdict.replicas import differing_replicas
 from orchestrator.verdict.settle import settle_if_writable
+from orchestrator.verdict.slow_ranks import NONE_SLOW, SlowRankWatch
 
 TICK_S = 0.5
 RETRY_S = 1.0
@@ -82,6 +83,7 @@ class Supervisor:
         self._states = self._poller.states
         self._answers = Answers(self._plan, launcher, self._states)
         self._without_progress = False
+        self._slow_ranks = SlowRankWatch()
         self._refused_timeout_s: float | None = self._plan.ssh.get("refused_timeout_s")
 
     def run(
@@ -193,6 +195,7 @@ class Supervisor:
                 return Verdict(record.state, record.exit, record.message)
             self._on_record(record)
             self._report_replicas(record)
+            self._report_slow_ranks(record)
             if self._answers.is_stopping:
                 continue
             verdict = self._judge()
@@ -224,6 +227,16 @@ class Supervisor:
         with contextlib.suppress(OSError):  # a full disk must not end the supervision
             self._folder.update(replicas=str(differing))
         self._folder.add_event("replicas-differ", str(differing))
+
+    def _report_slow_ranks(self, record: RunRecord) -> None:
+        """Record the ranks that the others wait for in each step, when they change; the run continues."""
+        change = self._slow_ranks.change(self._observations())
+        if change is None:
+            return
+        names = change.finding.nodes if change.finding else ()
+        with contextlib.suppress(OSError):  # a full disk must not end the supervision
+            self._folder.update(slow=change.text, slow_nodes=tuple(dict.fromkeys((*record.slow_nodes, *names))))
+        self._folder.add_event("slow-ranks", change.text or NONE_SLOW)
 
     def _record_hang(self) -> None:
         """Record once that no rank makes progress, and which ranks and which silent nodes the others wait for."""

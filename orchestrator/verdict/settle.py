@@ -16,6 +16,7 @@ from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.missing_files import explain
 from orchestrator.verdict.replicas import differing_replicas
+from orchestrator.verdict.slow_ranks import slow_ranks
 
 
 def settle(run: KeptRun, verdict: Verdict, nodes: Sequence[NodeObservation] = (), *, attempt: int = 1) -> RunRecord:
@@ -49,6 +50,8 @@ def _settled(record: RunRecord, verdict: Verdict, nodes: Sequence[NodeObservatio
     summary = next((value for value in reported if isinstance(value, dict)), record.summary)
     ended = datetime.now(timezone.utc).isoformat() if verdict.state.final else None
     differing = differing_replicas(nodes)
+    slow = slow_ranks(nodes)
+    slow_names = slow.finding.nodes if slow and slow.finding else ()
     return replace(
         record,
         state=verdict.state,
@@ -59,4 +62,6 @@ def _settled(record: RunRecord, verdict: Verdict, nodes: Sequence[NodeObservatio
         summary=summary,
         refused=verdict.is_refused,
         replicas=record.replicas or (None if differing is None else str(differing)),
+        slow=record.slow if slow is None else slow.text,
+        slow_nodes=tuple(dict.fromkeys((*record.slow_nodes, *slow_names))),
     )

@@ -126,6 +126,20 @@ def test_failure_counts_once_if_the_next_attempt_cannot_start() -> None:
     assert {history.attempts for history in histories.values()} == {1}
 
 
+def test_slow_runs_of_a_node_are_shown_and_make_it_no_suspect() -> None:
+    for number in range(1, 9):
+        folder = _started(number)
+        folder.update(slow_nodes=("n3",))
+        settle(folder, Verdict(RunState.DONE))
+    settle(_started(9), Verdict(RunState.DONE))
+    histories = node_histories(home_store())
+    assert {address: len(history.slow_runs) for address, history in histories.items() if history.slow_runs} == {
+        "10.0.0.3": 8
+    }
+    assert history_rows({"n3": histories["10.0.0.3"]}) == [("n3", 9, "-", "-", 8, "")]
+    assert _suspects() == []
+
+
 def test_diagnosis_replaces_the_cause_of_the_end() -> None:
     folder = _fail(1, "n0", FailureClass.UNKNOWN)
     record = folder.update(
@@ -230,7 +244,7 @@ def test_nodes_show_their_past_and_the_evidence() -> None:
     for number in range(3):
         _fail(number, "n3")
     history = node_histories(home_store())["10.0.0.3"]
-    assert _row(history) == ("n3", 3, "3 node", "-", "n3 broke")
+    assert _row(history) == ("n3", 3, "3 node", "-", "-", "n3 broke")
     [text] = suspicions({"n3": history})
     assert text.startswith(
         "n3 is a suspect: 3 failures of the last 28 days began on it, where chance explains 0.4 (probability 0.02)"

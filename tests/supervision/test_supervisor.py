@@ -121,6 +121,37 @@ def test_differing_replicas_are_recorded_once_and_the_run_continues(tmp_path: Pa
     assert folder.read().state is RunState.RUNNING
 
 
+def test_slow_ranks_are_recorded_when_they_change_and_the_run_continues(tmp_path: Path) -> None:
+    inventory = Inventory(name="here", nodes=(Node(name="n0"),))
+    request = Request("ssh", Program("executable", ("true",)))
+    plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
+    folder = RunFolder(tmp_path)
+    folder.write(RunRecord(plan.run_id, "ssh", RunState.RUNNING, "", {}, {}, {}, {}, started=True))
+    folder.write_plan(plan)
+    supervisor = Supervisor(folder, DirectLauncher(plan, lambda node: LocalTransport(node.name)))
+
+    def report(*arrivals_s: float) -> None:
+        measured = [{"step_s": 0.5, "calls": 1, "at_s": [at], "error_s": 0.01} for at in arrivals_s]
+        steps = [{"20": of_rank, "40": of_rank} for of_rank in measured]
+        progress = {rank: {"arrivals": {"count": 3, "steps": of_rank}} for rank, of_rank in enumerate(steps)}
+        node = NodeObservation(
+            "n0", None, alive=True, same_boot=True, finished=None, first_failure=None, progress=progress
+        )
+        supervisor._states["n0"].observation = node  # noqa: SLF001  nothing is polled here
+        supervisor._report_slow_ranks(folder.read())  # noqa: SLF001  as in each round
+
+    for arrivals_s in ((0.2, 0.4, 0.2), (0.2, 0.45, 0.2), (0.2, 0.2, 0.2), (0.2, 0.2, 0.2)):
+        report(*arrivals_s)
+    slow, none = map(json.loads, (tmp_path / "events.jsonl").read_text("utf-8").splitlines())
+    assert slow["event"] == none["event"] == "slow-ranks"
+    assert slow["text"].startswith("n0: rank 1 is slow: it arrives 200 ms later than most")
+    assert none["text"] == "no rank is slow any more"
+    assert (folder.read().slow, folder.read().slow_nodes) == (None, ("n0",))
+    report(0.4, 0.2, 0.2)
+    assert str(folder.read().slow).startswith("n0: rank 0 is slow")
+    assert folder.read().state is RunState.RUNNING
+
+
 @pytest.mark.processes
 def test_lost_and_silent_nodes_delay_the_end_by_one_unanswered_query_and_no_login(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import json
+import math
 import os
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, MutableMapping
 
 from ..errors import UserError
+from ..runtime.arrivals import Arrivals
 from ..runtime.channel import open_channel
 from ..runtime.progress import Progress
 from ..runtime.rank import Rank
@@ -44,6 +46,7 @@ class StepCount:
         self.steps: MutableMapping[Any, int] = weakref.WeakKeyDictionary()
         self.step = 0
         self.due_s = clock_s()
+        self.arrivals = Arrivals()
         self.accelerator: Any = None
         """Set at the first step: until then a script may still change which devices it sees."""
 
@@ -62,6 +65,14 @@ class StepCount:
             self.progress.write("step", self.step, **_ready(self.accelerator.distributed, optimizer))
         else:
             self.due_s = float("inf")
+
+    def before_step(self, optimizer: Any) -> None:  # noqa: ANN401
+        """A hook before each step: the gradients of a script that trains on several ranks are the same on all of them."""
+        if math.isinf(self.due_s) or self.steps.get(optimizer, 0) != self.step or self.accelerator is None:
+            return  # the script writes its progress itself; or another optimizer has begun this step
+        group = self.accelerator.distributed
+        if group.is_available() and group.is_initialized():
+            self.progress.extra.update(self.arrivals.after_sync(self.step + 1, group.get_world_size()))
 
     def finish(self) -> None:
         """Write the steps since the last write; at the exit of the interpreter."""
@@ -83,6 +94,7 @@ def count_steps(module: Any) -> None:  # noqa: ANN401
     if hasattr(module, "register_optimizer_step_post_hook"):
         # torch does the same in optimizers: torch.compile warns of code that it cannot trace
         untraced = getattr(sys.modules["torch"], "_disable_dynamo", lambda function: function)
+        module.register_optimizer_step_pre_hook(untraced(lambda optimizer, *_: count.before_step(optimizer)))
         module.register_optimizer_step_post_hook(untraced(count))
     else:
         _wrap_steps(module.Optimizer, count)

@@ -1,0 +1,170 @@
+"""Find the ranks that the others wait for in each step, by the arrivals in their progress (trainer/runtime/arrivals.py). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median_low
+from typing import Any, TypeAlias
+
+from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.findings import Finding, Severity
+from orchestrator.node.number_list import format_numbers
+
+KEY, CHECK = "arrivals", "slow-rank"
+LATE_SHARE = 0.1  # of a step; the others wait at least so long
+LEAST_S = 0.002
+ERRORS = 3  # times the standard error of the rank's median: chance exceeds it in 0.1 % of the measurements
+CONFIRMATIONS = 2  # successive measurements, of 20 steps each, in which a rank is late
+NONE_SLOW = "no rank is slow any more"
+SECOND_MS = 1000
+BUSY_CPUS = 0.1  # a rank that waits longer for a CPU has too few
+
+Measurement: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """How much later than most ranks one arrives, and its time beside theirs."""
+
+    late_s: float
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRanks:
+    """The ranks that are slow, and the finding about them; no ranks and None if none is."""
+
+    ranks: tuple[int, ...] = ()
+    finding: Finding | None = None
+
+    @property
+    def text(self) -> str | None:
+        """The finding in one line."""
+        return None if self.finding is None else str(self.finding)
+
+
+class SlowRankWatch:
+    """Reports only changes of the slow ranks."""
+
+    def __init__(self) -> None:
+        self._ranks: tuple[int, ...] = ()
+
+    def change(self, nodes: Sequence[NodeObservation]) -> SlowRanks | None:
+        """The slow ranks if they are not those of the last change, else None."""
+        slow = slow_ranks(nodes)
+        if slow is None or slow.ranks == self._ranks:
+            return None
+        self._ranks = slow.ranks
+        return slow
+
+
+def slow_ranks(nodes: Sequence[NodeObservation]) -> SlowRanks | None:
+    """
+    The ranks that were late in the last two measurements; None if that is open: a rank has not reported, or was late in one only.
+
+    At most half of the ranks are late: the time of the others is the reference, the low median.
+    """
+    reports = {
+        rank: report for node in nodes for rank, progress in node.progress.items() if (report := _report(progress))
+    }
+    count = next((report["count"] for report in reports.values()), 0)
+    if not reports or len(reports) != count:
+        return None
+    common = set.intersection(*(set(report["steps"]) for report in reports.values()))
+    newest = sorted((step for step in common if step.isdecimal()), key=int)[-CONFIRMATIONS:]
+    if len(newest) < CONFIRMATIONS:
+        return None
+    measured = [{rank: report["steps"][step] for rank, report in reports.items()} for step in newest]
+    late = [_late(at_step) for at_step in measured]
+    always = set.intersection(*map(set, late))
+    if always:
+        return SlowRanks(
+            tuple(sorted(always)), _finding({rank: late[-1][rank] for rank in always}, measured[-1], nodes)
+        )
+    return None if any(late) else SlowRanks()
+
+
+def _report(progress: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The measurements in a progress file, which any program may have written."""
+    report = progress.get(KEY)
+    is_valid = (
+        isinstance(report, dict)
+        and isinstance(report.get("count"), int)
+        and isinstance(report.get("steps"), dict)
+        and all(isinstance(step, dict) for step in report["steps"].values())
+    )
+    return report if is_valid else None
+
+
+def _late(measured: Mapping[int, Measurement]) -> dict[int, Lateness]:
+    """The late ranks after one step; none if the ranks have different numbers of collectives, or the values are not numbers."""
+    try:
+        if len({(each["calls"], len(each.get("at_s", ()))) for each in measured.values()}) != 1:
+            return {}
+        errors_s = {rank: float(each["error_s"]) for rank, each in measured.items()}
+        step_s = median_low(float(each["step_s"]) for each in measured.values())
+        found = {rank: max(pairs, key=lambda pair: pair.late_s) for rank, pairs in _lateness(measured, step_s).items()}
+    except (KeyError, TypeError, ValueError):
+        return {}
+    least_s = max(LEAST_S, LATE_SHARE * step_s)
+    return {rank: pair for rank, pair in found.items() if pair.late_s >= max(least_s, ERRORS * errors_s[rank])}
+
+
+def _lateness(measured: Mapping[int, Measurement], step_s: float) -> dict[int, list[Lateness]]:
+    """The lateness of each rank at each reported collective; by the time outside of collectives if a card measures only that."""
+    times = {
+        rank: list(map(float, each["at_s"] if "at_s" in each else [step_s - float(each["in_collectives_s"])]))
+        for rank, each in measured.items()
+    }
+    usual = [median_low(at) for at in zip(*times.values(), strict=True)]
+    return {
+        rank: [
+            Lateness(at - typical, at / typical if typical > 0 else 1.0) for at, typical in zip(row, usual, strict=True)
+        ]
+        for rank, row in times.items()
+    }
+
+
+def _finding(
+    late: Mapping[int, Lateness], measured: Mapping[int, Measurement], nodes: Sequence[NodeObservation]
+) -> Finding:
+    slowest = max(late, key=lambda rank: late[rank].late_s)
+    ranks, lateness = sorted(late), late[slowest]
+    names = [node.node for node in nodes if any(rank in late for rank in node.progress)]
+    step_s = float(measured[slowest]["step_s"])
+    subject = f"rank {ranks[0]} is slow" if len(ranks) == 1 else f"ranks {format_numbers(ranks)} are slow"
+    pronoun = "it" if len(ranks) == 1 else f"rank {slowest}"
+    text = (
+        f"{subject}: {pronoun} arrives {_duration(lateness.late_s)} later than most at the collectives of a step of {_duration(step_s)}, "
+        f"after {lateness.factor:.1f} times their time, and the others wait for it"
+    )
+    by_name = {node.node: node for node in nodes}
+    evidence = "; ".join(_shown(by_name[name], late, measured) for name in names)
+    remedy = f"the run continues; `orch check --level full --nodes {','.join(names)}` tests the node{'' if len(names) == 1 else 's'}"
+    return Finding(Severity.WARN, CHECK, text, tuple(names), evidence=evidence, remedy=remedy)
+
+
+def _shown(node: NodeObservation, late: Mapping[int, Lateness], measured: Mapping[int, Measurement]) -> str:
+    """The state of the node: how long its ranks wait for a CPU, and the last sample of the cards."""
+    waits = [float(measured[rank].get("cpu_wait", 0.0)) for rank in late if rank in node.progress]
+    parts = []
+    if max(waits) >= BUSY_CPUS:
+        parts.append(f"it waits {max(waits):.0%} of the time for a CPU: other processes use them, or too few are bound")
+    elif any("cpu_wait" in measured[rank] for rank in late if rank in node.progress):
+        parts.append("it does not wait for a CPU")
+    if node.cards is not None and node.cards["cards"]:
+        parts.append(f"{node.cards['tool']}: {', '.join(map(_card, node.cards['cards']))}")
+    elif node.cards is not None and node.cards["error"]:
+        parts.append(node.cards["error"])
+    return f"{node.node}: {'; '.join(parts) or 'nothing more is known'}"
+
+
+def _card(card: Mapping[str, Any]) -> str:
+    values = (("utilization_percent", "{} %"), ("memory_used_mib", "{} MiB"), ("state", "{}"))
+    shown = [text.format(card[name]) for name, text in values if card.get(name) is not None]
+    return f"card {card.get('index')} {' '.join(shown)}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2f} s" if round(seconds * 1000) >= SECOND_MS else f"{seconds * 1000:.0f} ms"

@@ -1,0 +1,74 @@
+"""The arrivals at the collectives of a step, from a flight record."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from trainer.runtime.arrivals import KEPT, STEPS, Arrivals, measure
+
+SECOND_NS = 1_000_000_000
+SYNCS_NS = [number * SECOND_NS for number in range(STEPS + 1)]
+
+
+def _entries(step: int, *at_s: float, backend: str = "gloo", **more: float) -> list[dict[str, Any]]:
+    """The collectives of a step that began at `step` seconds."""
+    return [
+        {"time_created_ns": int((step + at) * SECOND_NS), "profiling_name": f"{backend}:all_reduce", **more}
+        for at in at_s
+    ]
+
+
+def test_arrivals_are_medians_of_the_steps_with_the_usual_number_of_collectives() -> None:
+    usual = [entry for step in range(2, STEPS) for entry in _entries(step, 0.5, 0.6, 0.7, 0.8, 0.9)]
+    late = _entries(0, 0.95, 0.96, 0.97, 0.98, 0.99)
+    with_evaluation = _entries(1, 0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    before, after = _entries(-1, 0.5), _entries(STEPS, 0.5)
+    found = measure([*after, *usual, *with_evaluation, *late, *before], SYNCS_NS)
+    assert found == {"step_s": 1.0, "calls": 5, "at_s": [0.5, 0.6, 0.8, 0.9], "error_s": 0.0}
+
+
+def test_time_in_collectives_is_measured_by_the_card_or_not_at_all() -> None:
+    """A collective of NCCL is enqueued long before the card begins it, so the enqueueing is no arrival."""
+    timed = [entry for step in range(STEPS) for entry in _entries(step, 0.1, 0.2, backend="nccl", duration_ms=150.0)]
+    assert measure(timed, SYNCS_NS) == {"step_s": 1.0, "calls": 2, "in_collectives_s": 0.3, "error_s": 0.0}
+    assert measure([entry for step in range(STEPS) for entry in _entries(step, 0.1, backend="nccl")], SYNCS_NS) == {}
+    assert measure([], SYNCS_NS) == {}
+
+
+@pytest.fixture
+def group() -> Any:  # noqa: ANN401 -- torch's types lack its methods
+    """A real group of one rank, whose collectives torch records."""
+    return dist.ProcessGroupGloo(torch._C._distributed_c10d.HashStore(), 0, 1, timedelta(seconds=30))  # noqa: SLF001
+
+
+def test_record_of_torch_is_measured_after_20_steps_and_only_so_often(group: Any) -> None:  # noqa: ANN401
+    arrivals, due, found = Arrivals(), [], {}
+    for step in range(1, 100 * STEPS + 1):
+        group.allreduce([torch.ones(1)]).wait()
+        if values := arrivals.after_sync(step, 2):
+            due.append(step)
+            found = values["arrivals"]
+    assert due[0] == 2 * STEPS, "the first step has no sync before it"
+    intervals = [after - before for before, after in itertools.pairwise(due)]
+    assert intervals == sorted(intervals), (
+        "a measurement is repeated less often if it takes too large a share of a step"
+    )
+    assert all(step % STEPS == 0 for step in due), "so that all ranks measure after the same steps"
+    assert found["count"] == 2
+    newest = found["steps"][str(due[-1])]
+    assert newest["calls"] == 1
+    assert 0 <= newest["at_s"][0] <= newest["step_s"]
+    assert list(found["steps"]) == [str(step) for step in due[-KEPT:]]
+
+
+def test_one_rank_has_no_arrivals(group: Any) -> None:  # noqa: ANN401
+    arrivals = Arrivals()
+    for step in range(1, 2 * STEPS + 1):
+        group.allreduce([torch.ones(1)]).wait()
+        assert arrivals.after_sync(step, 1) == {}

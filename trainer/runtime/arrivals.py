@@ -1,0 +1,121 @@
+"""
+When this rank arrives at the collectives of a step, for the progress file: orch compares the ranks, and names one that is slow.
+
+The ranks leave the synchronisation of the gradients at the same moment. A time since then needs no common clock of the nodes.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from bisect import bisect_right
+from collections import Counter, deque
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
+
+from .channel import flight_entries
+
+STEPS = 20  # that are measured; the median of each value leaves out steps with a save or an evaluation
+LEAST_STEPS = 10  # of them with equally many collectives
+KEPT = 6  # measurements, of which orch compares those after equal steps
+POINTS = 4  # collectives of a step whose arrival is reported
+LARGEST_SHARE = 0.005  # of the duration of the steps that a measurement may take
+NS = 1e-9
+
+Json = Dict[str, Any]
+
+
+class Arrivals:
+    """
+    The arrivals of this rank in the last STEPS steps, measured after every STEPS steps, or seldom enough to cost LARGEST_SHARE.
+
+    One measurement reads the whole flight record: up to 0.1 s with 2,000 entries. All ranks read it after the same steps.
+    """
+
+    def __init__(self, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        self._clock_ns = clock_ns  # the clock of the flight record
+        self._syncs_ns: Deque[int] = deque(maxlen=STEPS + 1)
+        self._every = STEPS
+        self._newest: Dict[str, Json] = {}
+        self._cpu_ns: Optional[Tuple[int, int]] = None
+
+    def after_sync(self, step: int, world_size: int) -> Json:
+        """
+        Note that the gradients of a step are the same on all ranks; return the values for the progress file if some are due.
+
+        Args:
+            step: counted from 1 on, equal on all ranks.
+        """
+        self._syncs_ns.append(self._clock_ns())
+        if world_size == 1 or step % self._every or len(self._syncs_ns) <= STEPS:
+            return {}
+        began_s = time.thread_time()
+        measured = measure(flight_entries(), list(self._syncs_ns))
+        step_s = (self._syncs_ns[-1] - self._syncs_ns[0]) * NS / STEPS
+        while time.thread_time() - began_s > LARGEST_SHARE * self._every * step_s > 0:
+            self._every *= 2
+        if not measured:
+            return {}
+        self._newest[str(step)] = {**measured, **self._cpu_shares()}
+        while len(self._newest) > KEPT:
+            del self._newest[next(iter(self._newest))]
+        return {"arrivals": {"count": world_size, "steps": self._newest}}
+
+    def _cpu_shares(self) -> Json:
+        """The shares of the time since the last measurement in which the main thread ran, and waited for a CPU; Linux may not know."""
+        try:
+            with open("/proc/self/schedstat", encoding="ascii") as file:
+                queued = int(file.read().split()[1])
+        except (OSError, ValueError, IndexError):
+            return {}
+        now, before = time.monotonic_ns(), self._cpu_ns
+        self._cpu_ns = (now, queued)
+        return {} if before is None else {"cpu_wait": round((queued - before[1]) / (now - before[0]), 3)}
+
+
+def measure(entries: Sequence[Json], syncs_ns: Sequence[int]) -> Json:
+    """
+    The median duration of a step, and of each of some collectives the median time from the sync before it to its enqueueing.
+
+    `error_s` is the standard error of these medians: the steps of a rank differ, too.
+
+    A program enqueues work for a card long before the card begins it. There, `in_collectives_s` is the time that the card spends in
+    the collectives of a step, if torch measures it.
+
+    Args:
+        entries: collectives of a flight record.
+        syncs_ns: the times of STEPS + 1 successive syncs.
+    """
+    entries = sorted(entries, key=lambda entry: int(entry["time_created_ns"]))
+    created_ns = [int(entry["time_created_ns"]) for entry in entries]
+    bounds = [bisect_right(created_ns, sync_ns) for sync_ns in syncs_ns]
+    steps = [entries[begin:end] for begin, end in zip(bounds, bounds[1:])]
+    calls, count = Counter(map(len, steps)).most_common(1)[0] if steps else (0, 0)
+    if not calls or count < LEAST_STEPS:
+        return {}
+    usual = [(begin_ns, step) for begin_ns, step in zip(syncs_ns, steps) if len(step) == calls]
+    step_s = statistics.median(end - begin for begin, end in zip(syncs_ns, syncs_ns[1:])) * NS
+    found: Json = {"step_s": round(step_s, 6), "calls": calls}
+    if all(entry["profiling_name"].startswith("gloo:") for _, step in usual for entry in step):
+        samples = [
+            [(int(step[index]["time_created_ns"]) - begin_ns) * NS for begin_ns, step in usual]
+            for index in _points(calls)
+        ]
+        found["at_s"] = [round(statistics.median(times_s), 6) for times_s in samples]
+    elif all(entry.get("duration_ms") is not None for _, step in usual for entry in step):
+        samples = [[sum(float(entry["duration_ms"]) for entry in step) / 1000 for _, step in usual]]
+        found["in_collectives_s"] = round(statistics.median(samples[0]), 6)
+    else:
+        return {}
+    return {**found, "error_s": round(max(map(_error, samples)), 6)}
+
+
+def _points(calls: int) -> List[int]:
+    """The first and the last collective of a step, and some between them."""
+    return sorted({round(point * (calls - 1) / (POINTS - 1)) for point in range(POINTS)})
+
+
+def _error(samples: Sequence[float]) -> float:
+    """The standard error of the median, from the quartiles; that of normally distributed samples."""
+    lower, _, upper = statistics.quantiles(samples, n=4)
+    return 1.25 * (upper - lower) / 1.35 / math.sqrt(len(samples))
