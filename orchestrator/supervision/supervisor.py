@@ -243,7 +243,7 @@ class Supervisor:
         silent = [name for name, state in self._states.items() if state.failure is not None]
         text = positions_without_progress(self._observations())
         if text and not self._without_progress:
-            no_answer = f"; {fold(silent)} does not answer" if silent else ""
+            no_answer = f"; {fold(silent)} {'does' if len(silent) == 1 else 'do'} not answer" if silent else ""
             self._folder.add_event("no-progress", f"the ranks make no progress: {text}{no_answer}")
         self._without_progress = bool(text)
 

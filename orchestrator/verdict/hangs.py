@@ -5,13 +5,17 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.findings import Finding, Severity
 from orchestrator.names.hostlist import fold
 from orchestrator.node.stacks import folded_calls
 from orchestrator.run import RankExit
-from orchestrator.verdict.positions import suspects
+from orchestrator.verdict.positions import stopped_remedy, suspects
+
+if TYPE_CHECKING:
+    from orchestrator.node.messages import RankBody
 
 HANG = "hang"
 PHASES = ("init", "eval", "save", "saved", "step", "done")  # the order within one step
@@ -29,25 +33,38 @@ def diagnose_hang(failure: RankExit, nodes: Sequence[NodeObservation]) -> RankEx
 
 def positions_without_progress(nodes: Sequence[NodeObservation]) -> str:
     """The ranks that the others wait for, and the calls of all ranks, if every node with ranks reports that they make no progress."""
-    with_ranks = [node for node in nodes if node.ranks]
-    bodies = {int(rank): body for node in with_ranks if node.hang for rank, body in node.hang["ranks"].items()}
-    if not bodies or any(node.hang is None for node in with_ranks):
-        return ""
-    node_of = {int(rank): node.node for node in with_ranks if node.hang for rank in node.hang["ranks"]}
+    bodies, node_of = _ranks_without_progress(nodes)
     calls = folded_calls({rank: body["call"] for rank, body in bodies.items() if body["call"]})
     return "; ".join(filter(None, (suspects(bodies, node_of), calls)))
 
 
 def hang_findings(nodes: Sequence[NodeObservation]) -> list[Finding]:
     """The finding that the ranks of a running attempt make no progress."""
-    text = positions_without_progress([node for node in nodes if node.finished is None])
-    names = tuple(node.node for node in nodes if node.hang and node.finished is None)
-    remedy = "they continue, or end when a collective times out; the stacks are in stacks/*.no-progress.txt of each node's folder"
-    return (
-        [Finding(Severity.WARN, "no-progress", "the ranks make no progress", names, evidence=text, remedy=remedy)]
-        if text
-        else []
-    )
+    running = [node for node in nodes if node.finished is None]
+    evidence = positions_without_progress(running)
+    if not evidence:
+        return []
+    bodies, node_of = _ranks_without_progress(running)
+    if len(bodies) == 1:
+        text, outcome, stacks = "the rank makes no progress", "it continues, or ends", "its stacks are"
+    else:
+        text, outcome, stacks = "the ranks make no progress", "they continue, or end", "their stacks are"
+    next_step = stopped_remedy(bodies, node_of) or f"{outcome} when a collective times out"
+    remedy = f"{next_step}; {stacks} in stacks/*.no-progress.txt of the node's folder"
+    return [
+        Finding(
+            Severity.WARN, "no-progress", text, tuple(dict.fromkeys(node_of.values())), evidence=evidence, remedy=remedy
+        )
+    ]
+
+
+def _ranks_without_progress(nodes: Sequence[NodeObservation]) -> tuple[dict[int, RankBody], dict[int, str]]:
+    """The positions of the ranks, and the node of each; empty unless every node with ranks reports that they make no progress."""
+    hangs = {node.node: node.hang for node in nodes if node.ranks}
+    if any(hang is None for hang in hangs.values()):
+        return {}, {}
+    found = [(int(rank), name, body) for name, hang in hangs.items() if hang for rank, body in hang["ranks"].items()]
+    return {rank: body for rank, _, body in found}, {rank: name for rank, name, _ in found}
 
 
 def _suspects(nodes: Sequence[NodeObservation]) -> str:

@@ -18,9 +18,11 @@ BETWEEN_STEPS = ("init", "eval", "save")
 
 
 def positions(ranks: Mapping[int, RankBody], node_of: Mapping[int, str]) -> Iterator[str]:
-    """One line about the ranks that hold up the others, if any do; and one about the calls of all ranks."""
+    """One line about the ranks that hold up the others, if any do, one with the next step, and one about the calls of all ranks."""
     if suspect := suspects(ranks, node_of):
         yield suspect
+    if remedy := stopped_remedy(ranks, node_of):
+        yield f"next: {remedy}"
     if calls := folded_calls({rank: body["call"] for rank, body in ranks.items() if body["call"]}):
         yield calls
 
@@ -31,8 +33,7 @@ def suspects(ranks: Mapping[int, RankBody], node_of: Mapping[int, str]) -> str:
     def named(numbers: Sequence[int]) -> str:
         return f"{ranks_text(numbers)} on {fold(dict.fromkeys(node_of[rank] for rank in sorted(numbers)))}"
 
-    stopped = [rank for rank, body in ranks.items() if body["state"] in STOPPED]
-    if stopped:
+    if stopped := _stopped(ranks):
         return f"{named(stopped)}: stopped by a signal (state T)"
     silent = [rank for rank, body in ranks.items() if not body["answers"]]
     if silent:
@@ -42,8 +43,24 @@ def suspects(ranks: Mapping[int, RankBody], node_of: Mapping[int, str]) -> str:
             if in_kernel
             else "a call holds its interpreter lock"
         )
-        return f"{named(silent)}: does not answer, {cause}"
+        verb = "does" if len(silent) == 1 else "do"
+        return f"{named(silent)}: {verb} not answer, {cause}"
     return _suspects_of_groups(ranks, named)
+
+
+def stopped_remedy(ranks: Mapping[int, RankBody], node_of: Mapping[int, str]) -> str:
+    """How to continue the ranks that a signal has stopped, or to end them; empty if there is none."""
+    stopped = _stopped(ranks)
+    pids: dict[str, list[int]] = {}
+    for rank in stopped:
+        pids.setdefault(node_of[rank], []).append(ranks[rank]["pid"])
+    commands = " and ".join(f"`kill -CONT {' '.join(map(str, of_node))}` on {node}" for node, of_node in pids.items())
+    verb = "continues" if len(pids) == 1 else "continue"
+    return f"{commands} {verb} {ranks_text(stopped)}, `orch stop` ends the run" if stopped else ""
+
+
+def _stopped(ranks: Mapping[int, RankBody]) -> list[int]:
+    return sorted(rank for rank, body in ranks.items() if body["state"] in STOPPED)
 
 
 def _suspects_of_groups(ranks: Mapping[int, RankBody], named: Callable[[Sequence[int]], str]) -> str:

@@ -148,6 +148,19 @@ def test_reports_of_all_nodes_name_the_rank_that_is_stopped() -> None:
     assert expected in str(diagnose_hang(TIMEOUT, nodes).error)
     (finding,) = hang_findings(nodes)
     assert (finding.check, finding.nodes, finding.evidence) == ("no-progress", ("n0", "n1"), expected)
+    assert finding.remedy.startswith(
+        "`kill -CONT 1` on n1 continues rank 1, `orch stop` ends the run; their stacks are in "
+    )
+
+
+def test_finding_is_worded_for_one_rank_or_many() -> None:
+    at = (12, "step")
+    single, double = (_without_progress(_node("n0", steps, {})) for steps in ({0: at}, {0: at, 1: at}))
+    [of_one], [of_two] = hang_findings([single]), hang_findings([double])
+    assert of_one.text == "the rank makes no progress"
+    assert of_one.remedy.startswith("it continues, or ends when a collective times out; its stacks are in ")
+    assert of_two.text == "the ranks make no progress"
+    assert of_two.remedy.startswith("they continue, or end when a collective times out; their stacks are in ")
 
 
 def test_a_node_that_makes_progress_is_no_hang() -> None:

@@ -80,6 +80,12 @@ def test_rank_that_is_stopped_or_does_not_answer() -> None:
     stopped, in_kernel = (_rank({}, "", state=state, answers=False) for state in "TD")
     silent = _rank({}, "", answers=False)
     assert suspects({0: WAITING, 2: stopped}, NODE_OF) == "rank 2 on n1: stopped by a signal (state T)"
+    assert list(positions({0: WAITING, 2: stopped, 3: stopped}, NODE_OF))[1] == (
+        f"next: `kill -CONT {stopped['pid']} {stopped['pid']}` on n1 continues ranks 2-3, `orch stop` ends the run"
+    )
+    assert suspects({0: WAITING, 1: silent, 2: silent}, NODE_OF).startswith(
+        "ranks 1-2 on n[0-1]: do not answer, a call"
+    )
     assert suspects({0: WAITING, 1: in_kernel}, NODE_OF).startswith(
         "rank 1 on n0: does not answer, waits in the kernel"
     )

@@ -96,8 +96,16 @@ class HangWatch:
         step = f", while a step takes {step_s:.1f} s" if step_s else ""
         calls = folded_calls({rank: found["call"] for rank, found in ranks.items() if found["call"]})
         silent = [rank for rank, found in ranks.items() if not found["answers"]]
-        positions = "; ".join(filter(None, (calls, f"{ranks_text(silent)} does not answer" if silent else "")))
-        text = f"the ranks of {self._job.node} have made no progress for {quiet_s:.0f} s{step}"
+        positions = "; ".join(
+            filter(
+                None,
+                (calls, f"{ranks_text(silent)} {'does' if len(silent) == 1 else 'do'} not answer" if silent else ""),
+            )
+        )
+        has_made = (
+            f"rank {min(ranks)} of {self._job.node} has" if len(ranks) == 1 else f"the ranks of {self._job.node} have"
+        )
+        text = f"{has_made} made no progress for {quiet_s:.0f} s{step}"
         self._events.write_message(f"warning: {text}{': ' if positions else ''}{positions}")
 
     def _withdraw(self, quiet_s: float) -> None:
