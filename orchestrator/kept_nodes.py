@@ -185,12 +185,19 @@ def node_histories(store: Store) -> dict[str, NodeHistory]:
 
 
 def _ends(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One entry per attempt that has ended, with the cause that was found last."""
+    """
+    One entry per attempt that has ended, with the cause that was found last.
+
+    A cause is that of the run's last end: after a restart that could not be started, its record has the number of the next attempt.
+    """
     ends: dict[tuple[str, int], dict[str, Any]] = {}
+    last: dict[str, dict[str, Any]] = {}
     for entry in entries:
-        if "failed" in entry:
-            ends.setdefault((entry["run"], entry["attempt"]), {}).update(entry)
-    return [end for end in ends.values() if "nodes" in end]
+        if "nodes" in entry and "failed" in entry:
+            last[entry["run"]] = ends.setdefault((entry["run"], entry["attempt"]), {})
+        if "failed" in entry and entry["run"] in last:
+            last[entry["run"]].update(entry)
+    return list(ends.values())
 
 
 def _add_findings(histories: Mapping[str, NodeHistory], findings: Sequence[Mapping[str, Any]]) -> None:

@@ -120,9 +120,14 @@ def test_failure_counts_once_if_the_next_attempt_cannot_start() -> None:
     attempt = DirectAttempt.of(verdict, [], (), ("n3",))
     reason = Restarts(folder, 3, refuse, lambda: True).begin(folder.read_plan(), verdict, attempt)
     assert reason == "attempt 2 could not be started: no port is free"
-    settle(folder, verdict, attempt=1)
+    record = settle(folder, verdict, attempt=1)
+    assert record.attempt == 2
+    failure = Failure(
+        FailureClass.NODE, FailureClass.NODE.retry, is_diagnosed=True, cause="a card is gone", nodes=("n3",)
+    )
+    keep_cause(folder, replace(record, failure=failure))
     histories = node_histories(home_store())
-    assert len(histories["10.0.0.3"].failures) == 1
+    assert [failure.text for failure in histories["10.0.0.3"].failures] == ["a card is gone"]
     assert {history.attempts for history in histories.values()} == {1}
 
 
