@@ -126,10 +126,17 @@ class Supervisor:
             state = RunState.STOPPED if is_stopped else verdict.state
             verdict = replace(verdict, state=state, message="; ".join(filter(None, (verdict.message, reason))))
         self._record(verdict)
-        if self._folder.read().state is RunState.FAILED:
-            on_failed()
-        self._on_record(self._folder.read())
-        self._end_returning_nodes(unreached, (self._plan.isolation_timeout_s or 0.0) + RETURN_S)
+
+        def report() -> None:
+            if self._folder.read().state is RunState.FAILED:
+                on_failed()
+            self._on_record(self._folder.read())
+
+        def end_returning_nodes() -> None:
+            self._end_returning_nodes(unreached, (self._plan.isolation_timeout_s or 0.0) + RETURN_S)
+
+        # a diagnosis takes seconds, in which a node that answers again must not keep its ranks
+        each([report, end_returning_nodes] if unreached else [report], lambda work: work(), limit=2)
         return False
 
     def _is_over(self) -> bool:

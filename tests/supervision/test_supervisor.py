@@ -24,12 +24,13 @@ from orchestrator.errors import LoginRefused, NotListening, OrchError, RunNotFou
 from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan
+from orchestrator.plan.plan import NodePlan
 from orchestrator.run import Program, Request, RunRecord, RunState
 from orchestrator.store import RunFolder
 from orchestrator.supervision.link import OwnerLink, frame, messages
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.supervision.queries import STOP
-from orchestrator.supervision.supervisor import Supervisor, supervise
+from orchestrator.supervision.supervisor import EndedAttempt, Supervisor, supervise
 from orchestrator.transports.local import LocalTransport
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.launching import this_process
@@ -342,6 +343,30 @@ def test_node_that_refuses_the_login_or_keeps_processes_after_it_was_lost_may_st
         "n0 answers again, and its remaining processes are ended",
         "n1 answers again, and its processes [17] could not be ended",
     ]
+
+
+def test_processes_of_a_returning_node_are_ended_during_the_diagnosis(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = _supervisor_of(tmp_path, 2)
+    verdict = Verdict(RunState.FAILED, message="n1 is gone")
+    ended = EndedAttempt(verdict, supervisor._plan.nodes[1:], frozenset(), frozenset())  # noqa: SLF001
+    monkeypatch.setattr(supervisor, "_end", lambda _: ended)
+    has_returned, calls = threading.Event(), list[str]()
+
+    def stop(_: DirectLauncher, node: NodePlan) -> list[int]:
+        calls.append(node.name)
+        has_returned.set()
+        return []
+
+    def diagnose() -> None:
+        assert has_returned.wait(60)
+        assert supervisor._folder.read().state is RunState.FAILED  # noqa: SLF001
+        calls.append("diagnosed")
+
+    monkeypatch.setattr(supervisor, "_stop", stop)
+    assert not supervisor._finish(verdict, diagnose, None)  # noqa: SLF001  the end of a run alone
+    assert calls == ["n1", "diagnosed"]
 
 
 def test_wait_for_lost_nodes_ends_when_the_run_is_stopped(tmp_path: Path) -> None:
