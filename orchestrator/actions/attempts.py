@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.actions.timeline import Attempt, Step
+from orchestrator.actions.timeline import Attempt, Step, mean_utilization
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodesError
 from orchestrator.fanout import each, failed_nodes, successes
@@ -113,6 +113,8 @@ def attempt_of(records: Sequence[NodeRecord], saved: int, *, is_last: bool) -> A
     main, correction_s = _main_progress(records)
     milestones = {name: time + correction_s for name, time in _numbers(main.get("times")).items()}
     numbers = _numbers(main)
+    cards = [_numbers(record.observation.cards) for record in records]
+    utilization = mean_utilization([(card.get("mean_percent"), int(card.get("samples", 0))) for card in cards])
     return Attempt(
         agent_started=min(_all(records, Kind.AGENT_STARTED), default=None),
         ranks_started=max(_all(records, Kind.RANK_STARTED), default=None),
@@ -127,6 +129,8 @@ def attempt_of(records: Sequence[NodeRecord], saved: int, *, is_last: bool) -> A
         saved=max((int(value["saved"]) for value in map(_numbers, progress) if "saved" in value), default=None),
         saves=int(numbers.get("saves", 0)),
         save_s=numbers.get("save_s", 0.0),
+        utilization_percent=utilization[0],
+        utilization_samples=utilization[1],
     )
 
 

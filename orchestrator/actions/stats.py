@@ -26,6 +26,8 @@ from orchestrator.stored import known_fields
 RATES = ("tokens_per_s", "samples_per_s")
 SCALING_TARGET = (0.85, 0.95)
 """Two nodes should be 1.7 to 1.9 times as fast as one."""
+UTILIZATION_TARGETS = ("95% on one node", "85 to 95% on several")
+"""Of the cards, on one node and on two."""
 _FAILURES = (RunState.FAILED, RunState.LOST)
 
 

@@ -49,6 +49,9 @@ class Attempt:
     saves: int = 0
     save_s: float = 0.0
     """The time for which saves stopped the training."""
+    utilization_percent: float | None = None
+    """The mean utilization of the cards since the first step; None without cards."""
+    utilization_samples: int = 0
 
     @property
     def work_end(self) -> float | None:
@@ -80,6 +83,9 @@ class Timeline:
     save_s: float
     training_s: float
     """From the first to the last step of each attempt."""
+    utilization_percent: float | None = None
+    """The mean utilization of all cards since the first step of each attempt; None without cards."""
+    utilization_samples: int = 0
 
     @property
     def ettr(self) -> float | None:
@@ -135,7 +141,18 @@ def timeline(
     saves, save_s = sum(attempt.saves for attempt in attempts), sum(attempt.save_s for attempt in attempts)
     failures = sum(attempt.failed is not None for attempt in attempts)
     wall_s, queue_s = account.now - start, max(0.0, start - created)
-    return Timeline(wall_s, productive_s, queue_s, account.lost, repeated, failures, saves, save_s, training_s)
+    mean, samples = mean_utilization(
+        [(attempt.utilization_percent, attempt.utilization_samples) for attempt in attempts]
+    )
+    spent = (wall_s, productive_s, queue_s, account.lost, repeated, failures, saves, save_s, training_s)
+    return Timeline(*spent, mean, samples)
+
+
+def mean_utilization(means: Sequence[tuple[float | None, int]]) -> tuple[float | None, int]:
+    """The mean of several means, weighted by their numbers of samples, and the number of all samples; None without any."""
+    samples = sum(count for _, count in means)
+    weighted = sum((mean or 0.0) * count for mean, count in means)
+    return (weighted / samples if samples else None), samples
 
 
 def _add_start(account: _Account, attempt: Attempt) -> None:

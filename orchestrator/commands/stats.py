@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from orchestrator.actions.durations import clock
-from orchestrator.actions.stats import SCALING_TARGET, History, Interval, RunStats, history, run_stats
+from orchestrator.actions.stats import (
+    SCALING_TARGET,
+    UTILIZATION_TARGETS,
+    History,
+    Interval,
+    RunStats,
+    history,
+    run_stats,
+)
 from orchestrator.console import ProgressLine, inform, print_json, print_table, warn
 
 SHORT_S = 60.0
@@ -51,6 +59,7 @@ def _of_run(measured: RunStats) -> Iterator[Row]:
     yield from _lost(times.lost, times.wall_s, {"repeated steps": _number(times.repeated_steps, "step")})
     for name, value in measured.rates.items():
         yield name, f"{value:,.4g}", ""
+    yield "utilization", *_utilization(measured)
     if measured.scaling is not None:
         low, high = (bound * measured.scaling.nodes_factor for bound in SCALING_TARGET)
         target = f"target {low:.3g} to {high:.3g}" if measured.scaling.nodes_factor != 1 else "of equally many nodes"
@@ -58,6 +67,16 @@ def _of_run(measured: RunStats) -> Iterator[Row]:
         yield "scaling", f"{measured.scaling.factor:.2f}", note
     if measured.interval is not None:
         yield from _intervals(measured.interval)
+
+
+def _utilization(measured: RunStats) -> tuple[str, str]:
+    mean, samples = measured.timeline.utilization_percent, measured.timeline.utilization_samples
+    if mean is None:
+        return "-", "not measured: no sample of a card since the first step"
+    return (
+        f"{mean:.0f}%",
+        f"of the cards, {_number(samples, 'sample')}; target {UTILIZATION_TARGETS[measured.nodes > 1]}",
+    )
 
 
 def _intervals(interval: Interval) -> Iterator[Row]:

@@ -300,7 +300,8 @@ class CardsBody(TypedDict):
     """
     cards.json, the last sample of a node's cards: `idle` by index, if fewer than the `expected` number of cards are in use.
 
-    `error` is the tool's error, or names the output that cannot be read; then nothing is judged.
+    `error` is the tool's error, or names the output that cannot be read; then nothing is judged. `mean_percent` is the mean utilization of
+    the ranks' cards in the `samples` since the first step.
     """
 
     time: float
@@ -310,6 +311,8 @@ class CardsBody(TypedDict):
     idle: List[int]
     expected: int
     used: int
+    mean_percent: NotRequired[float]
+    samples: NotRequired[int]
 
 
 class NetworkBody(TypedDict):

@@ -179,6 +179,25 @@ def test_attempt_is_read_by_the_clock_of_this_machine_and_fails_with_the_earlies
     )
 
 
+def test_utilization_is_the_mean_of_all_samples_of_cards() -> None:
+    samples = [(90.0, 30), (60.0, 10), (None, 0)]
+    keys = {"time": 1.0, "tool": "nvidia-smi", "error": "", "cards": [], "idle": [], "expected": 8, "used": 8}
+    cards: list[Any] = [
+        {**keys, "mean_percent": mean, "samples": count} if mean is not None else None for mean, count in samples
+    ]
+    records = [_node(f"n{index}", [], {}, 0.0) for index in range(3)]
+    records = [
+        replace(record, observation=replace(record.observation, cards=card))
+        for record, card in zip(records, cards, strict=True)
+    ]
+    with_cards, without = attempt_of(records, 0, is_last=True), attempt_of(records[2:], 0, is_last=True)
+    assert (with_cards.utilization_percent, with_cards.utilization_samples) == (82.5, 40)
+    whole = timeline(0.0, [with_cards, without], [], is_queued=False, has_failed=False)
+    assert (whole.utilization_percent, whole.utilization_samples) == (82.5, 40)
+    nothing = timeline(0.0, [without], [], is_queued=False, has_failed=False)
+    assert (nothing.utilization_percent, nothing.utilization_samples) == (None, 0)
+
+
 def test_attempt_that_requested_another_one_has_not_failed() -> None:
     requested = {"rank": 0, "code": 99, "kind": "code", "time": 21.0}
     assert attempt_of([_node("n0", _events(10.0, 22.0, 24.0, requested), {}, 0.0)], 4, is_last=False).failed is None

@@ -15,7 +15,7 @@ from orchestrator.node.visible_devices import VISIBLE, visible_devices
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Optional
+    from typing import Dict, List, Optional, Sequence
 
     from orchestrator.node.events import EventLog
     from orchestrator.node.job import Job
@@ -41,6 +41,7 @@ class CardSampler:
         self._tool: Optional[Tool] = None
         self._is_taken = False  # the result of that tool
         self._was_idle = False
+        self._mean_percent, self._samples = 0.0, 0  # since the first step
 
     def poll(self) -> None:
         """Start a sample if one is due, or take the result of the one that has ended."""
@@ -76,8 +77,10 @@ class CardSampler:
         visible = visible_cards(readings["cards"], os.environ.get(VISIBLE[self._kind]))
         loads = {card["index"]: card.get("utilization_percent") for card in visible}
         error = tool.error or "; ".join(readings["faults"])
-        ranks = started_ranks(self._folder, self._job.rank_numbers)
-        idle = [] if tool.error else self._idle_cards.add(loads, reported_steps(self._folder, ranks))
+        steps = reported_steps(self._folder, started_ranks(self._folder, self._job.rank_numbers))
+        idle = [] if tool.error else self._idle_cards.add(loads, steps)
+        if steps.newest and not tool.error:
+            self._add_loads([load for load in loads.values() if load is not None])
         body: CardsBody = {
             "time": self._events.clock.now(),
             "tool": tool.name,
@@ -86,6 +89,8 @@ class CardSampler:
             "idle": idle,
             "expected": self._idle_cards.expected(loads),
             "used": len(loads) - len(idle),
+            "mean_percent": round(self._mean_percent, 1),
+            "samples": self._samples,
         }
         with suppress(OSError):  # a full disk must not end the run
             write_json(os.path.join(self._folder, CARDS_REPORT), body)
@@ -98,6 +103,12 @@ class CardSampler:
             self._events.write_message("the idle cards are in use now")
         if not tool.is_installed:
             self._kind = None
+
+    def _add_loads(self, percents: Sequence[float]) -> None:
+        """Add a sample to the mean utilization."""
+        if percents:
+            self._samples += 1
+            self._mean_percent += (sum(percents) / len(percents) - self._mean_percent) / self._samples
 
 
 REPORTED = ("index", "name", "utilization_percent", "memory_used_mib", "state")

@@ -203,6 +203,8 @@ def test_cards_of_a_t20_that_sleep_while_one_works_are_reported(
     body = _sampled(sampler, tmp_path, lambda body: body["idle"])
     assert (body["tool"], body["idle"], body["expected"], body["used"], body["error"]) == ("efsmi", [1], 2, 1, "")
     assert body["cards"][1]["state"] == "Sleep"
+    assert body["mean_percent"] == 42.5
+    assert body["samples"] >= 1
     table.unlink()
     assert _sampled(sampler, tmp_path, lambda body: body["error"])["idle"] == []
     table.write_text(one_busy)
