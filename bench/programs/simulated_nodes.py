@@ -29,6 +29,7 @@ FIRST_ADDRESS = int(ipaddress.ip_address("127.0.0.10"))
 FIRST_REQUEST = b'{"op": "'  # what follows the program that the controller sends
 SIZE_BYTES = 4
 BLOCK_BYTES = 1 << 18
+ANSWERED_LATER: tuple[object, ...] = (protocol.COMMAND, protocol.HEARTBEAT, protocol.FOLLOW, protocol.STOP)
 STOP_S = 0.1  # what a node takes to end a rank that does not resist
 AHEAD_S = time.time() - time.monotonic()
 
@@ -147,6 +148,9 @@ class Simulation:
             protocol.OBSERVE: lambda node, request: {"nodes": [node.body(request["attempt_dir"])]},
             protocol.REACH: self._reach,
             protocol.FILES: lambda *_: {"files": {}},
+            protocol.READ: lambda *_: {"chunks": [], "clocks_ahead_s": {}},
+            protocol.SEARCH: lambda *_: {"logs": [], "remarks": [], "is_partial": False},
+            protocol.RANKS: lambda *_: {"nodes": {}},
             protocol.LAST_LINES: lambda *_: {"offsets": {}, "written": {}, "clocks_ahead_s": {}},
             protocol.LINES_SINCE: lambda *_: {"offsets": {}, "written": {}, "clocks_ahead_s": {}},
             protocol.WRITE_MARKER: self._write_marker,
@@ -167,6 +171,10 @@ class Simulation:
             "supervised": sum(node.has_heartbeat for node in self.nodes),
             "cpu": sum(resource.getrusage(resource.RUSAGE_SELF)[:2]),
         }
+
+    def knows(self, op: str) -> bool:
+        """Return whether the nodes answer a request."""
+        return op in self._handlers or op in ANSWERED_LATER
 
     def answer(self, node: Node, request: Json) -> Json:
         """The reply to a request that is answered at once."""
@@ -275,8 +283,8 @@ class Connection:
         elif op == protocol.HEARTBEAT:
             node.has_heartbeat = True
             self._when_changed(request, begun)
-        elif op == protocol.READ:
-            reply: Json = {"chunks": [], "clocks_ahead_s": {}}
+        elif op == protocol.FOLLOW:
+            reply: Json = {"chunks": [], "clocks_ahead_s": {}, "position": "end"}
             self._loop.call_later(request["wait_s"], self._reply, request, reply, begun)
         elif op == protocol.STOP:
             node.stop()

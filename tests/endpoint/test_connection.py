@@ -12,7 +12,12 @@ from orchestrator.endpoint import connection
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.connection import HEADER_LIMIT_BYTES, frame
 from orchestrator.endpoint.program import MARKER
-from orchestrator.errors import NodeError, Unreachable
+from orchestrator.errors import NodeError, NodesError, Unreachable
+from orchestrator.inventory.model import Inventory, Node
+from orchestrator.launchers.direct import DirectLauncher
+from orchestrator.names.hostlist import fold
+from orchestrator.plan.make import make_plan
+from orchestrator.run import Program, Request
 from orchestrator.transports import base
 from orchestrator.transports.base import ChannelClosed
 from tests.until import until
@@ -36,12 +41,13 @@ class ScriptedNode:
         self.parts = list(parts)
         self.ends = ends
         self.closed = 0
+        self.written = 0
 
     def open(self, argv: Sequence[str]) -> ScriptedNode:  # noqa: ARG002
         return self
 
-    def write(self, data: bytes, *, timeout_s: float) -> None:
-        pass
+    def write(self, data: bytes, *, timeout_s: float) -> None:  # noqa: ARG002
+        self.written += 1
 
     def read_some(self, *, timeout_s: float) -> bytes:  # noqa: ARG002
         if self.parts:
@@ -99,6 +105,15 @@ def test_late_answer_is_not_taken_for_that_to_a_later_request() -> None:
     node.parts.append(OBSERVED)
     with pytest.raises(Unreachable, match="the connection is closed"):
         endpoint.observe("/a", None)
+
+
+def test_answer_that_comes_twice_is_not_taken_for_that_to_another_request() -> None:
+    node = ScriptedNode([PYTHON + HELLO, OBSERVED + OBSERVED])
+    endpoint = Endpoint.connect(node, "python3")
+    assert endpoint.observe("/a", None) == []
+    with pytest.raises(Unreachable, match="not that of a reply"):
+        endpoint.observe("/a", None)
+    assert node.closed == 1
 
 
 class SlowNode(ScriptedNode):
@@ -165,3 +180,31 @@ def test_first_answer_that_is_garbage_is_an_error_of_the_node(answer: bytes, mes
     with pytest.raises(NodeError, match=message):
         Endpoint.connect(node, "python3")
     assert node.closed >= 1
+
+
+class Down(ScriptedNode):
+    """A node without a route to it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__([])
+        self.node = name
+
+    def open(self, argv: Sequence[str]) -> ScriptedNode:  # noqa: ARG002
+        raise Unreachable(self.node, "no route to host", at=f"{self.node} port 22", hint=self.command_to_try(["true"]))
+
+
+def test_hundred_of_1024_nodes_that_are_down_are_one_line_and_nothing_is_requested_of_the_others() -> None:
+    nodes = tuple(Node(name=f"n{index}") for index in range(1024))
+    request = Request("ssh", Program("executable", ("true",)))
+    plan = make_plan(Inventory(name="many", nodes=nodes), request, run_id="many-20260102-030405-0abc", bundle="b")
+    down = {f"n{index}" for index in range(3, 1003, 10)}
+    transports = {node.name: Down(node.name) if node.name in down else ScriptedNode([PYTHON + HELLO]) for node in nodes}
+    launcher = DirectLauncher(plan, lambda node: transports[node.name])
+    with pytest.raises(NodesError) as caught:
+        launcher.connect()
+    assert str(caught.value) == f"{fold(down)}: no route to host (100 of 1024)"
+    assert caught.value.hint == "`ssh n0 true`"
+    assert launcher.undo() == []
+    launcher.close()
+    assert {transport.written for transport in transports.values()} == {0, 1}  # the program alone
+    assert all(transport.closed for transport in transports.values())

@@ -9,13 +9,22 @@ import time
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
+from bench.programs.simulated_nodes import Simulation
 from bench.scale import NODES_MISSING, measure, simulated_nodes
 from bench.workspace import Workspace
+from orchestrator.endpoint import connection
 from orchestrator.errors import NodeError
 from orchestrator.names.hostlist import expand
+from orchestrator.node import protocol
+from tests.grounds.ports import silent_port
 
 NODES = 64
+OF_OTHER_COMMANDS = {  # than those that launch, watch, stop and diagnose a run over SSH
+    "find", "active_runs", "file_system", "strays", "clear", "list_files", "read_file", "command_once",
+}  # fmt: skip
+CONNECT_S = 5  # on a busy machine, nodes that answer take seconds
 SILENT = {f"n{index}" for index in range(1, NODES, 8)}
 
 
@@ -24,6 +33,31 @@ def test_simulated_nodes_can_be_started_supervised_queried_and_stopped(tmp_path:
     rows, uses, _ = measure(Workspace.at(tmp_path), 4, steady_s=0.1, cut_nodes=0)
     assert [row.phase for row in rows] == ["start", "0.1 s of supervision", "status", "stop"]
     assert uses["supervisor"].threads > 4
+
+
+def test_simulated_nodes_know_each_request_of_a_run() -> None:
+    requests = {name for key, name in vars(protocol).items() if key.isupper() and isinstance(name, str)}
+    simulation = Simulation(1)
+    assert {name for name in requests if not simulation.knows(name)} == OF_OTHER_COMMANDS
+
+
+@pytest.mark.processes
+def test_launch_with_silent_nodes_starts_none_and_names_them_in_one_message(tmp_path: Path) -> None:
+    """Every eighth of 16 nodes accepts connections and sends nothing."""
+    with silent_port() as port, simulated_nodes(Workspace.at(tmp_path), 16) as scale:
+        inventory = tmp_path / "inventory.yaml"
+        content = YAML(typ="safe").load(inventory)
+        content["ssh"]["connect_timeout_s"] = CONNECT_S
+        for node in content["nodes"][1::8]:
+            node["port"] = port
+        YAML(typ="safe").dump(content, inventory)
+        done = scale.orch("ssh-launch", "--", "sleep", "1000")
+        assert done.code == NodeError.exit_code, done.output
+        assert f"n[1,9]: timed out after {CONNECT_S} s (2 of 16)" in done.output
+        assert done.output.count("timed out") == 1, done.output
+        assert done.wall < connection.ANSWER_S  # by far less than a login that hangs may take
+        simulated = scale.simulated()
+        assert (simulated["logins"], simulated["running"]) == (14, 0)
 
 
 @pytest.mark.processes
