@@ -125,6 +125,8 @@ class Options(TypedDict, total=False):
     """As --debug."""
     max_retries: int
     """As --max-retries."""
+    elastic: str
+    """As --elastic; with `ssh_launch` only."""
     slurm: Mapping[str, object]
     """Fields of `slurm:` for this run, as --set; with `submit` only, like the next two."""
     after: Sequence[str]
@@ -171,6 +173,7 @@ def _launched(launcher: LauncherName, program: ProgramLike, inventory: str | Pat
         per_node=options.get("per_node", False),
         debug=options.get("debug", False),
         max_retries=options.get("max_retries"),
+        elastic=options.get("elastic"),
         slurm=tuple(_slurm_words(options.get("slurm", {}))),
         after=tuple(options.get("after", ())),
         here=options.get("here", False),

@@ -80,6 +80,11 @@ _max_retries = click.option(
     metavar="N",
     help="Restart a run that fails after progress, or that loses a node, up to N times.",
 )
+_elastic = click.option(
+    "--elastic",
+    metavar="MIN:MAX",
+    help="Restart on fewer nodes if one is lost, at least MIN; use at most MAX. Over SSH only.",
+)
 _run = click.argument("run", default="latest", metavar="[RUN]", shell_complete=_run_names)
 _STATES = ("PENDING", "STARTING", "RUNNING", "DONE", "FAILED", "STOPPED", "LOST")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -193,6 +198,7 @@ def _slurm_options(command: _Command) -> _Command:
 @_launch_options
 @_slurm_options
 @_max_retries
+@_elastic
 @_dry_run
 @_follow
 @_quiet
@@ -225,6 +231,7 @@ def submit(
 @app.command(cls=_Launch)
 @_launch_options
 @_max_retries
+@_elastic
 @_dry_run
 @_follow
 @_quiet

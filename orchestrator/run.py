@@ -104,6 +104,19 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
+class Elastic:
+    """`--elastic MIN:MAX`: the least and the most nodes, and the settings by which the shared trainer computes its batch."""
+
+    least: int
+    most: int
+    micro_batch: int | None = None
+    """None for a program of the user."""
+    accumulation: int | None = None
+    """None if it follows from `batch`."""
+    batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Allocation:
     """The Slurm job in which orch runs, and its nodes in the order of Slurm."""
 
@@ -130,6 +143,8 @@ class Request:
     """The Slurm job whose nodes are used; None to queue a job."""
     max_retries: int | None = None
     """The attempts after the first one, by --max-retries; None: the inventory decides."""
+    elastic: Elastic | None = None
+    """The numbers of nodes with which the run may continue; None: only with all."""
     debug: bool = False
     """The ranks get the debugging variables of their accelerator."""
     orphan_timeout_s: float | None = None

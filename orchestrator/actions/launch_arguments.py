@@ -32,6 +32,8 @@ class LaunchArguments:
     tags: tuple[str, ...] = ()
     debug: bool = False
     max_retries: int | None = None
+    elastic: str | None = None
+    """MIN:MAX, the numbers of nodes with which the run may continue."""
     slurm: tuple[tuple[str, str], ...] = ()
     """Options that set a field of `slurm:`, each with its name and slurm.FIELD=VALUE."""
     after: tuple[str, ...] = ()

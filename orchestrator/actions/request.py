@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from orchestrator.code import Code, find_code
 from orchestrator.errors import UsageError
 from orchestrator.node.run_id import RUN_ID
 from orchestrator.resources import trainer_folder
-from orchestrator.run import Allocation, Program, Request, Shape
+from orchestrator.run import Allocation, Elastic, Program, Request, Shape
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TAG = re.compile(r"[^\s,]{1,64}")
@@ -73,6 +73,7 @@ def make_request(
         allocation=allocation,
         debug=arguments.debug,
         max_retries=arguments.max_retries,
+        elastic=_elastic(arguments, settings),
         no_check=arguments.no_check,
         skipped=arguments.skipped,
         exclude_suspects=arguments.exclude_suspects,
@@ -86,6 +87,31 @@ def _shape(text: str) -> Shape:
     if match is None:
         raise UsageError(f"-j {text}: not a shape", hint="write NODESxRANKS, as in -j 2x8: two nodes of eight ranks")
     return Shape(int(match[1]), int(match[2]))
+
+
+def _elastic(arguments: LaunchArguments, settings: TrainerConfig | None) -> Elastic | None:
+    """
+    The value of --elastic; None without it.
+
+    Raises:
+        UsageError: it is not MIN:MAX, or the run is started through Slurm.
+    """
+    text = arguments.elastic
+    if text is None:
+        return None
+    if arguments.launcher == "slurm":
+        raise UsageError(
+            "--elastic is for runs over SSH: a Slurm job has as many nodes in each attempt as in the first",
+            hint="omit it; --set slurm.spare_nodes=N replaces failed nodes",
+        )
+    match = re.fullmatch(r"([1-9]\d{0,4}):([1-9]\d{0,4})", text)
+    if match is None or int(match[1]) > int(match[2]):
+        raise UsageError(
+            f"--elastic {text}: not MIN:MAX",
+            hint="the least and the most nodes, as in --elastic 2:4, MIN not above MAX",
+        )
+    values = {} if settings is None else settings.batch_settings
+    return Elastic(int(match[1]), int(match[2]), **values)
 
 
 def _program(arguments: LaunchArguments, code: Code | None) -> Program:
@@ -143,6 +169,8 @@ class TrainerConfig:
 
     text: str | None
     task: str
+    batch_settings: dict[str, int | None] = field(default_factory=dict)
+    """The values of micro_batch, accumulation and batch; None for what follows from the others."""
 
     @property
     def user_module(self) -> tuple[str, ...] | None:
@@ -178,7 +206,9 @@ def trainer_config(arguments: LaunchArguments) -> TrainerConfig:
         if result.returncode != 0:
             message = result.stderr.strip().replace(str(file), str(arguments.config)).removeprefix("error: ")
             raise UsageError(message or "the trainer refused its configuration")
-    return TrainerConfig(text, json.loads(result.stdout).get("task", arguments.module))
+    values = json.loads(result.stdout)
+    batch_settings = {name: values.get(name) for name in ("micro_batch", "accumulation", "batch")}
+    return TrainerConfig(text, values.get("task", arguments.module), batch_settings)
 
 
 def _as_json(path: Path) -> str:

@@ -45,7 +45,9 @@ def rerun_arguments(name: str, nodes: str | None) -> LaunchArguments:
         nodes=nodes or request["nodes"],
         shape=None if shape is None else f"{count}x{shape['ranks']}",
         config=_config_file(run),
-        settings=program.args if is_trainer else (),
+        settings=tuple(request["program"]["args"])
+        if is_trainer
+        else (),  # an elastic run has changed those of the plan
         program=None if is_trainer else program.args,
         orphan_timeout=orphan_timeout,
         isolation_timeout=isolation_timeout,
@@ -56,6 +58,7 @@ def rerun_arguments(name: str, nodes: str | None) -> LaunchArguments:
         tags=record.tags,
         debug=bool(request.get("debug")),
         max_retries=request.get("max_retries"),
+        elastic=_elastic(request),
         slurm=tuple(("--set", f"slurm.{word}") for word in request.get("slurm", ())),
         here=request.get("allocation") is not None,
         no_check=bool(request.get("no_check")),
@@ -96,6 +99,12 @@ def _timeouts(request: Mapping[str, Any]) -> tuple[str | None, str | None]:
     orphan_s, isolation_s = request.get("orphan_timeout_s"), request.get("isolation_timeout_s", ISOLATION_TIMEOUT_S)
     is_default = isolation_s == ISOLATION_TIMEOUT_S
     return None if orphan_s is None else f"{orphan_s:.0f}s", None if is_default else f"{isolation_s:.0f}s"
+
+
+def _elastic(request: Mapping[str, Any]) -> str | None:
+    """--elastic as it is typed."""
+    elastic = request.get("elastic")
+    return None if elastic is None else f"{elastic['least']}:{elastic['most']}"
 
 
 def changes_since(name: str, bundle: Bundle, inventory: Inventory) -> Iterator[str]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from orchestrator.actions.launch import Launched, Planned, begin_check_of
 from orchestrator.actions.preflight import checked_nodes
 from orchestrator.actions.runs import home_store
 from orchestrator.errors import LaunchError, OrchError
+from orchestrator.fanout import each
 from orchestrator.kept_facts import KeptFacts
 from orchestrator.launchers.direct import DirectLauncher
-from orchestrator.plan.plan import LaunchPlan
+from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.store import RunFolder
 from orchestrator.supervision.restart import Restarts
 
@@ -27,7 +29,25 @@ def restarts_of(launched: Launched, launcher: DirectLauncher, on_warning: Callab
     def start(plan: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
         return _start(replace(planned, plan=plan), launcher, folder, on_warning, on_connected=on_connected)
 
-    return Restarts(folder, max_retries, start, lambda: launcher.is_shared)
+    return Restarts(folder, max_retries, start, lambda: launcher.is_shared, free_nodes=partial(_free_nodes, launcher))
+
+
+def _free_nodes(launcher: DirectLauncher, nodes: Sequence[NodePlan]) -> set[str]:
+    """The names of the nodes that can be reached, and on which nothing of the run is left after what remained was ended."""
+    outcomes = each(nodes, partial(_end_remaining, launcher), limit=max(1, len(nodes)))
+    return {node.name for node, left in zip(nodes, outcomes, strict=True) if left == []}
+
+
+def _end_remaining(launcher: DirectLauncher, node: NodePlan) -> list[int]:
+    """End the processes of all attempts of the run on a node; return the pids of those that are left."""
+    endpoint, plan = launcher.reach(node), launcher.plan
+    folders = [replace(plan, attempt=attempt).attempt_dir(node) for attempt in range(1, plan.attempt + 1)]
+    return [
+        pid
+        for folder in folders
+        for result in endpoint.stop(folder, [node.name], grace_s=0.0)
+        for pid in result.remaining
+    ]
 
 
 def _start(

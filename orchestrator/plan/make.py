@@ -13,7 +13,8 @@ from orchestrator.errors import UsageError
 from orchestrator.names.hostlist import expand, fold
 from orchestrator.names.slurm_options import OPTION_OF, has_count, option_name, option_value, warn_s
 from orchestrator.node.rank_launchers import launcher_of, per_node_command
-from orchestrator.plan.plan import LaunchPlan, NodePlan
+from orchestrator.plan.elastic import elastic_sizes
+from orchestrator.plan.plan import LaunchPlan, NodePlan, Sizes
 from orchestrator.run import Allocation, Request, Shape, trainer_setting
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def make_plan(
         UsageError: the request does not fit the inventory.
     """
     chosen = _choose(inventory, request)
+    chosen, sizes, unused = _elastic(inventory, request, chosen)
     nodes, warnings = _node_plans(inventory, request, chosen, home=home, user=user)
     return LaunchPlan(
         run_id=run_id,
@@ -69,7 +71,8 @@ def make_plan(
         commit=commit,
         ssh=inventory.ssh.model_dump(mode="json"),
         max_retries=_max_retries(inventory, request),
-        spares=_spares(inventory, request, chosen),
+        sizes=sizes,
+        spares=_spares(inventory, request, chosen, unused),
         slurm=_slurm_settings(inventory, request, by_count=chosen.by_count),
         orphan_timeout_s=request.orphan_timeout_s,
         isolation_timeout_s=None if request.launcher == "slurm" else request.isolation_timeout_s,
@@ -81,16 +84,51 @@ def make_plan(
     )
 
 
-def _spares(inventory: Inventory, request: Request, chosen: _Chosen) -> tuple[NodePlan, ...]:
-    """The nodes that may replace others over SSH: tagged as spare, of the same kind, and with a device for each rank."""
+def _elastic(inventory: Inventory, request: Request, chosen: _Chosen) -> tuple[_Chosen, Sizes | None, Sequence[Node]]:
+    """The nodes of the first attempt of an elastic run, its sizes, and the chosen nodes above the most; without --elastic, all nodes."""
+    elastic = request.elastic
+    if elastic is None:
+        return chosen, None, ()
+    option = f"--elastic {elastic.least}:{elastic.most}"
+    if not _max_retries(inventory, request):
+        raise UsageError(
+            f"{option} needs restarts, and there are none", hint="give --max-retries N, or restart: in the inventory"
+        )
+    if request.shape is not None and chosen.node_count > elastic.most:
+        raise UsageError(
+            f"-j {request.shape.nodes}x{request.shape.ranks} needs more nodes than {option} allows",
+            hint="omit -j, or raise MAX",
+        )
+    if chosen.node_count < elastic.least:
+        names = fold(node.name for node in chosen.nodes)
+        raise UsageError(
+            f"{option} needs at least {elastic.least} nodes; there are {chosen.node_count}: {names}", hint="lower MIN"
+        )
+    if len(set(chosen.ranks_each)) > 1:
+        difference = _difference((str(node.devices), node.name) for node in _unequal(chosen.nodes))
+        raise UsageError(
+            f"{option} needs nodes with equal numbers of ranks: {difference}", hint="give one number with -j NxR"
+        )
+    count = min(chosen.node_count, elastic.most)
+    unused = chosen.nodes[count:]
+    chosen = replace(chosen, nodes=chosen.nodes[:count], ranks_each=chosen.ranks_each[:count], node_count=count)
+    return chosen, elastic_sizes(elastic, count, chosen.ranks_each[0]), unused
+
+
+def _spares(
+    inventory: Inventory, request: Request, chosen: _Chosen, unused: Sequence[Node] = ()
+) -> tuple[NodePlan, ...]:
+    """
+    The nodes that may replace others over SSH: tagged as spare, of the same kind, and with a device for each rank.
+
+    Args:
+        unused: nodes that would have taken part in a larger run; they replace others, too.
+    """
     if request.launcher == "slurm" or not _max_retries(inventory, request):
         return ()
     kinds, most = {node.accelerator for node in chosen.nodes}, max(chosen.ranks_each)
-    spares = [
-        node
-        for node in inventory.nodes
-        if SPARE in node.tags and node not in chosen.nodes and node.accelerator in kinds and node.devices >= most
-    ]
+    tagged = [node for node in inventory.nodes if SPARE in node.tags and node not in (*chosen.nodes, *unused)]
+    spares = [node for node in (*unused, *tagged) if node.accelerator in kinds and node.devices >= most]
     nodes = assign_ranks(inventory, spares, [0] * len(spares))
     return _with_debugging(nodes, spares)[0] if request.debug else nodes
 

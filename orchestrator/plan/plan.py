@@ -55,6 +55,24 @@ class Sweep:
 
 
 @dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes that the attempts of an elastic run may have."""
+
+    counts: tuple[int, ...]
+    """Numbers of nodes, ascending; the last is that of the first attempt."""
+    micro_batch: int | None = None
+    """Of the shared trainer, whose samples per step stay the same; None for another program."""
+    batch: int | None = None
+    """The samples per step of all ranks."""
+
+    def settings(self, world_size: int) -> dict[str, int]:
+        """The settings that keep the batch of the shared trainer with this number of ranks; none for another program."""
+        if self.micro_batch is None or self.batch is None:
+            return {}
+        return {"batch": self.batch, "accumulation": self.batch // (self.micro_batch * world_size)}
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchPlan:
     """
     Every decision about a launch, and all input of the launcher.
@@ -82,6 +100,8 @@ class LaunchPlan:
     warnings: tuple[str, ...] = ()
     max_retries: int = 0
     """How often a failed run is restarted."""
+    sizes: Sizes | None = None
+    """The sizes of an elastic run; None: every attempt has as many nodes as the first."""
     spares: tuple[NodePlan, ...] = ()
     """Over SSH, the nodes without ranks that may replace nodes in later attempts."""
     replaced: tuple[NodePlan, ...] = ()
@@ -199,9 +219,14 @@ def from_json(data: Mapping[str, Any]) -> LaunchPlan:
     sweep = _sweep(data["sweep"]) if data.get("sweep") else None
     values: dict[str, Any] = {"program": program, "sweep": sweep, "nodes": tuple(map(_node, data["nodes"]))}
     values |= {name: tuple(map(_node, data.get(name, ()))) for name in _NODES[1:]}
+    values["sizes"] = _sizes(data["sizes"]) if data.get("sizes") else None
     values["earlier"] = tuple(map(tuple, data.get("earlier", ())))
     values |= {name: tuple(data.get(name, ())) for name in ("warnings", "setup", "skipped", "hooks")}
     return LaunchPlan(**{**known, **values})
+
+
+def _sizes(data: Mapping[str, Any]) -> Sizes:
+    return Sizes(**{**known_fields(Sizes, data), "counts": tuple(data["counts"])})
 
 
 def _sweep(data: Mapping[str, Any]) -> Sweep:

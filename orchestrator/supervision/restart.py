@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
+from itertools import accumulate
 
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodesError, OrchError
@@ -15,8 +16,8 @@ from orchestrator.kept_nodes import keep_end
 from orchestrator.names.hostlist import fold
 from orchestrator.node.events import NO_RETRY, REQUEUE, State
 from orchestrator.node.retry import choose_nodes, newest_saved, reason_against_restart, retry_may_help, saved_step
-from orchestrator.plan.plan import LaunchPlan
-from orchestrator.run import RankExit, RunState
+from orchestrator.plan.plan import LaunchPlan, NodePlan
+from orchestrator.run import Program, RankExit, RunState
 from orchestrator.store import RunFolder
 from orchestrator.verdict.classify import classify
 from orchestrator.verdict.judge import Verdict
@@ -84,6 +85,8 @@ class Restarts:
         max_retries: int,
         start: Callable[[LaunchPlan, Callable[[], None]], LaunchPlan] | None,
         is_shared: Callable[[], bool],
+        *,
+        free_nodes: Callable[[Sequence[NodePlan]], Collection[str]] = lambda _: (),
     ) -> None:
         """
         Prepare for the first attempt to fail.
@@ -93,11 +96,13 @@ class Restarts:
                 the plan as it was carried out. OrchError if that fails, and nothing of it is left running. None for a process that
                 has not launched the run: it does not know the values of the environment.
             is_shared: True if the nodes share the folder of the run.
+            free_nodes: those of nodes that were lost before which can be reached now, and on which nothing of the run is left.
         """
         self._folder = folder
         self._max_retries = max_retries
         self._start = start
         self._is_shared = is_shared
+        self._free_nodes = free_nodes
         self._attempts: list[DirectAttempt] = []
 
     def reason_against(self, verdict: Verdict, attempt: DirectAttempt) -> str:
@@ -119,7 +124,7 @@ class Restarts:
         unusable: set[str] = set()  # spare nodes that cannot be reached
         while True:
             names = self._choose(plan, unusable)
-            if len(names) < len(plan.nodes):
+            if not names:
                 return f"not restarted: {fold(attempt.lost)} cannot be reached, and {self._lack(plan, unusable)}"
             following = _following(plan, names, f"{verdict.message}; {newest_saved(self._attempts)}")
             try:
@@ -135,14 +140,22 @@ class Restarts:
                 return ""
 
     def _choose(self, plan: LaunchPlan, unusable: Collection[str]) -> Sequence[str]:
-        """The names of the nodes of the next attempt; too few if a node is lost that no other can replace."""
-        pool = [node.name for node in (*plan.nodes, *plan.spares, *plan.replaced) if node.name not in unusable]
+        """The names of the nodes of the next attempt; none if a node is lost that no other can replace, and the run is not elastic."""
+        if self._has_lost_checkpoints(plan):
+            return ()
+        counts = (len(plan.nodes),) if plan.sizes is None else plan.sizes.counts
         attempts = self._attempts
         if not self._is_shared():  # what a node has saved is on that node alone
-            if self._has_lost_checkpoints(plan):
-                return ()
             attempts = [replace(attempt, first_failed_node=None) for attempt in attempts]
-        return choose_nodes(pool, len(plan.nodes), attempts, [node.name for node in plan.spares])
+        nodes = [node for node in (*plan.nodes, *plan.spares, *plan.replaced) if node.name not in unusable]
+        lost_before = {name for attempt in attempts[:-1] for name in attempt.lost} - attempts[-1].lost
+        if len({node.name for node in nodes} - lost_before - attempts[-1].lost) < counts[-1]:
+            free = self._free_nodes([node for node in nodes if node.name in lost_before])
+            attempts = [replace(attempt, lost=attempt.lost.difference(free)) for attempt in attempts]
+        pool, spares = [node.name for node in nodes], [node.name for node in plan.spares]
+        available = len(choose_nodes(pool, counts[-1], attempts, spares))
+        count = max((count for count in counts if count <= available), default=0)
+        return choose_nodes(pool, count, attempts, spares)
 
     def _has_lost_checkpoints(self, plan: LaunchPlan) -> bool:
         last = self._attempts[-1]
@@ -152,7 +165,10 @@ class Restarts:
     def _lack(self, plan: LaunchPlan, unusable: Collection[str]) -> str:
         if self._has_lost_checkpoints(plan):
             return "the checkpoints of rank 0 are on that node alone"
-        return f"{fold(unusable)} cannot be reached either" if unusable else "no spare node is left"
+        lack = f"{fold(unusable)} cannot be reached either" if unusable else "no spare node is left"
+        if plan.sizes is None:
+            return lack
+        return f"{lack}; --elastic allows {', '.join(map(str, plan.sizes.counts))} nodes"
 
     def _record(self, plan: LaunchPlan, verdict: Verdict, attempt: DirectAttempt) -> None:
         """Record the plan of the next attempt, the end of the last one and the decision; log readers then follow its nodes."""
@@ -182,25 +198,54 @@ class Restarts:
 
 
 def _following(plan: LaunchPlan, names: Collection[str], cause: str) -> LaunchPlan:
-    """The plan of the next attempt on these nodes; a node that is new takes the place and the ranks of one that is left out."""
+    """
+    The plan of the next attempt on these nodes.
+
+    A node that is new takes the place and the ranks of one that is left out. If the number of nodes changes, the ranks are renumbered
+    in the same order of nodes.
+    """
     available = {node.name: node for node in (*plan.spares, *plan.replaced)}
     incoming = iter([available[name] for name in names if name in available])
+    kept_or_new = [node if node.name in names else next(incoming, None) for node in plan.nodes]
+    chosen = [node for node in (*kept_or_new, *incoming) if node is not None]
+    counts = [len(node.ranks) for node in plan.nodes]
+    counts += counts[:1] * (len(chosen) - len(counts))  # an elastic run has equal nodes
+    firsts = [0, *accumulate(counts)]
     nodes = tuple(
-        node if node.name in names else replace(next(incoming), node_rank=node.node_rank, ranks=node.ranks)
-        for node in plan.nodes
+        replace(node, node_rank=rank, ranks=range(firsts[rank], firsts[rank + 1])) for rank, node in enumerate(chosen)
     )
     left_out = tuple(node for node in plan.nodes if node.name not in names)
     new = [node.name for node in nodes if node.name in available]
-    change = f"; {fold(new)} replaces {fold(node.name for node in left_out)}" if new else ""
     return replace(
         plan,
         attempt=plan.attempt + 1,
         nodes=nodes,
+        node_count=len(nodes),
+        world_size=firsts[len(nodes)],
+        program=_resized(plan, firsts[len(nodes)]),
         spares=tuple(node for node in plan.spares if node.name not in new),
         replaced=(*(node for node in plan.replaced if node.name not in new), *left_out),
         earlier=(*plan.earlier, tuple(node.name for node in plan.nodes)),
-        restarted=f"the run restarts as attempt {plan.attempt + 1}: {cause}{change}",
+        restarted=f"the run restarts as attempt {plan.attempt + 1}: {cause}{_change(plan, nodes, new, left_out)}",
     )
+
+
+def _change(plan: LaunchPlan, nodes: Sequence[NodePlan], new: Sequence[str], left_out: Sequence[NodePlan]) -> str:
+    """The change of nodes as the end of a sentence; empty if there is none."""
+    absent = fold(node.name for node in left_out)
+    if len(nodes) == len(plan.nodes):
+        return f"; {fold(new)} replaces {absent}" if new else ""
+    change = [f"without {absent}"] * bool(left_out) + [f"with {fold(new)}"] * bool(new)
+    return f"; it continues on {len(nodes)} instead of {len(plan.nodes)} nodes, {' and '.join(change)}"
+
+
+def _resized(plan: LaunchPlan, world_size: int) -> Program:
+    """The program with the settings that keep its batch with another number of ranks."""
+    if plan.sizes is None or world_size == plan.world_size:
+        return plan.program
+    settings = plan.sizes.settings(world_size)
+    words = [word for word in plan.program.args if not settings or word.partition("=")[0] not in settings]
+    return replace(plan.program, args=(*words, *(f"{name}={value}" for name, value in settings.items())))
 
 
 def _reason_never(failure: RankExit | None) -> str:

@@ -155,6 +155,7 @@ def test_rerun_has_the_arguments_of_the_launch(folder: Path, monkeypatch: pytest
         tags=("a", "b"),
         debug=True,
         max_retries=3,
+        elastic="1:2",
         exclude_suspects=True,
         no_check=True,
         skipped=("clock",),
@@ -191,7 +192,7 @@ def test_rerun_of_the_shared_trainer_has_its_settings_and_the_configuration_of_t
 def test_every_argument_of_a_launch_is_repeated_or_named_here() -> None:
     passed_on = {
         "launcher", "inventory", "nodes", "shape", "config", "settings", "program", "orphan_timeout", "isolation_timeout",
-        "bare", "per_node", "name", "note", "tags", "debug", "slurm", "here", "no_check", "skipped", "exclude_suspects", "max_retries", "rerun_of",
+        "bare", "per_node", "name", "note", "tags", "debug", "slurm", "here", "no_check", "skipped", "exclude_suspects", "max_retries", "elastic", "rerun_of",
     }  # fmt: skip
     reported, refused = {"after"}, {"module"}
     assert {field.name for field in fields(LaunchArguments)} == passed_on | reported | refused

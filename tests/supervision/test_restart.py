@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan import plan as plans
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
-from orchestrator.run import Program, RankExit, Request, RunRecord, RunState
+from orchestrator.run import Elastic, Program, RankExit, Request, RunRecord, RunState
 from orchestrator.store import RunFolder
 from orchestrator.supervision.restart import DirectAttempt, Restarts
 from orchestrator.verdict.judge import Verdict
@@ -85,11 +85,16 @@ def test_last_attempt_is_the_one_after_max_retries(tmp_path: Path) -> None:
     assert reason == "attempt 1 was the last: max_retries is 0; the newest saved step is 3"
 
 
-def _plan(tmp_path: Path) -> tuple[RunFolder, LaunchPlan]:
-    """A run on n0 and n1 that may use the spare nodes s0 and s1."""
-    nodes = [Node(name=name, tags=("spare",) if name[0] == "s" else ()) for name in ("n0", "n1", "s0", "s1")]
+def _plan(
+    tmp_path: Path,
+    names: Sequence[str] = ("n0", "n1", "s0", "s1"),
+    program: Program = Program("executable", ("true",)),  # noqa: B008  frozen
+    **request_fields: Any,  # noqa: ANN401
+) -> tuple[RunFolder, LaunchPlan]:
+    """A run that may use the nodes whose names begin with s as spare nodes."""
+    nodes = [Node(name=name, tags=("spare",) if name[0] == "s" else ()) for name in names]
     inventory = Inventory(name="here", nodes=tuple(nodes))
-    request = Request("ssh", Program("executable", ("true",)), max_retries=9)
+    request = Request("ssh", program, **{"max_retries": 9, **request_fields})
     plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
     folder = RunFolder(tmp_path)
     folder.write(RunRecord(plan.run_id, "ssh", RunState.RUNNING, "", {}, {}, {}, {}, started=True))
@@ -142,6 +147,83 @@ def test_node_with_the_only_checkpoints_is_not_replaced(tmp_path: Path) -> None:
     reason = restarts.begin(plan, _failed(), replace(_attempt(), first_failed_node=None, lost=frozenset({"n0"})))
     text = "the checkpoints of rank 0 are on that node alone"
     assert reason == f"not restarted: n0 cannot be reached, and {text}"
+
+
+def _started(plan: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
+    """Start an attempt whose nodes can all be reached."""
+    on_connected()
+    return plan
+
+
+TRAINER = Program("trainer", ("lr=1e-3", "accumulation=3"))
+
+
+def test_elastic_run_continues_on_fewer_nodes_and_on_all_once_they_are_back(tmp_path: Path) -> None:
+    """The samples per step of the shared trainer stay the same: 8 x 4 ranks x 3."""
+    folder, plan = _plan(tmp_path, ("n0", "n1", "n2", "n3"), TRAINER, elastic=Elastic(1, 4, 8, 3))
+    free: list[str] = []
+    restarts = Restarts(folder, 9, _started, lambda: True, free_nodes=lambda _: free)
+
+    def restart(*lost: str) -> LaunchPlan:
+        attempt = replace(_attempt(), first_failed_node=None, lost=frozenset(lost))
+        assert restarts.begin(folder.read_plan() if lost != ("n2",) else plan, _failed(), attempt) == ""
+        return folder.read_plan()
+
+    without_n2 = restart("n2")
+    assert [(node.name, node.node_rank, list(node.ranks)) for node in without_n2.nodes] == [
+        ("n0", 0, [0]),
+        ("n1", 1, [1]),
+        ("n3", 2, [2]),
+    ]
+    assert (without_n2.node_count, without_n2.world_size) == (3, 3)
+    assert without_n2.program.args == ("lr=1e-3", "batch=96", "accumulation=4")
+    assert without_n2.restarted.endswith("; it continues on 3 instead of 4 nodes, without n2")
+    assert [node.name for node in restart().nodes] == ["n0", "n1", "n3"]  # n2 is still lost
+    on_two = restart("n0")
+    assert [(node.name, list(node.ranks)) for node in on_two.nodes] == [("n1", [0]), ("n3", [1])]
+    assert on_two.program.args == ("lr=1e-3", "batch=96", "accumulation=6")
+    free += ["n0", "n2"]
+    on_all = restart()
+    assert [(node.name, list(node.ranks)) for node in on_all.nodes] == [
+        ("n1", [0]),
+        ("n3", [1]),
+        ("n2", [2]),
+        ("n0", [3]),
+    ]
+    assert on_all.program.args == ("lr=1e-3", "batch=96", "accumulation=3")
+    assert on_all.restarted.endswith("; it continues on 4 instead of 2 nodes, with n[0,2]")
+    assert [[node.name for node in on_all.nodes_of(attempt)] for attempt in (1, 2, 4)] == [
+        ["n0", "n1", "n2", "n3"],
+        ["n0", "n1", "n3"],
+        ["n1", "n3"],
+    ]
+    assert [attempt["decision"] for attempt in folder.read().attempts][-1] == on_all.restarted
+
+
+def test_elastic_run_uses_spare_nodes_first_and_sizes_that_divide_the_batch(tmp_path: Path) -> None:
+    elastic = Elastic(2, 4, 8, None, 64)
+    folder, plan = _plan(tmp_path, ("n0", "n1", "n2", "n3", "s0"), TRAINER, elastic=elastic)
+    assert plan.sizes == plans.Sizes((2, 4), 8, 64)
+    restarts = Restarts(folder, 9, _started, lambda: True)
+    lost = replace(_attempt(), first_failed_node=None, lost=frozenset({"n3"}))
+    assert restarts.begin(plan, _failed(), lost) == ""
+    assert [node.name for node in folder.read_plan().nodes] == ["n0", "n1", "n2", "s0"]
+    assert folder.read_plan().program == plan.program
+    assert restarts.begin(folder.read_plan(), _failed(), replace(lost, lost=frozenset({"n1"}))) == ""
+    assert [node.name for node in folder.read_plan().nodes] == ["n0", "n2"]  # three do not divide 64 / 8
+    reason = restarts.begin(folder.read_plan(), _failed(), replace(lost, lost=frozenset({"n0", "n2"})))
+    text = "no spare node is left; --elastic allows 2, 4 nodes"
+    assert reason == f"not restarted: n[0,2] cannot be reached, and {text}"
+
+
+def test_elastic_run_does_not_lose_the_only_checkpoints(tmp_path: Path) -> None:
+    folder, plan = _plan(tmp_path, ("n0", "n1"), elastic=Elastic(1, 2))
+    restarts = Restarts(folder, 9, _started, lambda: False)
+    lost = replace(_attempt(), first_failed_node=None)
+    assert restarts.begin(plan, _failed(), replace(lost, lost=frozenset({"n1"}))) == ""
+    assert [node.name for node in folder.read_plan().nodes] == ["n0"]
+    reason = restarts.begin(folder.read_plan(), _failed(), replace(lost, lost=frozenset({"n0"})))
+    assert reason == "not restarted: n0 cannot be reached, and the checkpoints of rank 0 are on that node alone"
 
 
 def _attempt() -> DirectAttempt:
