@@ -95,7 +95,9 @@ class Rendezvous:
         except (OSError, RuntimeError) as exc:
             verb = "host" if hosts else "reach"
             raise NetworkError(f"rank {rank.global_rank} cannot {verb} the rendezvous at {host}:{port}: {exc}") from exc
-        attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
+        # Only a store that outlives the attempt has keys of the one before. Agents of several nodes count restarts differently:
+        # one that restarts its ranks because another node has joined again does not count that.
+        attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0") if agent_hosts_store else "0"
         host = f"[{host}]" if ":" in host else host
         return cls(PrefixStore(f"orch/{attempt}", store), rank, timeout_s, f"{host}:{port}", agent_hosts_store)
 

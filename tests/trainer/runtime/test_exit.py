@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -183,6 +184,14 @@ def _in_thread(act: Any) -> Iterator[threading.Thread]:  # noqa: ANN401 -- any f
     yield thread
     thread.join(30)
     assert not thread.is_alive()
+
+
+def test_ranks_meet_whose_torchruns_have_counted_their_restarts_differently(tmp_path: Path) -> None:
+    port = _unused_port()
+    envs = [{**_env(rank, port, tmp_path), "TORCHELASTIC_RESTART_COUNT": str(rank)} for rank in (0, 1)]
+    first, second = (Rendezvous.open(Rank.from_env(env), env, 30.0) for env in envs)
+    first.store.set("stage", "reached")
+    second.store.wait(["stage"], timedelta(seconds=20))
 
 
 def test_problem_of_one_rank_is_agreed_on_by_all_and_rank_0_exits_first(
