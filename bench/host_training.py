@@ -1,4 +1,4 @@
-"""A training of the shared trainer on three hosts of network namespaces, started by orch or by torchrun, and what can fail in it."""
+"""A training of the shared trainer on three hosts of network namespaces, started by orch or by torchrun, and faults for it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class HostTraining:
         return self.hosts.hosts[:RANKS]
 
     def evidence(self) -> str:
-        """What the launcher has printed."""
+        """The end of the launcher's output."""
         return ""
 
 
@@ -117,7 +117,7 @@ class OrchTraining(HostTraining):
         return until(pids, deadline_s=START_S, awaited=f"the agent on {host.name}")
 
     def _rank(self, host: Host) -> int | None:
-        """The pid of the rank in the newest attempt, from the record of its agent, which has the pid inside the host."""
+        """The pid of the rank in the newest attempt, from the agent's record, which has the pid inside the host."""
         pattern = f"*/runs/{self.run}/attempt-{self.record().attempt}/{host.name}/events.jsonl"
         for path in host.path(self.hosts.home).glob(pattern):
             events = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
@@ -232,6 +232,6 @@ def healed(hosts: Hosts) -> Iterator[Hosts]:
 
 
 def stats(training: OrchTraining) -> dict[str, Any]:
-    """What `orch stats --json` prints about the run."""
+    """The measurements of `orch stats --json`."""
     found: dict[str, Any] = json.loads(training.orch("stats", training.run, "--json", timeout_s=START_S).stdout)
     return found

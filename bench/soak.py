@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import statistics
 import sys
 import tempfile
 import threading
@@ -73,8 +74,8 @@ def _steps(hosts: Hosts, folder: Path, seconds: float) -> int:
     """How many steps this machine makes in that time."""
     training = _training(hosts, folder / "warm-up", WARM_UP_STEPS)
     _end(training)
-    times = [record["step_time_s"] for record in read_metrics(training.out)]
-    return round(seconds / (sum(times) / len(times)))
+    times: list[float] = [record["step_time_s"] for record in read_metrics(training.out)]
+    return round(seconds / statistics.mean(times))
 
 
 def _end(training: OrchTraining) -> None:
@@ -86,7 +87,7 @@ def _end(training: OrchTraining) -> None:
 def _disturb(training: OrchTraining, draw: random.Random, *, every_s: float) -> int:
     """Let faults happen until the training has ended; return their number."""
     begun, count = time.monotonic(), 0
-    while _goes_on(training, attempt=count + 1, until_s=begun + (count + 1) * every_s):
+    while _continues(training, attempt=count + 1, until_s=begun + (count + 1) * every_s):
         name = draw.choice(sorted(FAULTS))
         members = training.members()
         host = draw.choice(members[1:] if FAULTS[name] in NODE_FAULTS else members)
@@ -96,7 +97,7 @@ def _disturb(training: OrchTraining, draw: random.Random, *, every_s: float) -> 
     return count
 
 
-def _goes_on(training: OrchTraining, *, attempt: int, until_s: float) -> bool:
+def _continues(training: OrchTraining, *, attempt: int, until_s: float) -> bool:
     """
     Wait until this attempt has made a new step, and for that time; return False if the training has ended.
 
@@ -136,12 +137,12 @@ def _problems(disturbed: OrchTraining, undisturbed: OrchTraining) -> Iterator[st
     _heal_hosts(disturbed.hosts)
     try:
         until(lambda: not _left(disturbed), deadline_s=LIMIT_S, awaited="all processes of the run to end")
-    except pytest.fail.Exception:
+    except pytest.fail.Exception:  # from `until`
         yield f"still running: {_left(disturbed)}"
 
 
 def _left(training: OrchTraining) -> dict[str, list[str]]:
-    """The processes of the run and of its connections on every host."""
+    """All processes of the run, and those on every host."""
     found = {host.name: sorted(host.processes().values()) for host in training.hosts.hosts}
     found["run"] = [str(pid) for pid, _ in processes_of(training.run)]
     return {name: processes for name, processes in found.items() if processes}

@@ -31,6 +31,10 @@ def test_rows_that_are_not_proved_name_the_missing_proof() -> None:
     assert [row for row, (state, missing) in STATES.items() if state != "proved" and not missing] == []
 
 
+def test_every_fault_has_what_orch_does() -> None:
+    assert [row for row, *_ in _table("What orch does")] == [row for row in ROWS if row.startswith("F")]
+
+
 def test_only_rows_that_are_owed_cite_no_test() -> None:
     assert [row for row, *_ in TESTS if row] == [row for row in ROWS if STATES[row][0] != "owed"]
 
