@@ -41,18 +41,23 @@ class History:
     node_s: float
     """Sum over the runs of nodes times duration."""
     failures: int
+    """Of all runs."""
+    timed_failures: int
+    """Of the runs whose time is in run_s and node_s."""
+    untimed: int = 0
+    """The Slurm runs that have not been measured: their records do not have the time in the queue."""
     timelines: Sequence[Timeline] = ()
     """The timelines of the runs that `orch stats RUN` has measured."""
 
     @property
     def mttf_s(self) -> float | None:
         """The mean time between failures of a run; None without a failure."""
-        return self.run_s / self.failures if self.failures else None
+        return self.run_s / self.timed_failures if self.timed_failures else None
 
     @property
     def mttf_node_s(self) -> float | None:
         """The mean time to failure of one node; None without a failure."""
-        return self.node_s / self.failures if self.failures else None
+        return self.node_s / self.timed_failures if self.timed_failures else None
 
     @property
     def ettr(self) -> float | None:
@@ -68,7 +73,7 @@ class History:
     def to_json(self) -> dict[str, Any]:
         """JSON-able form."""
         measured = {"runs": len(self.timelines), "ettr": self.ettr, "lost_s": self.lost}
-        mttf = {"mttf_s": self.mttf_s, "mttf_node_s": self.mttf_node_s}
+        mttf = {"mttf_s": self.mttf_s, "mttf_node_s": self.mttf_node_s, "untimed": self.untimed}
         counts = {"states": self.states, "failures": self.failures, "classes": self.classes}
         return {**counts, "run_s": self.run_s, "node_s": self.node_s, **mttf, "measured": measured}
 
@@ -251,7 +256,7 @@ def _interval(measured: Timeline, nodes: int, attempts: int) -> Interval | None:
     if measured.failures:
         mttf_s, source = measured.wall_s / measured.failures, f"{measured.failures} failures of this run"
     elif (known := history()).mttf_node_s is not None:
-        mttf_s, source = known.mttf_node_s / nodes, f"{known.failures} failures of all runs"
+        mttf_s, source = known.mttf_node_s / nodes, f"{known.timed_failures} failures of all runs"
     else:
         mttf_s, source = ASSUMED_MTTF_NODE_S / nodes, "6.5 failures in 1,000 node-days, as in arXiv:2410.21680"
     starts = sum(measured.lost[part] for part in ("check", "init", "restore", "first step")) / attempts
@@ -264,7 +269,7 @@ def history() -> History:
     """All runs that were started from this machine, from their records alone."""
     states, classes = Counter[str](), Counter[str]()
     run_s = node_s = 0.0
-    failures = 0
+    failures = timed_failures = untimed = 0
     timelines = []
     for folder, record in read_runs(all_runs()[0]):
         if not record.started:
@@ -279,11 +284,16 @@ def history() -> History:
         failed = [ended for ended in record.attempts if (ended.get("exit") or {}).get("code") != REQUEUE]
         classes.update(str(ended.get("class")) for ended in failed)
         has_failed = record.state in _FAILURES and kind is not FailureClass.PREEMPTION
-        failures += max(len(failed) + int(has_failed), kept.failures if kept else 0)
+        of_run = max(len(failed) + int(has_failed), kept.failures if kept else 0)
+        failures += of_run
+        if kept is None and record.launcher == "slurm":
+            untimed += 1
+            continue
+        timed_failures += of_run
         seconds = kept.wall_s if kept else _seconds(record)
         run_s += seconds
         node_s += seconds * _node_count(folder, record)
-    return History(dict(states), dict(classes), run_s, node_s, failures, timelines)
+    return History(dict(states), dict(classes), run_s, node_s, failures, timed_failures, untimed, timelines)
 
 
 def _seconds(record: RunRecord) -> float:

@@ -90,7 +90,8 @@ def _intervals(interval: Interval) -> Iterator[Row]:
 def _of_history(known: History) -> Iterator[Row]:
     yield "runs", str(sum(known.states.values())), _counted(known.states)
     yield "failures", str(known.failures), _counted(known.classes)
-    yield "MTTF", _span(known.mttf_s), f"of a run, in {_span(known.run_s)}"
+    left_out = f"; without {_number(known.untimed, 'Slurm run')} not measured" if known.untimed else ""
+    yield "MTTF", _span(known.mttf_s), f"of a run, in {_span(known.run_s)}{left_out}"
     yield "", _span(known.mttf_node_s), f"of a node, in {_span(known.node_s)} of all nodes"
     yield "ETTR", _share(known.ettr), f"{len(known.timelines)} runs measured; {MEASURED}"
     yield from _lost(known.lost, sum(times.wall_s for times in known.timelines), {})

@@ -268,6 +268,21 @@ def test_history_counts_failures_and_time_of_all_runs_that_started() -> None:
 
 
 @pytest.mark.usefixtures("recorded")
+def test_time_in_the_queue_is_not_part_of_the_mean_time_between_failures(capsys: pytest.CaptureFixture[str]) -> None:
+    before = history()
+    RecordedRun.find("failed").folder.update(launcher="slurm")
+    known = history()
+    assert (known.failures, known.timed_failures, known.untimed) == (1, 0, 1)
+    assert (known.run_s, known.node_s, known.mttf_s) == (before.run_s - 200, before.node_s - 400, None)
+    assert cli.run(["stats"]) == 0
+    assert "without 1 Slurm run not measured" in capsys.readouterr().out
+    measured = timeline(100.0, [FIRST], _steps(), is_queued=True, has_failed=True)
+    RecordedRun.find("failed").folder.write_stats(asdict(measured))
+    known = history()
+    assert (known.timed_failures, known.untimed, known.mttf_s) == (1, 0, before.run_s - 200 + measured.wall_s)
+
+
+@pytest.mark.usefixtures("recorded")
 def test_attempts_that_requested_another_one_are_no_failures() -> None:
     ended = {"attempt": 1, "exit": asdict(RankExit("n0", 0, 99, None)), "class": None}
     RecordedRun.find("one").folder.update(attempts=(ended,))
