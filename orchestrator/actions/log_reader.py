@@ -15,7 +15,6 @@ from orchestrator.logs.follow import Batch, Feed, live, merged, read_all
 from orchestrator.logs.history import history, reposition
 from orchestrator.logs.lines import LogLines, in_order, last
 from orchestrator.logs.selection import Selection
-from orchestrator.node.events import EVENTS
 from orchestrator.plan.plan import LaunchPlan
 
 T = TypeVar("T")
@@ -89,10 +88,10 @@ class LogReader:
         ]
 
     @property
-    def has_rank_output(self) -> bool:
-        """True if a rank of the attempt has written something."""
+    def has_every_agent(self) -> bool:
+        """True if the agent of every node of the attempt has written something."""
         sizes = (item for feed in self._feeds for item in feed.offsets.items())
-        return any(size for file, size in sizes if file.rpartition("/")[2] != EVENTS)
+        return len({file.partition("/")[0] for file, size in sizes if size}) >= self._plan.node_count
 
     def past(self, *, tail: int | None, unfinished: bool) -> None:
         """Show the lines so far, or the last `tail` of them; lines without an end only if `unfinished`."""

@@ -41,8 +41,8 @@ def logs(
             with progress:
                 reader = LogReader(launcher, plan, view, chosen, only_wanted_nodes=not follow)
             reader.past(tail=tail, unfinished=not follow)
-            if not follow and not reader.has_rank_output and wanted == Filter():
-                view.write(batch_log(launcher, chosen, tail))  # the job may have failed before a rank started
+            if not follow and not reader.has_every_agent and wanted == Filter():
+                view.write(batch_log(launcher, chosen, tail))  # the job may have failed before it started that agent
             if follow:
                 record = Watch(run, launcher, reader, view, ends_failed=False).to_end()
                 view.close()

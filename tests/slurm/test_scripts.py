@@ -89,7 +89,7 @@ def test_failing_line_of_setup_ends_the_run_and_is_named(cluster: Cluster, tmp_p
     found = re.search(r"setup: this line ended with \d+ on (n[12]): (.*)", done.stderr)
     assert found is not None, done.stderr
     assert found[2] == line
-    assert f"[batch:-] {found[0]}" in orch("logs").stdout, "no rank has written anything"
+    assert f"[batch:-] {found[0]}" in orch("logs").stdout, "the agent of n2 has written nothing"
     assert orch("logs", "--stream", "batch", "--grep", "this line ended", "--tail", "1").stdout.count("\n") == 1
     assert orch.status()["state"] == "FAILED"
     assert not (tmp_path / f"after-{found[1]}").exists()
