@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Tuple
 
 import torch
 
 from trainer.announce import announce
+from trainer.checkpoint.initial import load_initial
 from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.checkpoint.roll_back import RollBack
 from trainer.checkpoint.saver import Saver
@@ -100,6 +102,8 @@ class Trainer:
     def _resume(self) -> TrainState:
         """Load the checkpoint to continue from, if any, and prepare the first step."""
         state = self.checkpoints.resume(self.strategy)
+        if self.config.init and state.step == 0:
+            load_initial(Path(self.config.init).expanduser(), self.strategy, self.task, self.group)
         self.checkpoints.check_space(self.strategy.sizes, state.step)
         self.progress.reached("restored")
         self.progress.write("init", state.step, saved=state.step, resumed=state.step)

@@ -14,7 +14,17 @@ BINDING = ("model.", "task", "options.")  # a change of these makes it another m
 # Settings that may change between two attempts without changing the losses.
 FREE_KEYS = frozenset(
     [
-        *("out", "resume", "save_steps", "save_total_limit", "device", "ddp_timeout", "hang_timeout", "log_steps"),
+        *(
+            "out",
+            "resume",
+            "init",
+            "save_steps",
+            "save_total_limit",
+            "device",
+            "ddp_timeout",
+            "hang_timeout",
+            "log_steps",
+        ),
         *("fingerprint_steps", "start_timeout"),
         *("data.workers", "data.prefetch", "data.pin_memory", "data.validation", "eval_steps", "eval_batches"),
         *("save_minutes", "keep_best", "keep_every", "roll_back", "batch", "async_save", "report", "peak_tflops"),
@@ -49,7 +59,7 @@ def check_compatible(
     if manifest["data_sha256"] != data_digest:
         raise UserError(
             f"the checkpoint at step {step} was trained on other data, so its position in them is meaningless: use the "
-            "earlier data, or resume=none and another out= (python -m trainer.checkpoint export keeps the weights)"
+            "earlier data, or resume=none and another out= (python -m trainer.checkpoint export writes the weights for init=)"
         )
 
 

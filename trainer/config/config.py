@@ -98,6 +98,7 @@ class TrainConfig:
     deterministic: bool = _flag_field()
     out: str | None = _text_field(None)
     resume: str = _text_field("auto")
+    init: str | None = _text_field(None)
     save_steps: int = _int_field(50)
     save_minutes: float | None = field(default=None, metadata={"schema": KeySchema("float", above=True, optional=True)})
     save_total_limit: int = _int_field(3, low=2)
@@ -267,6 +268,10 @@ def _check_combinations(config: TrainConfig) -> TrainConfig:
     module, _, name = config.task.partition(":")
     if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         raise UserError(f"task={config.task}: allowed: package.module:Class, such as mypackage.tasks:Segmentation")
+    if config.init and config.resume not in ("auto", "none"):
+        raise UserError(
+            f"init={config.init} starts from weights, resume={config.resume} continues a training: name one"
+        )
     if config.model.width % config.model.heads:
         raise UserError(
             f"model.width={config.model.width} must be a multiple of model.heads={config.model.heads}: "

@@ -20,11 +20,13 @@ class Strategy(Protocol):
     """
     One model on all ranks. Every rank calls every method, in the same order.
 
+    unwrapped_model: it may be sharded.
     state_is_live: state() returns tensors that the next step may change; copy them before it.
     sizes: number of elements of each parameter of the whole model, by name; kept in checkpoints.
     replicated: the parameters of which each rank has the same whole copy; none if they are sharded.
     """
 
+    unwrapped_model: torch.nn.Module
     state_is_live: bool
     sizes: Mapping[str, int]
     replicated: Sequence[torch.Tensor]
@@ -72,6 +74,7 @@ class TorchStrategy(abc.ABC):
 
     state_is_live = True
     model: Any  # a module, wrapped or not
+    unwrapped_model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     sizes: Mapping[str, int]
     replicated: Sequence[torch.Tensor] = ()

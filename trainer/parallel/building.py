@@ -88,8 +88,9 @@ def fill(task: Task, model: torch.nn.Module, put: Callable[[Any, Callable[[], to
 
 def initial_values(task: Task, name: str, parameter: torch.Tensor) -> torch.Tensor:
     """The values of a parameter, or of the whole of which it is a shard, on the CPU."""
-    weight = torch.empty(whole_shape(parameter))
-    task.initialise(name, weight)
+    weight = torch.zeros(whole_shape(parameter))
+    if task.config.init is None:  # otherwise a checkpoint or init= gives them
+        task.initialise(name, weight)
     return weight
 
 

@@ -33,6 +33,7 @@ class Fsdp2(TorchStrategy):
             for block in blocks or (model,):
                 block.compile()  # block by block: the gathering and freeing of shards stays outside
         self.model = shard(model, blocks_without_tied_weights(model, blocks), group, precision=config.precision)
+        self.unwrapped_model = self.model
         if empty is not None:
             self.model.to_empty(device=group.device)
             fill(task, self.model, self._put)

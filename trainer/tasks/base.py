@@ -20,9 +20,11 @@ class Task(abc.ABC):
     Model, data and loss of one training run. Every rank makes one, as `Class(config, **options)`, and calls it alike.
 
     tokens_per_sample: for rates in tokens/s; None means samples/s.
+    unused_weights: patterns of the names in init=PATH that the model does not have and leaves out; others are an error.
     """
 
     tokens_per_sample: int | None = None
+    unused_weights: Sequence[str] = ()
 
     def __init__(self, config: TrainConfig) -> None:
         """Override it with keyword arguments for `options.NAME=VALUE`. Raises UserError if they are invalid."""

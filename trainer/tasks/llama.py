@@ -25,12 +25,16 @@ class Llama(Task):
         """
         Args:
             config: all settings.
-            shape: options.shape, a config.json of Hugging Face, or a folder that has one.
+            shape: options.shape, a config.json of Hugging Face, or a folder that has one; by default the folder in init=.
             context: options.context, the tokens of a sample; by default 2048, or as many as the model allows.
         """
         super().__init__(config)
+        folder = config.init if config.init and not config.init.endswith(".safetensors") else ""
+        shape = shape or folder
         if not shape or not isinstance(shape, str):
-            raise UserError("options.shape: name a config.json of Hugging Face, or a folder that has one")
+            raise UserError(
+                "options.shape: name a config.json of Hugging Face, or a folder that has one; init=FOLDER names both shape and weights"
+            )
         self.shape_path = Path(shape).expanduser()
         self.shape = read_shape(self.shape_path)
         longest = min(self.shape.context, self.shape.window or self.shape.context)
@@ -38,6 +42,8 @@ class Llama(Task):
         if type(self.context) is not int or not 1 <= self.context <= longest:
             raise UserError(f"options.context={context}: allowed: 1 to {longest}, the longest of {self.shape_path}")
         self.tokens_per_sample = self.context
+        # Some files have a tied head, too, and those of 2023 the frequencies of the positions.
+        self.unused_weights = ("*.rotary_emb.inv_freq", *(("lm_head.weight",) if self.shape.tied else ()))
 
     def build_model(self) -> LlamaModel:
         return LlamaModel(self.shape)

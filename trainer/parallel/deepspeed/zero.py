@@ -59,6 +59,7 @@ class Zero:
         optimizer = cpu_adam(group, config, model) if config.offload_optimizer else None
         optimizer = optimizer or make_optimizer(model, config.lr, config.optim)
         self.engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)[0]
+        self.unwrapped_model: torch.nn.Module = self.engine.module
         whole = self.stage != SPLIT_STAGE
         self.replicated: Sequence[torch.Tensor] = list(self.engine.module.parameters()) if whole else []
         if rounds:  # the engine made its fp32 weights from rounded ones
