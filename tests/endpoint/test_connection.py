@@ -107,7 +107,7 @@ def test_late_answer_is_not_taken_for_that_to_a_later_request() -> None:
         endpoint.observe("/a", None)
 
 
-def test_answer_that_comes_twice_is_not_taken_for_that_to_another_request() -> None:
+def test_repeated_answer_ends_the_connection() -> None:
     node = ScriptedNode([PYTHON + HELLO, OBSERVED + OBSERVED])
     endpoint = Endpoint.connect(node, "python3")
     assert endpoint.observe("/a", None) == []
