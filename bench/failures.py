@@ -20,6 +20,7 @@ from bench.failures_outside import (
     full_shm_of_loader,
     full_shm_written,
     out_of_memory,
+    slow_rank,
     time_limit,
 )
 from bench.processes import CommandFailed
@@ -162,6 +163,7 @@ FAILURES = (
     Provoked("SIGBUS by a full /dev/shm", "", ["bus-error"], "storage", provoke=full_shm_written),
     Provoked("DataLoader with a full /dev/shm", "", ["shm-full", "worker-bus-error"], "storage", provoke=full_shm_of_loader),
     Provoked("time limit of Slurm", "", ["slurm-time-limit"], "preemption", None, time_limit),
+    Provoked("slow rank", "", ["slow-rank"], "slow", provoke=slow_rank),
     Provoked("changed host key", "", ["ssh-key-changed"], "config", None, changed_host_key),
 )  # fmt: skip
 

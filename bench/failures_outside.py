@@ -1,5 +1,5 @@
 """
-Failures whose cause is outside the program: limits of memory and time, /dev/shm, a host key.
+Failures whose cause is outside the program: limits of memory and time, /dev/shm, a host key, a slow rank.
 
 Each function provokes its failure, follows the remedy, and returns the diagnosis and the state of the run after the remedy.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,20 @@ _LOAD_BATCHES = f"""{_WITH_SHM}
 import torch
 from torch.utils.data import DataLoader
 list(DataLoader([torch.ones({MIB})] * 4, num_workers=1))
+"""
+
+_STEPS = """
+import os, time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(200):
+    if os.environ["RANK"] == os.environ["SLOW_RANK"]:
+        time.sleep(0.1)
+    optimizer.zero_grad()
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
 """
 
 
@@ -99,6 +114,22 @@ def changed_host_key(folder: Path) -> Outcome:
             found = json.loads(orch("diagnose", "--json").stdout)
         orch(*launch)  # the nodes have the key of known_hosts again
         return found, orch.status()["state"]
+
+
+def slow_rank(folder: Path) -> Outcome:
+    """A rank that sleeps in each step: nothing fails, and it is named, and the run continues; the remedy is not to sleep."""
+    status = _local(folder, _STEPS, {"SLOW_RANK": "1"})
+    [event, *_] = [*_events(folder, status["id"], "slow-ranks"), ""]
+    ranks = [int(number) for number in re.findall(r"rank (\d+) is slow", event)]
+    found = {"signature": "slow-rank" if ranks else None, "kind": "slow", "ranks": ranks, "confidence": None}
+    status = _local(folder, _STEPS, {"SLOW_RANK": "none"})
+    return found, status["state"] + ", slow again" * bool(_events(folder, status["id"], "slow-ranks"))
+
+
+def _events(folder: Path, run: str, name: str) -> list[str]:
+    """The texts of the run's events of that name."""
+    lines = (Orch(folder).home / "runs" / run / "events.jsonl").read_text("utf-8").splitlines()
+    return [event["text"] for event in map(json.loads, lines) if event["event"] == name]
 
 
 def _full_shm(folder: Path, program: str) -> Outcome:

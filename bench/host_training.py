@@ -22,8 +22,9 @@ from tests.grounds.ports import free_ports
 from tests.paths import ROOT
 from tests.until import until
 
+SAVE_STEPS = 5
 MODEL = ("model.layers=2", "model.width=64", "model.heads=2", "model.context=128", "micro_batch=8", "device=cpu", "report=",
-         "save_steps=10", "save_total_limit=3", "hang_timeout=20")  # fmt: skip
+         f"save_steps={SAVE_STEPS}", "save_total_limit=3", "hang_timeout=20")  # fmt: skip
 RANKS = 3
 ISOLATION = "5s"
 SHARE_NO_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"

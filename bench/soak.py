@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.host_training import FAULTS, NODE_FAULTS, RANKS, OrchTraining, stats
+from bench.host_training import FAULTS, NODE_FAULTS, RANKS, SAVE_STEPS, OrchTraining, stats
 from bench.processes import adopt_orphans
 from orchestrator.run import RunState
 from tests.grounds.hosts import Hosts, open_hosts
@@ -99,9 +99,9 @@ def _disturb(training: OrchTraining, draw: random.Random, *, every_s: float) -> 
 
 def _continues(training: OrchTraining, *, attempt: int, until_s: float) -> bool:
     """
-    Wait until this attempt has made a new step, and for that time; return False if the training has ended.
+    Wait until this attempt has saved a new step, and for that time; return False if the training has ended.
 
-    A fault in a restart may count as no progress, and three such attempts in a row end a run.
+    Three attempts in a row without a saved step would end the run, as they should.
     """
     until(
         lambda: training.record().state.ended or training.record().attempt >= attempt,
@@ -111,7 +111,9 @@ def _continues(training: OrchTraining, *, attempt: int, until_s: float) -> bool:
     _heal_hosts(training.hosts)
     step = training.step()
     until(
-        lambda: training.record().state.ended or training.step() > step, deadline_s=LIMIT_S, awaited=training.evidence
+        lambda: training.record().state.ended or training.step() > step + SAVE_STEPS,
+        deadline_s=LIMIT_S,
+        awaited=training.evidence,
     )
     pause = threading.Event()
     while time.monotonic() < until_s and not training.record().state.ended:
