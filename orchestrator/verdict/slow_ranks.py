@@ -147,11 +147,12 @@ def _finding(
 
 def _shown(node: NodeObservation, late: Mapping[int, Lateness], measured: Mapping[int, Measurement]) -> str:
     """The state of the node: how long its ranks wait for a CPU, and the last sample of the cards."""
-    waits = [float(measured[rank].get("cpu_wait", 0.0)) for rank in late if rank in node.progress]
+    shares = [measured[rank].get("cpu_wait") for rank in late if rank in node.progress]
+    waits = [share for share in shares if isinstance(share, int | float)]  # any program may have written them
     parts = []
-    if max(waits) >= BUSY_CPUS:
+    if max(waits, default=0.0) >= BUSY_CPUS:
         parts.append(f"it waits {max(waits):.0%} of the time for a CPU: other processes use them, or too few are bound")
-    elif any("cpu_wait" in measured[rank] for rank in late if rank in node.progress):
+    elif waits:
         parts.append("it does not wait for a CPU")
     if node.cards is not None and node.cards["cards"]:
         parts.append(f"{node.cards['tool']}: {', '.join(map(_card, node.cards['cards']))}")

@@ -95,6 +95,9 @@ def test_rank_that_is_missing_or_reports_anything_else_changes_nothing() -> None
     nodes = _nodes(ONE_LATE, ONE_LATE)
     nodes[0].progress[0]["arrivals"]["steps"]["40"] = {"step_s": "x", "calls": 2, "at_s": ["y", None]}
     assert not (slow_ranks(nodes) or SlowRanks()).ranks
+    slow = slow_ranks(_nodes(ONE_LATE, ONE_LATE, more={"cpu_wait": "?"}))
+    assert slow is not None
+    assert "(n1: nothing more is known)" in str(slow.text)
 
 
 def test_finding_names_rank_node_factor_and_what_the_node_shows() -> None:
