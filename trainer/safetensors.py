@@ -25,7 +25,7 @@ KINDS = {kind: dtype for dtype, kind in DTYPES.items()}
 METADATA = "__metadata__"
 SIZE_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # as the package has it
-PART_BYTES = 64 << 20
+PART_BYTES = 256 << 10  # as READ_BYTES of checkpoints
 
 
 class FormatError(ValueError):

@@ -105,6 +105,7 @@ class Trainer:
         if self.config.init and state.step == 0:
             load_initial(Path(self.config.init).expanduser(), self.strategy, self.task, self.group)
         self.checkpoints.check_space(self.strategy.sizes, state.step)
+        self.checkpoints.check_form(self.strategy)
         self.progress.reached("restored")
         self.progress.write("init", state.step, saved=state.step, resumed=state.step)
         self.strategy.warm_up(self.group.on_all(self.batches.peek))

@@ -95,7 +95,7 @@ def _remedy(step: str, wrong: Sequence[int], nodes: Sequence[str]) -> str:
         else "`orch check --level full` tests the nodes"
     )
     return (
-        f"stop the run and continue from a checkpoint before step {step} (checkpoints hold the replica of {holder}); {check}. "
+        f"stop the run and continue from a checkpoint before step {step} (whole checkpoints hold the replica of {holder}; sharded ones have a part of each); {check}. "
         "Unequal devices, library versions or numbers of threads also round differently"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,6 +78,53 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+SHARD = "r00000.safetensors"
+
+
+def _flip_header(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[20] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def _swap_shards(folder: Path) -> None:
+    """Swap the shards of the first and the last rank; of one rank, take that of the step before."""
+    last = _last_shard(folder)
+    if last.name == SHARD:
+        shutil.copyfile(folder.with_name("step_1") / SHARD, last)
+        return
+    (folder / SHARD).rename(folder / "first")
+    last.rename(folder / SHARD)
+    (folder / "first").rename(last)
+
+
+def _link_shard(folder: Path) -> None:
+    (folder / SHARD).rename(folder / "elsewhere")
+    (folder / SHARD).symlink_to("elsewhere")
+
+
+def _last_shard(folder: Path) -> Path:
+    return max(folder.glob("r*.safetensors"))
+
+
+SHARD_DAMAGES: dict[str, Callable[[Path], object]] = {
+    "flipped bits in a shard": lambda path: flip(_last_shard(path)),
+    "flipped bits in a shard's header": lambda path: _flip_header(path / SHARD),
+    "truncated shard": lambda path: _last_shard(path).write_bytes(_last_shard(path).read_bytes()[:-1]),
+    "lengthened shard": lambda path: (path / SHARD).write_bytes((path / SHARD).read_bytes() + b"!"),
+    "empty shard": lambda path: (path / SHARD).write_bytes(b""),
+    "missing shard": lambda path: _last_shard(path).unlink(),
+    "swapped shards": _swap_shards,
+    "shard of another save": lambda path: shutil.copyfile(path.with_name("step_1") / SHARD, path / SHARD),
+    "manifest of another save": lambda path: shutil.copyfile(
+        path.with_name("step_1") / "manifest.json", path / "manifest.json"
+    ),
+    "random states of another save": lambda path: (path / "rng.json").write_bytes(b"[]"),
+    "link in place of a shard": _link_shard,
+    "shard that others may write": lambda path: (path / SHARD).chmod(0o602),
+}
+
+
 def add_gradient(strategy: Strategy, batch: Any, *, last: bool = True) -> torch.Tensor:  # noqa: ANN401 -- a task's
     """Run one micro batch as the trainer does; returns its loss."""
     with strategy.micro_batch(last=last):
@@ -94,11 +142,14 @@ class Session:
 
     @classmethod
     def start(cls, out: Path, **config: object) -> Session:
+        """`may_shard` is not a setting."""
+        may_shard = bool(config.pop("may_shard", False))
         settings = replace(TrainConfig(model=TINY), **config)  # type: ignore[arg-type]  # a test's own keys
         torch.set_num_threads(1)  # more threads are slower on tensors as small as these
         torch.manual_seed(1)
         group = initialise("cpu", 60.0, {})
-        checkpoints = Checkpoints(group, settings, out, "text")
+        may_shard = may_shard or settings.checkpoint == "sharded"
+        checkpoints = Checkpoints(group, settings, out, "text", may_shard=may_shard)
         checkpoints.prepare()
         return cls(checkpoints, Ddp(group, settings, Gpt(settings)))
 

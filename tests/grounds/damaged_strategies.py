@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from tests.grounds.checkpoints import DAMAGES, add_gradient
+from tests.grounds.checkpoints import DAMAGES, SHARD_DAMAGES, add_gradient
 from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.config.config import TrainConfig, load_config
 from trainer.parallel import build_strategy
@@ -34,50 +34,57 @@ COMMON_DAMAGES = tuple(
     for name in DAMAGES
     if name.startswith(("flipped bits in state", "truncated", "missing", "empty", "garbled", "foreign owner of the"))
 )
+COMMON_SHARD_DAMAGES = ("flipped bits in a shard", "missing shard", "swapped shards", "manifest of another save")
 FULLY_TESTED = "fsdp2"  # tested with all damages, as DDP is in tests/trainer/checkpoint/test_files.py
 TOKENS = torch.arange(18).view(2, 9)
 
 
 def damages_of(strategy: str) -> tuple[str, ...]:
-    return tuple(DAMAGES) if strategy == FULLY_TESTED else COMMON_DAMAGES
+    whole = tuple(DAMAGES) if strategy == FULLY_TESTED else COMMON_DAMAGES
+    return (*whole, *(SHARD_DAMAGES if strategy == FULLY_TESTED else COMMON_SHARD_DAMAGES))
 
 
 class TrainedStrategy:
-    """A strategy with two checkpoints in FOLDER/<strategy>."""
+    """A strategy with two checkpoints in FOLDER/<strategy>, and the same two in shards in FOLDER/<strategy>-shards."""
 
     def __init__(self, folder: Path, group: Group, config: TrainConfig) -> None:
         self.group, self.config, self.folder = group, config, folder / config.strategy
         self.strategy: Strategy = build_strategy(group, config, Gpt(config), folder)
-        checkpoints, self.sums = self._checkpoints(self.folder), {}
+        self.shards = self.folder.with_name(f"{config.strategy}-shards")
+        folders, self.sums = [self._checkpoints(self.folder), self._checkpoints(self.shards)], {}
         for step in (1, 2):
             self._train()
-            checkpoints.save(TrainState(step, 2 * step), self.strategy)
+            for checkpoints in folders:
+                checkpoints.save(TrainState(step, 2 * step), self.strategy)
             self.sums[step] = self._sum()
 
     def damage(self, damage: str) -> tuple[str, str, int, bool]:
         out = self.folder.with_name(f"{self.config.strategy}-{damage}".replace(" ", "-"))
         if self.group.rank.is_main:
-            shutil.copytree(self.folder, out)
+            shutil.copytree(self.shards if damage in SHARD_DAMAGES else self.folder, out)
             shutil.copytree(out / "step_2", out / "step_3.tmp-4711")  # half-written, beside the complete checkpoints
             (out / "step_3.tmp-4711" / "manifest.json").unlink()
-            DAMAGES[damage](out / "step_2")
+            {**DAMAGES, **SHARD_DAMAGES}[damage](out / "step_2")
         self._train()  # so that the weights are neither of step 1 nor of step 2
         step = self._checkpoints(out).resume(self.strategy).step
         return self.config.strategy, damage, step, self._sum() == self.sums.get(step)
 
     def return_to_step_2(self) -> tuple[str, int, bool]:
-        """Train twice from step 2 to step 3, the second time after gradients that were computed and discarded."""
-        checkpoints, sums, step = self._checkpoints(self.folder), [], 0
-        for _ in range(2):
-            step = checkpoints.resume(self.strategy).step
+        """Train from step 2 to step 3, from the whole file and from the shards, after gradients that were computed and discarded."""
+        sums, step = [], 0
+        for out in (self.folder, self.shards, self.folder):
+            step = self._checkpoints(out).resume(self.strategy).step
             self._train()
             sums.append(self._sum())
             add_gradient(self.strategy, TOKENS.flip(0))
             self.strategy.discard_gradients()
-        return self.config.strategy, step, sums[0] == sums[1] != self.sums[2]
+        return self.config.strategy, step, sums[0] == sums[1] == sums[2] != self.sums[2]
 
     def _checkpoints(self, out: Path) -> Checkpoints:
-        checkpoints = Checkpoints(self.group, self.config, out, "text")
+        """Sharded in folders of shards."""
+        is_sharded = out == self.shards
+        config = replace(self.config, checkpoint="sharded" if is_sharded else "whole")
+        checkpoints = Checkpoints(self.group, config, out, "text", may_shard=is_sharded)
         checkpoints.prepare()
         return checkpoints
 

@@ -4,6 +4,9 @@ Writers of tiny checkpoints that are killed with SIGKILL, in a process without t
     python -m tests.grounds.killed_writers moments FOLDER COUNT SEED     at random moments, one writer at a time
     python -m tests.grounds.killed_writers calls FOLDER                  before each system call of a save, in turn
 
+Of two saves one is a whole file and one sharded. The ranks of a sharded save take turns in one process: rank 0 completes it after
+the last, so a kill of any rank leaves what a kill of that process leaves.
+
 Exits with 0 and one line of JSON if after every kill all checkpoints were complete and none was lost.
 """
 
@@ -20,9 +23,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainer.checkpoint import files
+from trainer.checkpoint import files, shards
 
 LIMIT = 2
+RANKS = 2
 CALLS = ("mkdir", "open", "fsync", "rename", "replace", "rmdir", "unlink")
 
 
@@ -31,8 +35,29 @@ def content(step: int) -> bytes:
 
 
 def save(out: Path, step: int) -> None:
-    files.write(out, step, {}, {"state.pt": lambda file: file.write(content(step)), "rng.json": _empty_list})
+    if step % 2:
+        save_shards(out, step)
+    else:
+        files.write(out, step, {}, {"state.pt": lambda file: file.write(content(step)), "rng.json": _empty_list})
     files.retain(out, LIMIT)
+
+
+def save_shards(out: Path, step: int, *, size: int = 60_000, lost: int | None = None) -> None:
+    """Write the shards of two ranks and complete them; that of rank `lost` is removed before."""
+    temporary, half = files.create_temporary(out, step), size // RANKS
+    records = []
+    for rank in range(RANKS):
+        data = content(step)[rank * half :][:half]
+        written = shards.write_shard(temporary, rank, lambda file: file.write(data))  # noqa: B023 -- runs before the next turn
+        records.append({**written, "tensors": {"model/a": ["U8", [size], rank * half, (rank + 1) * half]}})
+    if lost is not None:
+        (temporary / shards.shard_name(lost)).unlink()
+    shards.commit(out, temporary, step=step, records=records, rng=b"[]", metadata={})
+
+
+def saved_content(path: Path) -> bytes:
+    """The content that a checkpoint holds, in either form."""
+    return b"".join(file.read_bytes() for file in sorted((*path.glob("state.pt"), *path.glob("r*.safetensors"))))
 
 
 def _empty_list(file: BinaryIO) -> None:
@@ -57,7 +82,7 @@ def check(out: Path, saved: int) -> int:
         step = files.step_of(path)
         assert step is not None
         files.verified(path)
-        assert (path / "state.pt").read_bytes() == content(step), path
+        assert saved_content(path) == content(step), path
     newest = files.step_of(found[0]) if found else 0
     assert newest is not None
     assert newest >= saved, f"step {saved} was saved, the newest is {newest}"
@@ -97,17 +122,24 @@ def _save_forever(out: Path, step: int, report: int) -> None:
 def before_calls(out: Path) -> dict[str, int]:
     for step in (1, 2):
         save(out, step)
+    whole, sharded = (_before_calls_of(out, is_odd=is_odd) for is_odd in (False, True))
+    return {"kills": whole, "kills_of_shards": sharded}
+
+
+def _before_calls_of(out: Path, *, is_odd: bool) -> int:
+    """Kill the saves of the steps that are odd, or that are not, until one is complete; returns the number of kills."""
     kills = 0
     while True:
         files.remove_stale(out)
         files.retain(out, LIMIT)  # otherwise surplus checkpoints of each kill would make the next save longer
         before = check(out, 0)
-        child = fork(lambda: _save_killed(out, before + 1, kills))  # noqa: B023 -- runs before the next turn
+        step = before + 1 if (before + 1) % 2 == is_odd else before + 2
+        child = fork(lambda: _save_killed(out, step, kills))  # noqa: B023 -- runs before the next turn
         _, status = os.waitpid(child, 0)
         after = check(out, before)
         if os.WIFEXITED(status):
-            assert (os.WEXITSTATUS(status), after) == (0, before + 1)
-            return {"kills": kills}
+            assert (os.WEXITSTATUS(status), after) == (0, step)
+            return kills
         kills += 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -94,3 +95,30 @@ def test_too_small_disk_is_reported_before_the_first_step(start_ranks: StartRank
     assert "GB free" in message
     assert "step=" not in ranks[0].out
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
+
+
+def test_folder_that_a_rank_does_not_see_holds_no_shards(start_ranks: StartRanks, tmp_path: Path) -> None:
+    """Each rank has its own working directory."""
+    out = "/proc/self/cwd/out"
+    whole = start_ranks("steps=1", f"out={out}", "checkpoint=auto")
+    assert [rank.wait() for rank in whole] == [0, 0]
+    sharded = start_ranks("steps=2", f"out={out}", "checkpoint=sharded")
+    assert [rank.wait() for rank in sharded] == [2, 2]
+    (message,) = sharded[0].err.splitlines()
+    assert message == (
+        f"error: checkpoint=sharded: rank 1 does not see the files that rank 0 makes in {out}: name an out= on a shared disk, "
+        "or use checkpoint=whole"
+    )
+    assert sharded[1].err == ""
+    shared = tmp_path / "shared"
+    assert [rank.wait() for rank in start_ranks("steps=1", f"out={shared}", "checkpoint=sharded")] == [0, 0]
+    step = tmp_path / "rank-0" / "copied" / "step_1"
+    shutil.copytree(shared / "step_1", step)
+    resumed = start_ranks("steps=2", f"out={tmp_path / 'new'}", "resume=/proc/self/cwd/copied/step_1")
+    assert [rank.wait() for rank in resumed] == [2, 2]
+    (message,) = resumed[0].err.splitlines()
+    assert message.startswith(
+        "error: rank 1: /proc/self/cwd/copied/step_1: step_1: No such file or directory, but rank 0 has"
+    )
+    assert message.endswith("a sharded checkpoint must be in a folder that all ranks share")
+    assert step.exists()

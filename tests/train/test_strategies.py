@@ -59,6 +59,13 @@ def orch(farm: Farm, tmp_path: Path) -> Orch:
     return Orch(site)
 
 
+def _saved_state(checkpoint: Path) -> dict[str, bytes]:
+    """The files with weights and moments."""
+    state = (*checkpoint.glob("*.pt"), *checkpoint.glob("*.safetensors"))
+    assert state
+    return {path.name: path.read_bytes() for path in state}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "resharded"), [("ddp", 0), ("zero1", 0), ("zero3", 3), ("fsdp2", 3)])
 def test_killed_run_on_two_nodes_repeats_an_uninterrupted_one_bit_for_bit_and_ddp_nearly(
@@ -73,7 +80,7 @@ def test_killed_run_on_two_nodes_repeats_an_uninterrupted_one_bit_for_bit_and_dd
     """The uninterrupted run is without orch, the killed one over ssh."""
     if strategy.startswith("zero"):
         components.module("deepspeed")
-    words = (*WORDS, f"strategy={strategy}")
+    words = (*WORDS, f"strategy={strategy}", f"checkpoint={'sharded' if resharded else 'whole'}")
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     assert codes(start_ranks(*words, f"out={uninterrupted}", base=HELD)) == [0, 0]
     for found, expected in zip(step_numbers(uninterrupted), under_ddp, strict=True):
@@ -92,7 +99,7 @@ def test_killed_run_on_two_nodes_repeats_an_uninterrupted_one_bit_for_bit_and_dd
     assert "is DONE" in done.stderr
     assert re.search(r"^\[n0:0\].*resuming from .*, step 4$", done.stdout, re.MULTILINE)
     assert step_numbers(killed) == step_numbers(uninterrupted)
-    assert (killed / "step_12" / "state.pt").read_bytes() == (uninterrupted / "step_12" / "state.pt").read_bytes()
+    assert _saved_state(killed / "step_12") == _saved_state(uninterrupted / "step_12")
 
     if not resharded:  # takes seconds for each strategy
         return
@@ -131,29 +138,41 @@ def test_killed_run_of_the_shipped_trainer_on_two_nodes_repeats_an_uninterrupted
     assert "is DONE" in done.stderr
     assert re.search(r"^\[n0:0\].*resuming from .*, step 4$", done.stdout, re.MULTILINE)
     assert step_numbers(killed) == step_numbers(uninterrupted)
-    assert (killed / "step_12" / "state.pt").read_bytes() == (uninterrupted / "step_12" / "state.pt").read_bytes()
+    assert _saved_state(killed / "step_12") == _saved_state(uninterrupted / "step_12")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("saved", "resumed"),
-    [("ddp", "zero2"), ("zero0", "fsdp2"), ("zero1", "zero0"), ("zero3", "ddp"), ("fsdp2", "zero3")],
+    ("saved", "form", "resumed"),
+    [
+        ("ddp", "sharded", (("fsdp2", 4), ("zero3", 2), ("ddp", 1))),
+        ("zero1", "sharded", (("zero0", 1),)),
+        ("zero3", "sharded", (("fsdp2", 1),)),
+        ("zero0", "whole", (("zero3", 1),)),
+        ("fsdp2", "whole", (("zero2", 1),)),
+    ],
 )
 def test_checkpoint_resumes_under_another_strategy_and_world_size(
-    start_ranks: StartRanks, tmp_path: Path, saved: str, resumed: str
+    start_ranks: StartRanks, tmp_path: Path, saved: str, form: str, resumed: Sequence[tuple[str, int]]
 ) -> None:
-    """One rank with twice the micro batch, so the same batches. The loss of step 4 depends on the loaded moments."""
+    """With the micro batch that gives the same batches. The loss of step 4 depends on the loaded moments."""
     components.module("deepspeed")
-    words = ("steps=4", "save_steps=2")
-    of_two, of_one = tmp_path / "two", tmp_path / "one"
+    words = ("steps=4", "save_steps=2", f"checkpoint={form}")
+    of_two = tmp_path / "two"
     assert codes(start_ranks(*words, f"strategy={saved}", f"out={of_two}")) == [0, 0]
-    shutil.copytree(of_two / "step_2", of_one / "step_2")
-    of_one.chmod(0o700)
-    (alone,) = start_ranks(*words, f"strategy={resumed}", f"out={of_one}", "micro_batch=8", world_size=1)
-    assert alone.wait() == 0, alone.err
-    assert f'strategy: "{saved}" -> "{resumed}"' in alone.out
-    assert "WARNING: the checkpoint was written by 2 ranks and is split over 1 now" in alone.out
-    assert step_numbers(of_one) == [pytest.approx(numbers, rel=1e-5) for numbers in step_numbers(of_two)[2:]]
+    assert (of_two / "step_2" / ("state.pt" if form == "whole" else "r00001.safetensors")).exists()
+    for strategy, ranks in resumed:
+        out = tmp_path / strategy
+        shutil.copytree(of_two / "step_2", out / "step_2")
+        out.chmod(0o700)
+        batch = f"micro_batch={8 // ranks}"
+        started = start_ranks(*words, f"strategy={strategy}", f"out={out}", batch, world_size=ranks)
+        assert set(codes(started)) == {0}, started[0].err
+        if strategy != saved:
+            assert f'strategy: "{saved}" -> "{strategy}"' in started[0].out
+        if ranks != 2:
+            assert f"WARNING: the checkpoint was written by 2 ranks and is split over {ranks} now" in started[0].out
+        assert step_numbers(out) == [pytest.approx(numbers, rel=1e-5) for numbers in step_numbers(of_two)[2:]]
 
 
 @pytest.mark.slow

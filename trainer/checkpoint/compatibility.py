@@ -27,7 +27,17 @@ FREE_KEYS = frozenset(
         ),
         *("fingerprint_steps", "start_timeout"),
         *("data.workers", "data.prefetch", "data.pin_memory", "data.validation", "eval_steps", "eval_batches"),
-        *("save_minutes", "keep_best", "keep_every", "roll_back", "batch", "async_save", "report", "peak_tflops"),
+        *(
+            "save_minutes",
+            "keep_best",
+            "keep_every",
+            "roll_back",
+            "batch",
+            "async_save",
+            "checkpoint",
+            "report",
+            "peak_tflops",
+        ),
         *("activation_checkpointing", "find_unused_parameters", "gradient_as_bucket_view"),
     ]
 )

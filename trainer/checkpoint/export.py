@@ -7,9 +7,12 @@ import errno
 import json
 import os
 from pathlib import Path
+from typing import Any, Dict
 
 from trainer import safetensors
 from trainer.checkpoint import files
+from trainer.checkpoint.files import Checkpoint
+from trainer.checkpoint.sharded import read_weights
 from trainer.checkpoint.state_file import load_state
 from trainer.errors import UserError
 from trainer.safetensors import DTYPES
@@ -30,8 +33,7 @@ def export(path: Path, target: Path) -> int:
     if target.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
     manifest = files.verify(path, files.step_of(path))
-    with (path / "state.pt").open("rb") as file:
-        weights = load_state(file, path.name)["model"]
+    weights = _weights(Checkpoint(path, manifest))
     unsupported = {name: getattr(tensor, "dtype", type(tensor).__name__) for name, tensor in weights.items()}
     unsupported = {name: kind for name, kind in unsupported.items() if kind not in DTYPES}
     if unsupported:
@@ -49,6 +51,14 @@ def export(path: Path, target: Path) -> int:
             temporary.unlink()
         raise
     return len(weights)
+
+
+def _weights(found: Checkpoint) -> Dict[str, Any]:
+    if files.is_sharded(found.manifest):
+        return dict(read_weights(found))
+    with (found.path / "state.pt").open("rb") as file:
+        weights: Dict[str, Any] = load_state(file, found.path.name)["model"]
+    return weights
 
 
 def _kinds() -> str:

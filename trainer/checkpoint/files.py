@@ -2,6 +2,8 @@
 Checkpoints on disk: one folder per step, complete or absent, verified by size and hash. No torch, one process.
 
     <out>/step_20/{state.pt, rng.json, manifest.json}   <out>/latest   <out>/quarantine/   <out>/step_40.tmp-<pid>/
+
+A sharded checkpoint (shards.py) has r00000.safetensors, r00001.safetensors, … in place of state.pt.
 """
 
 from __future__ import annotations
@@ -15,18 +17,19 @@ import shutil
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, BinaryIO, Callable, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
 from trainer.io import replace_text
 
 MANIFEST = "manifest.json"
 VERSION = 1
+SHARDED_VERSION = 2  # also lists tensors and the intervals of them in the shards
 STEP_FOLDER = re.compile(r"step_(\d+)\Z")
-STALE = re.compile(r"(step_\d+|latest|metrics\.jsonl|summary\.json|deepspeed\.json)\.tmp-")
+STALE = re.compile(r"(step_\d+|latest|\.shared|metrics\.jsonl|summary\.json|deepspeed\.json)\.tmp-")
 QUARANTINED_PREFIX = "quarantined-"
 FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)*\Z")
-READ_BYTES = 4 << 20
-MANIFEST_BYTES = 16 << 20  # a larger one was not written by this module
+READ_BYTES = 256 << 10  # stays in the cache, and in memory that malloc reuses: 4 MB takes twice the CPU time
+MANIFEST_BYTES = 64 << 20  # a larger one was not written by this module
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -43,7 +46,7 @@ class Checkpoint:
 
 
 class _HashedFile:
-    """A file that hashes the bytes written to it; torch.save only appends."""
+    """A file that hashes the bytes written to it, which are only appended."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.sha256, self.size = file, hashlib.sha256(), 0
@@ -53,6 +56,10 @@ class _HashedFile:
         written = self.file.write(data)
         self.size += written
         return written
+
+    def writelines(self, parts: Iterable[bytes]) -> None:
+        for part in parts:
+            self.write(part)
 
     def flush(self) -> None:
         self.file.flush()
@@ -74,23 +81,42 @@ def write(out: Path, step: int, metadata: Mapping[str, Any], writers: Mapping[st
     Raises:
         OSError: no space, no permission, or the data read back differ from the data written.
     """
-    temporary = out / f"step_{step}.tmp-{os.getpid()}"
-    temporary.mkdir(mode=0o700)
-    files: Dict[str, Dict[str, Any]] = {}
-    for name, write_to in writers.items():
-        with create(temporary / name) as file:
-            hashed = _HashedFile(file)
-            write_to(hashed)
-            flush_to_disk(file)
-        files[name] = {"bytes": hashed.size, "sha256": hashed.sha256.hexdigest()}
-    with create(temporary / MANIFEST) as file:
-        file.write(_seal({"version": VERSION, "step": step, "files": files, **metadata}).encode())
-        flush_to_disk(file)
-    _flush_folder(temporary)
+    temporary = create_temporary(out, step)
+    files = {name: write_hashed(temporary / name, write_to) for name, write_to in writers.items()}
+    write_manifest(temporary, {"version": VERSION, "step": step, "files": files, **metadata})
     try:
         verify(temporary, step)
     except DamagedError as exc:
         raise OSError(f"{temporary} reads back differently: {exc}") from exc
+    return publish(out, temporary, step)
+
+
+def create_temporary(out: Path, step: int) -> Path:
+    """Create the folder to write a checkpoint to."""
+    temporary = out / f"step_{step}.tmp-{os.getpid()}"
+    temporary.mkdir(mode=0o700)
+    return temporary
+
+
+def write_hashed(path: Path, write_to: Callable[[Any], object]) -> Dict[str, Any]:
+    """Write a new file and flush it to disk; returns its size and hash."""
+    with create(path) as file:
+        hashed = _HashedFile(file)
+        write_to(hashed)
+        flush_to_disk(file)
+    return {"bytes": hashed.size, "sha256": hashed.sha256.hexdigest()}
+
+
+def write_manifest(temporary: Path, manifest: Mapping[str, Any]) -> None:
+    """Write the sealed manifest, and flush the folder with all its files."""
+    with create(temporary / MANIFEST) as file:
+        file.write(_seal(manifest).encode())
+        flush_to_disk(file)
+    _flush_folder(temporary)
+
+
+def publish(out: Path, temporary: Path, step: int) -> Path:
+    """Give a verified checkpoint its name; returns its path."""
     final = out / f"step_{step}"
     temporary.rename(final)
     replace_text(out / "latest", f"{final.name}\n")
@@ -101,13 +127,22 @@ def write(out: Path, step: int, metadata: Mapping[str, Any], writers: Mapping[st
 def verify(path: Path, step: int | None) -> dict[str, Any]:
     """The manifest of a complete checkpoint; raises DamagedError otherwise. Reads every byte, keeps none."""
     manifest = read_manifest(path, step)
-    for name, expected in manifest["files"].items():
+    verify_files(path, manifest["files"])
+    return manifest
+
+
+def verify_files(path: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Compare files with their sizes and hashes in the manifest; raises DamagedError."""
+    for name, expected in files.items():
         sha256, size = hashlib.sha256(), 0
         for part in _parts(path / name):
             sha256.update(part)
             size += len(part)
         _compare(name, expected, size, sha256.hexdigest())
-    return manifest
+
+
+def is_sharded(manifest: Mapping[str, Any]) -> bool:
+    return bool(manifest["version"] == SHARDED_VERSION)
 
 
 def check_sizes(path: Path, manifest: Mapping[str, Any]) -> None:
@@ -209,7 +244,9 @@ def _entries(folder: Path) -> list[Path]:
 def _seal(manifest: Mapping[str, Any]) -> str:
     """Add the manifest's own hash, which detects a damaged step or world size."""
     body = json.dumps(manifest, sort_keys=True)
-    return json.dumps({**manifest, "seal": hashlib.sha256(body.encode()).hexdigest()}, sort_keys=True, indent=1)
+    sealed = {**manifest, "seal": hashlib.sha256(body.encode()).hexdigest()}
+    # The intervals of a sharded checkpoint are too many for a line each.
+    return json.dumps(sealed, sort_keys=True, indent=1 if manifest.get("version") == VERSION else None)
 
 
 def read_manifest(path: Path, step: int | None) -> dict[str, Any]:
@@ -222,8 +259,10 @@ def read_manifest(path: Path, step: int | None) -> dict[str, Any]:
         raise DamagedError(f"{MANIFEST}: not readable: {exc}") from exc
     if not isinstance(manifest, dict) or _seal({k: v for k, v in manifest.items() if k != "seal"}) != text:
         raise DamagedError(f"{MANIFEST}: its own hash does not match")
-    if manifest["version"] != VERSION:
-        raise DamagedError(f"{MANIFEST}: of version {manifest['version']}, this trainer reads {VERSION}")
+    if manifest["version"] not in (VERSION, SHARDED_VERSION):
+        raise DamagedError(
+            f"{MANIFEST}: of version {manifest['version']}, this trainer reads {VERSION} and {SHARDED_VERSION}"
+        )
     if step is not None and manifest["step"] != step:
         raise DamagedError(f"{MANIFEST}: is of step {manifest['step']}")
     for name in manifest["files"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List
+from typing import Callable, List
 
 from trainer.checkpoint import files
 from trainer.checkpoint.compatibility import check_compatible
@@ -18,12 +18,17 @@ from trainer.runtime.rank import Rank
 
 @dataclass(frozen=True)
 class Finder:
-    """Looks in `out`, the checkpoint folder of one run, and at the path in resume=."""
+    """
+    Looks in `out`, the checkpoint folder of one run, and at the path in resume=.
+
+    verified: returns the checkpoint in a folder after checking every byte; raises DamagedError, or UserError (verifier.py).
+    """
 
     out: Path
     config: TrainConfig
     rank: Rank
     data_digest: str
+    verified: Callable[[Path], Checkpoint]
 
     def find(self, strategy: Strategy) -> Checkpoint | None:
         """The verified checkpoint of this model and data to resume from; None for a fresh start. Raises UserError."""
@@ -32,7 +37,7 @@ class Finder:
             resume = "auto"  # a retry prefers this run's own checkpoints over the one its first attempt started from
         found = self._newest_of_this_run(present) if resume == "auto" else None
         if resume not in ("auto", "none"):
-            found = _named(Path(resume).expanduser())
+            found = self._named(Path(resume).expanduser())
         if present and (found is None or found.path.parent.resolve() != self.out.resolve()):
             raise UserError(
                 f"resume={resume}, but {self.out} holds {present[0].name} of an earlier training; "
@@ -63,7 +68,7 @@ class Finder:
     def _newest_verified(self, present: List[Path]) -> Checkpoint | None:
         for path in present:
             try:
-                return files.verified(path)
+                return self.verified(path)
             except DamagedError as exc:
                 log_line(f"damaged checkpoint {path.name} ({exc}), moved to {files.quarantine(self.out, path)}")
         return None
@@ -77,14 +82,13 @@ class Finder:
             )
         return found
 
-
-def _named(path: Path) -> Checkpoint:
-    """resume=PATH: one step folder, or the newest verified one in a folder of them; nothing is moved there."""
-    candidates = files.newest_first(path) or [path]
-    problems = []
-    for candidate in candidates:
-        try:
-            return files.verified(candidate)
-        except DamagedError as exc:
-            problems.append(f"{candidate.name}: {exc}")
-    raise UserError(f"resume={path}: no checkpoint could be loaded: {'; '.join(problems)}")
+    def _named(self, path: Path) -> Checkpoint:
+        """resume=PATH: one step folder, or the newest verified one in a folder of them; nothing is moved there."""
+        candidates = files.newest_first(path) or [path]
+        problems = []
+        for candidate in candidates:
+            try:
+                return self.verified(candidate)
+            except DamagedError as exc:
+                problems.append(f"{candidate.name}: {exc}")
+        raise UserError(f"resume={path}: no checkpoint could be loaded: {'; '.join(problems)}")

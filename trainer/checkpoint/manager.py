@@ -1,4 +1,7 @@
-"""Saving and resuming as collectives: only rank 0 uses the disk, and exchanges bytes with the other ranks."""
+"""
+Saving and resuming as collectives, in one of two forms: a whole file, for which only rank 0 uses the disk and exchanges bytes with the
+other ranks; or a shard per rank (sharded.py).
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,13 @@ import errno
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Dict, Mapping
 
 import torch
 
-from trainer.checkpoint import files, lock
+from trainer.checkpoint import files, lock, sharded
 from trainer.checkpoint.code import code_version
 from trainer.checkpoint.compatibility import check_parameters
 from trainer.checkpoint.files import Checkpoint
@@ -22,6 +25,7 @@ from trainer.checkpoint.random_state import random_state, restore_random_state
 from trainer.checkpoint.space import checkpoint_bytes, checkpoints_to_hold
 from trainer.checkpoint.staging import copy_to_cpu, on_cpu
 from trainer.checkpoint.state_file import allocate, load_state, outline
+from trainer.checkpoint.verifier import Verifier
 from trainer.config.config import TrainConfig
 from trainer.console import log_line
 from trainer.errors import StorageError, StorageUserError, UserError
@@ -79,13 +83,18 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoint folder of one run."""
+    """
+    The checkpoint folder of one run.
+
+    may_shard: all ranks see the folder, and the settings do not demand whole files.
+    """
 
     group: Group
     config: TrainConfig
     out: Path
     data_digest: str
     code: str | None = None
+    may_shard: bool = False
 
     @classmethod
     def open(cls, group: Group, config: TrainConfig, data_digest: str) -> Checkpoints:
@@ -95,7 +104,36 @@ class Checkpoints:
         code = code_version(Path(__file__).parents[1], Path.cwd()) if group.rank.is_main else None
         checkpoints = cls(group, config, out.absolute(), data_digest, code=code)
         checkpoints.prepare()
-        return checkpoints
+        return replace(checkpoints, may_shard=checkpoints.find_may_shard())
+
+    def find_may_shard(self) -> bool:
+        """
+        Return True if checkpoints can be sharded; a collective.
+
+        Raises:
+            UserError: on all ranks alike; checkpoint=sharded, but the ranks do not share the folder.
+        """
+        chosen = self.config.checkpoint
+        if chosen == "whole" or (chosen == "auto" and (self.group.rank.world_size == 1 or self.config.async_save)):
+            return False
+        problem = sharded.unshared_problem(self.group, self.out)
+        if problem and chosen == "sharded":
+            raise UserError.agreed(
+                f"checkpoint=sharded: {problem}: name an out= on a shared disk, or use checkpoint=whole"
+            )
+        return not problem
+
+    def writes_shards(self, sizes: Mapping[str, int]) -> bool:
+        """Return True if a model with parameters of these sizes is saved in shards."""
+        is_large = checkpoint_bytes(sizes, self.group.rank.world_size) >= sharded.SHARDED_FROM_BYTES
+        return self.may_shard and (is_large or self.config.checkpoint == "sharded")
+
+    def check_form(self, strategy: Strategy) -> None:
+        """Report that checkpoints are sharded. Raises UserError on all ranks alike: the model has state of a type that shards do not hold."""
+        if self.writes_shards(strategy.sizes):
+            self.group.raise_if_any(sharded.unsupported(strategy.local_state()))
+            if self.group.rank.is_main:
+                log_line(f"checkpoints: one shard per rank, in {self.out}")
 
     def prepare(self) -> None:
         """
@@ -149,6 +187,17 @@ class Checkpoints:
         Raises:
             StorageError: on all ranks alike; earlier checkpoints are still there.
         """
+        if self.writes_shards(strategy.sizes):
+            sharded.save(
+                self.group,
+                self.out,
+                step=state.step,
+                state=strategy.local_state(),
+                random_state=random_state(self.group.accelerator),
+                metadata=self._metadata(state, strategy),
+                retain=self._retain,
+            )
+            return self.path(state.step)
         snapshot = self.snapshot(state, strategy, is_async=False)
         self.group.raise_if_any(self.write(snapshot) if snapshot else "", kind=StorageError)
         return self.path(state.step)
@@ -186,18 +235,20 @@ class Checkpoints:
             "state.pt": lambda file: torch.save(tensors, file),
             "rng.json": lambda file: file.write(b"[" + b",\n".join(random_states) + b"]"),
         }
-        metadata = {**self._metadata(state), "sizes": dict(strategy.sizes)}
-        return Snapshot(state.step, metadata, writers, tensors)
+        return Snapshot(state.step, self._metadata(state, strategy), writers, tensors)
 
     def write(self, snapshot: Snapshot) -> str:
         """On rank 0; returns the error message, or ""."""
         try:
             files.write(self.out, snapshot.step, snapshot.metadata, snapshot.writers)
-            config = self.config
-            files.retain(self.out, config.save_total_limit, config.keep_best, every=config.keep_every)
+            self._retain()
         except (OSError, RuntimeError) as exc:  # torch.save turns a full disk into RuntimeError
             return f"cannot save {self.path(snapshot.step)}: {exc}"
         return ""
+
+    def _retain(self) -> None:
+        config = self.config
+        files.retain(self.out, config.save_total_limit, config.keep_best, every=config.keep_every)
 
     def resume(self, strategy: Strategy) -> TrainState:
         """
@@ -206,7 +257,7 @@ class Checkpoints:
         Raises:
             UserError: on all ranks alike; the selected checkpoint cannot be loaded, or has another model.
         """
-        return self._load(strategy, lambda: self._finder.find(strategy)) or TrainState()
+        return self._load(strategy, lambda finder: finder.find(strategy)) or TrainState()
 
     def load_earlier(self, strategy: Strategy, last: int | None) -> TrainState | None:
         """
@@ -215,38 +266,34 @@ class Checkpoints:
         Later ones go to quarantine. `last` is the step of the previous roll-back: if nothing was saved since, an older
         checkpoint is used, if there is one.
         """
-        return self._load(strategy, lambda: self._finder.find_older(last))
+        return self._load(strategy, lambda finder: finder.find_older(last))
 
-    @property
-    def _finder(self) -> Finder:
-        return Finder(self.out, self.config, self.group.rank, self.data_digest)
-
-    def _load(self, strategy: Strategy, find: Callable[[], Checkpoint | None]) -> TrainState | None:
-        """Send the checkpoint that rank 0 finds to all ranks; UserError on all if `find` or loading fails."""
-        header: Dict[str, Any] = {"problem": "", "manifest": None}
-        state, outline_bytes, random_states = None, b"", b""
+    def _load(self, strategy: Strategy, find: Callable[[Finder], Checkpoint | None]) -> TrainState | None:
+        """Load the checkpoint that rank 0 finds into all ranks; UserError on all if `find` or loading fails."""
+        verifier = Verifier(self.group)
+        header: Dict[str, Any] = {"problem": "", "path": "", "manifest": None}
+        state, random_states = None, b""
         if self.group.rank.is_main:
             try:
-                found = find()
+                found = find(Finder(self.out, self.config, self.group.rank, self.data_digest, verifier.verified))
                 if found:
-                    # On a CPU an optimizer keeps the tensors it is given, so they must not be mapped from a file.
-                    mapped = self.group.device.type != "cpu"
-                    saved = load_state(found.path / "state.pt", found.path.name, mapped=mapped)
-                    check_parameters(saved["model"], strategy.sizes, found.manifest["step"])
-                    keep_scale = found.manifest["config"].get("precision") == self.config.precision == "fp16"
-                    state = named(saved, strategy.sizes, keep_scale=keep_scale)
-                    outline_bytes, random_states = outline(state), (found.path / "rng.json").read_bytes()
-                    header["manifest"] = found.manifest
+                    state = None if files.is_sharded(found.manifest) else self._read_whole(found, strategy)
+                    random_states = (found.path / "rng.json").read_bytes()
+                    header.update(path=str(found.path.absolute()), manifest=found.manifest)
             except (UserError, OSError) as exc:
                 header["problem"] = str(exc)
-        header = json.loads(self.group.broadcast_bytes(json.dumps(header).encode()))
+        header = verifier.finish(header)
         if header["problem"]:
             raise UserError.agreed(header["problem"])
         manifest = header["manifest"]
         if manifest is None:
             return None
-        outline_bytes = self.group.broadcast_bytes(outline_bytes)
-        strategy.load(allocate(outline_bytes, f"step_{manifest['step']}") if state is None else state)
+        if files.is_sharded(manifest):
+            found = Checkpoint(Path(header["path"]), manifest)
+            sharded.load(self.group, found, strategy, keep_scale=self._keeps_scale(manifest))
+        else:
+            outline_bytes = self.group.broadcast_bytes(b"" if state is None else outline(state))
+            strategy.load(allocate(outline_bytes, f"step_{manifest['step']}") if state is None else state)
         self._restore_random_states(self.group.broadcast_bytes(random_states))
         return TrainState(
             manifest["step"],
@@ -258,14 +305,26 @@ class Checkpoints:
             planned_steps=manifest.get("planned_steps", manifest["config"].get("steps")),
         )
 
+    def _read_whole(self, found: Checkpoint, strategy: Strategy) -> Dict[str, Any]:
+        """The state in a whole file, in the form of named.py. Raises UserError: it has another model."""
+        # On a CPU an optimizer keeps the tensors it is given, so they must not be mapped from a file.
+        mapped = self.group.device.type != "cpu"
+        saved = load_state(found.path / "state.pt", found.path.name, mapped=mapped)
+        check_parameters(saved["model"], strategy.sizes, found.manifest["step"])
+        return named(saved, strategy.sizes, keep_scale=self._keeps_scale(found.manifest))
+
+    def _keeps_scale(self, manifest: Mapping[str, Any]) -> bool:
+        return bool(manifest["config"].get("precision") == self.config.precision == "fp16")
+
     def _restore_random_states(self, text: bytes) -> None:
         """A rank beyond the saved world size starts from the seed."""
         states = json.loads(text)
         if self.group.rank.global_rank < len(states):
             restore_random_state(states[self.group.rank.global_rank], self.group.accelerator)
 
-    def _metadata(self, state: TrainState) -> Dict[str, Any]:
+    def _metadata(self, state: TrainState, strategy: Strategy) -> Dict[str, Any]:
         return {
+            "sizes": dict(strategy.sizes),
             "world_size": self.group.rank.world_size,
             **asdict(state),
             "code": self.code,

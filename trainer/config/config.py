@@ -14,6 +14,7 @@ from trainer.errors import UserError
 
 ZERO_STAGES = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 STRATEGIES = ("ddp", *ZERO_STAGES, "fsdp2")
+CHECKPOINTS = ("auto", "whole", "sharded")
 REPORTS = ("plot", "tensorboard", "wandb")
 GPT_TASK = "trainer.tasks.gpt:Gpt"
 FORMATS = ("auto", "bytes", "uint16", "uint32")
@@ -105,6 +106,7 @@ class TrainConfig:
     keep_best: int = _int_field(0, low=0)
     keep_every: int | None = field(default=None, metadata={"schema": KeySchema("int", low=1, optional=True)})
     async_save: bool = _flag_field()
+    checkpoint: str = _text_field("auto", choices=CHECKPOINTS)
     roll_back: int = _int_field(0, low=0)
     strategy: str = _text_field("ddp", choices=STRATEGIES)
     deepspeed: str | None = _text_field(None)
@@ -281,6 +283,8 @@ def _check_combinations(config: TrainConfig) -> TrainConfig:
         if getattr(config, key) and config.strategy not in strategies:
             value = config.deepspeed if key == "deepspeed" else "true"
             raise UserError(f"{key}={value} goes with strategy={' or '.join(strategies)}, not {config.strategy}")
+    if config.checkpoint == "sharded" and config.async_save:
+        raise UserError("async_save=true writes whole files: use checkpoint=whole, or leave async_save out")
     if (config.strategy, config.precision) == ("zero0", "fp16"):
         raise UserError("strategy=zero0 shards nothing and has no exact resume with precision=fp16: use strategy=ddp")
     return config

@@ -10,6 +10,16 @@ from typing import Any, ContextManager, Dict, Iterator, Mapping, Protocol, Seque
 import torch
 
 from trainer.config.config import TrainConfig
+from trainer.parallel.parts import (
+    LocalState,
+    Part,
+    allocate_moments,
+    buffer_parts,
+    saved_buffers,
+    tied_names,
+    torch_parts,
+    torch_steps,
+)
 from trainer.runtime.group import Group
 from trainer.tasks.base import Task, loss_of
 
@@ -68,6 +78,19 @@ class Strategy(Protocol):
         a time if possible, so that a rank need not hold the shards of others.
         """
 
+    def local_state(self) -> LocalState:
+        """Return what this rank writes of a sharded checkpoint. The parts of all ranks make up the training state."""
+
+    def parts_to_load(self, steps: Mapping[str, float]) -> Sequence[Part]:
+        """
+        Prepare Adam's state of the parameters in `steps`, and return the parts that this rank has to load.
+
+        Replicated parts are the same on all ranks, in the same order.
+        """
+
+    def finish_load(self, scaler: Mapping[str, Any]) -> None:
+        """Load the loss scale of fp16, if there is one, once all parts are loaded."""
+
 
 class TorchStrategy(abc.ABC):
     """A model and one of torch's optimizers."""
@@ -119,6 +142,20 @@ class TorchStrategy(abc.ABC):
             native = saved if "scale" in saved else {**self.scaler.state_dict(), "scale": float(saved["cur_scale"])}
             self.scaler.load_state_dict(native)
 
+    def local_state(self) -> LocalState:
+        model, scaler = self.unwrapped_model, self.scaler.state_dict() if self.scaler else {}
+        buffers = saved_buffers(model, self.group)
+        parts = [*torch_parts(model, self.optimizer, self.part), *buffers]
+        return LocalState(parts, torch_steps(model, self.optimizer), scaler, tied_names(model))
+
+    def parts_to_load(self, steps: Mapping[str, float]) -> Sequence[Part]:
+        step_device = self.group.device if self.config.optim.fused else torch.device("cpu")
+        allocate_moments(self.unwrapped_model, self.optimizer, steps, step_device)
+        return [*torch_parts(self.unwrapped_model, self.optimizer, self.part), *buffer_parts(self.unwrapped_model)]
+
+    def finish_load(self, scaler: Mapping[str, Any]) -> None:
+        self.load_scale({"scaler": scaler} if scaler else {})
+
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[Any]:
         self.model.eval()
@@ -131,6 +168,10 @@ class TorchStrategy(abc.ABC):
     @abc.abstractmethod
     def micro_batch(self, *, last: bool) -> ContextManager[None]:
         """Return the block of one micro batch; gradients are reduced over the ranks in the `last` of a step."""
+
+    @abc.abstractmethod
+    def part(self, key: str, tensor: torch.Tensor) -> Part:
+        """Return the part of a weight or moment that this rank has."""
 
     @abc.abstractmethod
     def computing(self) -> ContextManager[Any]:

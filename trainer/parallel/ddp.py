@@ -12,6 +12,7 @@ from trainer.optim.adamw import load_moments, make_optimizer
 from trainer.optim.clip import clip_gradients
 from trainer.parallel.base import TorchStrategy
 from trainer.parallel.building import build_whole, sizes_of, warn_if_on_cpu
+from trainer.parallel.parts import Part, whole_part
 from trainer.runtime.group import STOCK_BACKENDS, Group
 from trainer.runtime.seeds import preserve_device_rng, seeded_rng
 from trainer.tasks.base import Task, loss_of
@@ -63,6 +64,9 @@ class Ddp(TorchStrategy):
         self.unwrapped_model.load_state_dict(state["model"])
         load_moments(self.optimizer, self.unwrapped_model, state["moments"])
         self.load_scale(state)
+
+    def part(self, key: str, tensor: torch.Tensor) -> Part:
+        return whole_part(key, tensor)
 
     def micro_batch(self, *, last: bool) -> ContextManager[None]:
         is_local = self.group.rank.launched and not last

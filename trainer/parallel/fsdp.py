@@ -15,6 +15,7 @@ from trainer.optim.clip import clip_sharded_gradients
 from trainer.parallel.base import TorchStrategy
 from trainer.parallel.buffers import Buffers, refuse_batch_norm
 from trainer.parallel.building import build_fillable, build_whole, fill, name_counts, sizes_of
+from trainer.parallel.parts import Part
 from trainer.runtime.group import Group
 from trainer.tasks.base import Task
 
@@ -77,6 +78,11 @@ class Fsdp2(TorchStrategy):
                 self._put(shards[key], whole.detach)
         return shards
 
+    def part(self, key: str, tensor: Any) -> Part:  # noqa: ANN401 -- a DTensor
+        start = first_row(tensor.shape[0], self.group.rank.world_size, self.group.rank.global_rank)
+        row_size = tensor.shape[1:].numel()
+        return Part(key, tuple(tensor.shape), start * row_size, tensor.to_local())
+
     def micro_batch(self, *, last: bool) -> ContextManager[None]:
         self.model.set_requires_gradient_sync(last)
         return contextlib.nullcontext()
@@ -92,6 +98,11 @@ class Fsdp2(TorchStrategy):
 
     def clip(self, limit: float) -> float:
         return clip_sharded_gradients(self.model.parameters(), limit)
+
+
+def first_row(rows: int, ranks: int, rank: int) -> int:
+    """The first row of a rank's shard: fully_shard splits as torch.chunk does."""
+    return min(rows, rank * -(-rows // ranks))
 
 
 def scattered(shards: torch.Tensor, whole: Callable[[], torch.Tensor], *, is_main: bool) -> torch.Tensor:

@@ -69,8 +69,8 @@ class Group:
             self.broadcast(torch.frombuffer(whole, dtype=torch.uint8))
         return bytes(whole)
 
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        """Copy rank 0's values into a CPU tensor of every rank, of equal shape and type; contiguous except on rank 0."""
+    def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> None:
+        """Copy the values of rank `source` into a CPU tensor of every rank, of equal shape and type; contiguous except on `source`."""
         if not self.rank.launched:
             return
         here = tensor.detach().contiguous()
@@ -80,8 +80,8 @@ class Group:
         for start in range(0, size, CHUNK_BYTES):
             part = torch.frombuffer(raw, dtype=torch.uint8, offset=start, count=min(CHUNK_BYTES, size - start))
             there = part.to(self.device)
-            self.accelerator.distributed.broadcast(there, 0)
-            if there is not part and not self.rank.is_main:
+            self.accelerator.distributed.broadcast(there, source)
+            if there is not part and self.rank.global_rank != source:
                 part.copy_(there)
 
     def raise_if_any(self, problem: str, *, kind: Type[TrainerError] = UserError) -> None:

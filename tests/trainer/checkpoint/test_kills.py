@@ -30,4 +30,6 @@ def test_200_kills_at_random_moments_leave_a_verified_checkpoint_and_lose_none(t
 
 
 def test_kill_before_each_call_of_a_save_leaves_a_verified_checkpoint_and_loses_none(tmp_path: Path) -> None:
-    assert _killed_writers("calls", tmp_path)["kills"] > 20
+    found = _killed_writers("calls", tmp_path)
+    assert found["kills"] > 20
+    assert found["kills_of_shards"] > 20

@@ -7,16 +7,17 @@ but 0 holds more than one whole tensor. docs/decisions/010 explains why DeepSpee
 
 from __future__ import annotations
 
+import functools
 import importlib
-from typing import Any, Callable, Dict, List, Mapping
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 import torch
 
 from trainer.optim.adamw import whole_shape
+from trainer.parallel.parts import MODEL, MOMENTS, Part, persistent_buffers
 from trainer.runtime.group import Group
 
 # `Any` below stands for DeepSpeed's engine and optimizers, which have no types.
-MOMENTS = ("exp_avg", "exp_avg_sq")
 SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
@@ -41,16 +42,106 @@ def collect(engine: Any, *, keep: bool) -> Dict[str, Any]:  # noqa: ANN401
             on_cpu = {key: value.detach().cpu().clone() for key, value in whole.items()}
             model[name] = on_cpu.pop("weights")
             moments[name] = on_cpu
-    for name, buffer in _buffers(engine).items() if keep else ():
+    for name, buffer in persistent_buffers(engine.module).items() if keep else ():
         model[name] = buffer.detach().cpu().clone()
     first = {parameter: name for name, parameter in parameters.items()}
     for name, tensor in engine.module.state_dict(keep_vars=True).items() if keep else ():
         if name not in model and tensor in first:  # a tied weight has two names, as in the state of other strategies
             model[name] = model[first[tensor]]
-    scaler = getattr(sharded, "loss_scaler", None)
-    scale = {key: getattr(scaler, key) for key in SCALER if hasattr(scaler, key)}
     optimizer = {"step": started["step"] if started else None, "moments": moments}
-    return {"model": model, "optimizer": optimizer, "scaler": scale}
+    return {"model": model, "optimizer": optimizer, "scaler": scale(engine)}
+
+
+def scale(engine: Any) -> Dict[str, Any]:  # noqa: ANN401
+    """The state of the loss scaler; empty without fp16."""
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    return {key: getattr(scaler, key) for key in SCALER if hasattr(scaler, key)}
+
+
+def load_scale(engine: Any, scaler: Mapping[str, Any]) -> None:  # noqa: ANN401
+    """Load the state of torch's loss scaler or of DeepSpeed's."""
+    for key, value in ({"cur_scale": scaler["scale"]} if "scale" in scaler else scaler).items():
+        setattr(engine.optimizer.loss_scaler, key, value)
+
+
+def local_parts(engine: Any, group: Group) -> Tuple[List[Part], float | None]:  # noqa: ANN401
+    """The fp32 weights and moments that this rank has, and Adam's step; None before the first step."""
+    sharded, parameters = engine.optimizer, dict(engine.module.named_parameters())
+    started = next((values for values in sharded.optimizer.state.values() if values), None)
+    if started:
+        _link(sharded, parameters)
+    keys = MOMENTS if started else ()
+    find = _parts_of_stage_3 if hasattr(sharded, "fp32_partitioned_groups_flat") else _parts
+    parts = [part for name, parameter in parameters.items() for part in find(name, parameter, keys, group)]
+    return parts, float(started["step"]) if started else None
+
+
+def parts_to_load(engine: Any, steps: Mapping[str, float], group: Group) -> List[Part]:  # noqa: ANN401
+    """The parts of this rank, with moments if there are `steps`, and the low-precision weights, which are set as a whole."""
+    sharded, parameters = engine.optimizer, dict(engine.module.named_parameters())
+    if steps:
+        _make_moments(sharded, parameters, torch.tensor(next(iter(steps.values()))))
+    keys = MOMENTS if steps else ()
+    is_stage_3 = hasattr(sharded, "fp32_partitioned_groups_flat")
+    find, set_weights_of = (_parts_of_stage_3, _set_weights_of_stage_3) if is_stage_3 else (_parts, _set_weights_of)
+    parts = []
+    for name, parameter in parameters.items():
+        store = functools.partial(set_weights_of, parameter, group)
+        parts.append(
+            Part(f"{MODEL}/{name}", tuple(whole_shape(parameter)), 0, parameter, is_replicated=True, store=store)
+        )
+        parts += find(name, parameter, keys, group)
+    return parts
+
+
+def _parts(name: str, parameter: Any, keys: Sequence[str], group: Group) -> Iterator[Part]:  # noqa: ANN401, ARG001 -- as for stage 3
+    """Stage 1 and 2: the fragment of a parameter in this rank's slice of the group."""
+    mapping = getattr(parameter, "_hp_mapping", None)  # None if this rank has no fragment of it
+    if mapping is not None:
+        shape, start = tuple(parameter.shape), mapping.lp_fragment_address.start
+        yield Part(f"{MODEL}/{name}", shape, start, mapping.hp_fragment)
+        for key in keys:
+            yield Part(f"{key}/{name}", shape, start, mapping.optim_fragment[key])
+
+
+def _parts_of_stage_3(name: str, parameter: Any, keys: Sequence[str], group: Group) -> Iterator[Part]:  # noqa: ANN401
+    """Stage 3: equal slices, the last ones padded."""
+    tools = importlib.import_module("deepspeed.utils")
+    shape, count = tuple(whole_shape(parameter)), parameter.ds_tensor.numel()
+    start = min(whole_shape(parameter).numel(), count * group.rank.global_rank)
+    used = min(whole_shape(parameter).numel() - start, count)
+
+    def part(key: str, whole: torch.Tensor, set_local: Callable[[torch.Tensor], None]) -> Part:
+        def store(values: torch.Tensor) -> None:
+            padded = torch.zeros(count, dtype=values.dtype)
+            padded[:used] = values
+            set_local(padded.to(group.device))
+
+        return Part(f"{key}/{name}", shape, start, whole.detach()[:used], store=store)
+
+    yield part(
+        MODEL,
+        tools.safe_get_local_fp32_param(parameter),
+        lambda values: tools.safe_set_local_fp32_param(parameter, values),
+    )
+    for key in keys:
+        whole = tools.safe_get_local_optimizer_state(parameter, key)
+        yield part(
+            key,
+            whole,
+            lambda values, key=key: tools.safe_set_local_optimizer_state(parameter, values, key),  # type: ignore[misc]
+        )
+
+
+def _set_weights_of(parameter: Any, group: Group, values: torch.Tensor) -> None:  # noqa: ANN401, ARG001 -- as for stage 3
+    parameter.data.copy_(values.view(parameter.shape))
+
+
+def _set_weights_of_stage_3(parameter: Any, group: Group, values: torch.Tensor) -> None:  # noqa: ANN401
+    gathered = importlib.import_module("deepspeed").zero.GatheredParameters
+    with gathered([parameter], modifier_rank=0):
+        if group.rank.is_main:
+            parameter.data.copy_(values.view(whole_shape(parameter)))
 
 
 def restore(engine: Any, state: Mapping[str, Any], group: Group) -> None:  # noqa: ANN401
@@ -68,12 +159,10 @@ def restore(engine: Any, state: Mapping[str, Any], group: Group) -> None:  # noq
         for whole in (weights, *values.values()):
             group.broadcast(whole)
         fill(parameter, weights, values, group)
-    for name, buffer in _buffers(engine).items():
+    for name, buffer in persistent_buffers(engine.module).items():
         group.broadcast(state["model"][name])
         buffer.copy_(state["model"][name])
-    scaler = state.get("scaler", {})
-    for key, value in ({"cur_scale": scaler["scale"]} if "scale" in scaler else scaler).items():
-        setattr(sharded.loss_scaler, key, value)
+    load_scale(engine, state.get("scaler", {}))
 
 
 def copy_weights(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
@@ -88,12 +177,6 @@ def set_weights(engine: Any, group: Group, whole: Callable[[str, Any], torch.Ten
         weights = whole(name, parameter).float() if group.rank.is_main else torch.empty(whole_shape(parameter))
         group.broadcast(weights)
         fill(parameter, weights, {}, group)
-
-
-def _buffers(engine: Any) -> Dict[str, torch.Tensor]:  # noqa: ANN401
-    """Persistent buffers, such as running means; every rank has them whole."""
-    kept = engine.module.state_dict().keys()
-    return {name: buffer for name, buffer in engine.module.named_buffers() if name in kept}
 
 
 def _flat_slices(sharded: Any) -> List[torch.Tensor]:  # noqa: ANN401
@@ -139,10 +222,7 @@ def _fill(parameter: Any, weights: torch.Tensor, moments: Mapping[str, torch.Ten
 
 def _fill_stage_3(parameter: Any, weights: torch.Tensor, moments: Mapping[str, torch.Tensor], group: Group) -> None:  # noqa: ANN401
     tools = importlib.import_module("deepspeed.utils")
-    gathered = importlib.import_module("deepspeed").zero.GatheredParameters
-    with gathered([parameter], modifier_rank=0):
-        if group.rank.is_main:
-            parameter.data.copy_(weights)
+    _set_weights_of_stage_3(parameter, group, weights)
     # By slices: DeepSpeed's function for a whole tensor fails unless its size is a multiple of the world size.
     count = parameter.ds_tensor.numel()
 

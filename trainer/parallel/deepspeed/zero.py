@@ -25,6 +25,17 @@ from trainer.parallel.deepspeed.config import deepspeed_config, strict_json
 from trainer.parallel.deepspeed.cpu_adam import cpu_adam
 from trainer.parallel.deepspeed.package import package_warning
 from trainer.parallel.deepspeed.relaxed_json import read_relaxed_json
+from trainer.parallel.parts import (
+    LocalState,
+    Part,
+    allocate_moments,
+    buffer_parts,
+    saved_buffers,
+    tied_names,
+    torch_parts,
+    torch_steps,
+    whole_part,
+)
 from trainer.runtime.group import Group
 from trainer.tasks.base import Task, loss_of
 from trainer.tensors import large_tensors
@@ -130,6 +141,28 @@ class Zero:
             load_moments(self.engine.optimizer, self.engine.module, state["moments"])
         else:
             zero_state.restore(self.engine, state, self.group)
+
+    def local_state(self) -> LocalState:
+        model = self.engine.module
+        buffers = saved_buffers(model, self.group)
+        if self.stage == 0:
+            parts = [*torch_parts(model, self.engine.optimizer, whole_part), *buffers]
+            return LocalState(parts, torch_steps(model, self.engine.optimizer), aliases=tied_names(model))
+        parts, step = zero_state.local_parts(self.engine, self.group)
+        steps = {} if step is None else dict.fromkeys(self.sizes, step)
+        return LocalState([*parts, *buffers], steps, zero_state.scale(self.engine), tied_names(model))
+
+    def parts_to_load(self, steps: Mapping[str, float]) -> Sequence[Part]:
+        model = self.engine.module
+        if self.stage == 0:
+            step_device = self.group.device if self.config.optim.fused else torch.device("cpu")
+            allocate_moments(model, self.engine.optimizer, steps, step_device)
+            return [*torch_parts(model, self.engine.optimizer, whole_part), *buffer_parts(model)]
+        return [*zero_state.parts_to_load(self.engine, steps, self.group), *buffer_parts(model)]
+
+    def finish_load(self, scaler: Mapping[str, Any]) -> None:
+        if self.stage > 0:
+            zero_state.load_scale(self.engine, scaler)
 
     def _plain_norm(self) -> float:
         """Norm for stage 0 in fp32, for which the engine reports none."""

@@ -1,0 +1,203 @@
+"""Sharded checkpoints as collectives: every rank writes and reads its own part of the state, in a folder that all ranks share."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import os
+import secrets
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+
+import torch
+
+from trainer import safetensors
+from trainer.checkpoint import files, shards
+from trainer.checkpoint.files import Checkpoint
+from trainer.checkpoint.intervals import Interval, overlaps, split_evenly
+from trainer.checkpoint.shards import intervals_of, shard_name
+from trainer.errors import StorageError
+from trainer.parallel.base import Strategy
+from trainer.parallel.parts import MODEL, LocalState, Part
+from trainer.runtime.group import Group
+from trainer.safetensors import DTYPES, KINDS, FormatError, SafetensorsFile
+
+SHARDED_FROM_BYTES = 1_000_000_000  # checkpoint=auto; the time of a smaller whole file does not matter
+
+
+def unshared_problem(group: Group, out: Path) -> str:
+    """Return why `out`, which exists on rank 0, is not one folder for all ranks, or ""; the same on all ranks."""
+    token, problem = out, ""
+    if group.rank.is_main:
+        token = out / f".shared.tmp-{secrets.token_hex(8)}"
+        try:
+            files.create(token).close()
+        except OSError as exc:
+            problem = f"out={out}: cannot be written: {exc.strerror}"
+    token = Path(group.broadcast_bytes(str(token).encode()).decode())
+    if not group.rank.is_main and not os.path.exists(token):
+        problem = f"rank {group.rank.global_rank} does not see the files that rank 0 makes in {out}"
+    problems = [answer.decode() for answer in group.gather_bytes(problem.encode()) if answer]
+    if group.rank.is_main:
+        with contextlib.suppress(OSError):
+            token.unlink()
+    return problems[0] if problems else ""
+
+
+def unsupported(state: LocalState) -> str:
+    """Return why the tensors of this rank cannot be in a shard, or ""."""
+    found = next((part for part in state.parts if part.tensor.dtype not in DTYPES), None)
+    return f"{found.key}: shards do not hold {found.tensor.dtype}: use checkpoint=whole" if found else ""
+
+
+def save(
+    group: Group,
+    out: Path,
+    *,
+    step: int,
+    state: LocalState,
+    random_state: bytes,
+    metadata: Mapping[str, Any],
+    retain: Callable[[], object],
+) -> None:
+    """
+    Write step_<step> by all ranks.
+
+    Args:
+        group: of all ranks.
+        out: the folder of checkpoints.
+        step: names the folder.
+        state: of this rank.
+        random_state: of this rank, as JSON.
+        metadata: JSON values kept in the manifest; rank 0's count.
+        retain: called on rank 0 after the rename, to remove older checkpoints.
+
+    Raises:
+        StorageError: on all ranks alike; earlier checkpoints are still there.
+    """
+    temporary, problem = _create_temporary(group, out, step)
+    record: Dict[str, Any] = {}
+    if temporary is not None:
+        try:
+            record = write_own_shard(temporary, group, state)
+        except OSError as exc:
+            problem = f"cannot save {out / f'step_{step}'}: {exc}"
+    answers = group.gather_bytes(json.dumps(record).encode())
+    random_states = group.gather_bytes(random_state)
+    records: List[Dict[str, Any]] = [json.loads(answer) for answer in answers]
+    if group.rank.is_main and temporary is not None and all(records):
+        more = {"optimizer_steps": state.steps, "scaler": state.scaler, "aliases": state.aliases}
+        rng = b"[" + b",\n".join(random_states) + b"]"
+        try:
+            shards.commit(out, temporary, step=step, records=records, rng=rng, metadata={**metadata, **more})
+            retain()
+        except OSError as exc:
+            problem = f"cannot save {out / f'step_{step}'}: {exc}"
+    group.raise_if_any(problem, kind=StorageError)
+
+
+def _create_temporary(group: Group, out: Path, step: int) -> Tuple[Path | None, str]:
+    """The folder that rank 0 creates for all; None if it cannot, with the problem on rank 0."""
+    temporary, problem = out, ""
+    if group.rank.is_main:
+        try:
+            temporary = files.create_temporary(out, step)
+        except OSError as exc:
+            problem = f"cannot save {out / f'step_{step}'}: {exc}"
+    text = group.broadcast_bytes(b"" if problem else str(temporary).encode()).decode()
+    return (Path(text) if text else None), problem
+
+
+def write_own_shard(temporary: Path, group: Group, state: LocalState) -> Dict[str, Any]:
+    """Write this rank's parts, and its share of those that all ranks have; returns its record (shards.py)."""
+    rank, tensors, intervals_by_key = group.rank, {}, {}
+    split = iter(split_evenly(_replicated_sizes(state.parts), rank.world_size))
+    for part in state.parts:
+        intervals = next(split) if part.is_replicated else [Interval(rank.global_rank, 0, part.tensor.numel())]
+        for _, start, stop in (interval for interval in intervals if interval.rank == rank.global_rank):
+            if start < stop:
+                tensors[part.key] = part.tensor.detach().reshape(-1)[start:stop].to("cpu")
+                dtype = DTYPES[part.tensor.dtype]
+                intervals_by_key[part.key] = [dtype, list(part.shape), part.start + start, part.start + stop]
+    written = shards.write_shard(temporary, rank.global_rank, lambda file: safetensors.write(file, tensors, {}))
+    return {**written, "tensors": intervals_by_key}
+
+
+def load(group: Group, found: Checkpoint, strategy: Strategy, *, keep_scale: bool) -> None:
+    """
+    Load a verified checkpoint into all ranks: each reads its own parts, and its share of those that all ranks have.
+
+    Raises:
+        UserError: on all ranks alike; a shard cannot be read, or lacks a tensor of the model.
+    """
+    manifest, problem = found.manifest, ""
+    source, parts = Shards(found), strategy.parts_to_load(manifest["optimizer_steps"])
+    split = iter(split_evenly(_replicated_sizes(parts), group.rank.world_size))
+    for part in parts:
+        intervals = next(split) if part.is_replicated else None
+        if not source.has(part.key, part.shape):
+            problem = problem or f"{found.path.name}: {part.key} of shape {list(part.shape)} is not in it"
+            continue
+        values, unread = _values(group, source, part, intervals)
+        part.load(values)
+        problem = problem or unread
+    group.raise_if_any(problem)
+    strategy.finish_load(manifest["scaler"] if keep_scale else {})
+
+
+def _values(group: Group, source: Shards, part: Part, intervals: Sequence[Interval] | None) -> Tuple[torch.Tensor, str]:
+    """The elements of a part, flat and on the CPU, and this rank's problem; a collective if the `intervals` of the ranks are given."""
+    count = part.tensor.numel() if intervals is None else math.prod(part.shape)
+    mine = (
+        [(0, count)] if intervals is None else [span[1:] for span in intervals if span.rank == group.rank.global_rank]
+    )
+    values, problem = torch.zeros(count, dtype=source.dtype(part.key)), ""
+    for start, stop in mine:
+        try:
+            source.read(part.key, part.start + start, values[start:stop])
+        except (OSError, FormatError) as exc:
+            problem = f"{source.path}: {part.key}: {exc}"
+    for interval in intervals or ():
+        group.broadcast(values[interval.start : interval.stop], source=interval.rank)
+    return values, problem
+
+
+def _replicated_sizes(parts: Sequence[Part]) -> List[int]:
+    return [math.prod(part.shape) for part in parts if part.is_replicated]
+
+
+class Shards:
+    """The tensors of a sharded checkpoint, whatever the number of ranks that wrote it. Files are opened when they are needed."""
+
+    def __init__(self, found: Checkpoint) -> None:
+        self.path, self.tensors = found.path, found.manifest["tensors"]
+        self._open = functools.lru_cache(maxsize=None)(lambda rank: SafetensorsFile(self.path / shard_name(rank)))
+
+    def has(self, key: str, shape: Sequence[int]) -> bool:
+        """Return True if there is such a tensor; one without elements is in no shard."""
+        return not math.prod(shape) or (key in self.tensors and list(shape) == self.tensors[key]["shape"])
+
+    def dtype(self, key: str) -> torch.dtype:
+        return KINDS[self.tensors[key]["dtype"]] if key in self.tensors else torch.float32
+
+    def read(self, key: str, start: int, target: torch.Tensor) -> None:
+        """Copy the elements from `start` on into the flat tensor `target`. Raises OSError and FormatError."""
+        if not target.numel():
+            return
+        for overlap in overlaps(intervals_of(self.tensors[key]), start, start + target.numel()):
+            part = self._open(overlap.rank).tensor(key)[overlap.source :][: overlap.size]
+            target[overlap.target :][: overlap.size] = part
+
+    def whole(self, key: str) -> torch.Tensor:
+        values = torch.empty(math.prod(self.tensors[key]["shape"]), dtype=self.dtype(key))
+        self.read(key, 0, values)
+        return values.view(self.tensors[key]["shape"])
+
+
+def read_weights(found: Checkpoint) -> Dict[str, torch.Tensor]:
+    """The weights and buffers of a verified sharded checkpoint, by all their names. Raises OSError and FormatError."""
+    source, start = Shards(found), f"{MODEL}/"
+    weights = {key[len(start) :]: source.whole(key) for key in source.tensors if key.startswith(start)}
+    return {**weights, **{alias: weights[name] for alias, name in found.manifest["aliases"].items()}}

@@ -1,0 +1,123 @@
+"""The part of the training state that one rank holds, from which it writes its shard of a checkpoint, and into which it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
+
+import torch
+
+from trainer.errors import UserError
+from trainer.runtime.group import Group
+
+MODEL, MOMENTS = "model", ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class Part:
+    """
+    Contiguous elements of a flattened tensor.
+
+    key: model/NAME for a weight or buffer, exp_avg/NAME and exp_avg_sq/NAME for Adam's moments.
+    shape: of the whole tensor.
+    start: the first element, of the flattened whole.
+    tensor: the elements, in any shape.
+    is_replicated: every rank has the same; one of them writes it.
+    store: called with the loaded elements, flat and on the CPU; None: copy them into `tensor`.
+    """
+
+    key: str
+    shape: Tuple[int, ...]
+    start: int
+    tensor: torch.Tensor
+    is_replicated: bool = False
+    store: Callable[[torch.Tensor], None] | None = None
+
+    def load(self, values: torch.Tensor) -> None:
+        if self.store is not None:
+            self.store(values)
+        else:
+            with torch.no_grad():
+                self.tensor.copy_(values.view(self.tensor.shape))
+
+
+@dataclass(frozen=True)
+class LocalState:
+    """
+    The state of one rank.
+
+    steps: Adam's step count of each parameter that has moments.
+    scaler: the state of fp16's loss scaler, plain values.
+    aliases: further names of tied weights -> the name they are saved under.
+    """
+
+    parts: List[Part]
+    steps: Dict[str, float]
+    scaler: Dict[str, Any] = field(default_factory=dict)
+    aliases: Dict[str, str] = field(default_factory=dict)
+
+
+def whole_part(key: str, tensor: torch.Tensor) -> Part:
+    """A tensor of which every rank has the same whole copy."""
+    return Part(key, tuple(tensor.shape), 0, tensor, is_replicated=True)
+
+
+def persistent_buffers(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
+    """The buffers that a checkpoint holds, such as running means."""
+    kept = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in kept}
+
+
+def tied_names(model: torch.nn.Module) -> Dict[str, str]:
+    """
+    Further names of tied weights and buffers, in the model's state -> their first name.
+
+    Raises:
+        UserError: on all ranks alike; the state has a value that is no tensor.
+    """
+    first = {tensor: name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    everything = model.state_dict(keep_vars=True)
+    plain = [name for name, value in everything.items() if not isinstance(value, torch.Tensor)]
+    if plain:
+        raise UserError.agreed(f"{plain[0]}: shards hold tensors only: use checkpoint=whole")
+    return {name: first[tensor] for name, tensor in everything.items() if first.get(tensor, name) != name}
+
+
+def torch_parts(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, part: Callable[[str, torch.Tensor], Part]
+) -> Iterator[Part]:
+    """The weights and moments of one of torch's optimizers, each made by `part`."""
+    for name, parameter in model.named_parameters():
+        yield part(f"{MODEL}/{name}", parameter.detach())
+        values = optimizer.state.get(parameter, {})
+        for key in MOMENTS:
+            if key in values:
+                yield part(f"{key}/{name}", values[key])
+
+
+def buffer_parts(model: torch.nn.Module) -> List[Part]:
+    """The persistent buffers, to be loaded by all ranks."""
+    return [whole_part(f"{MODEL}/{name}", buffer) for name, buffer in persistent_buffers(model).items()]
+
+
+def saved_buffers(model: torch.nn.Module, group: Group) -> List[Part]:
+    """The persistent buffers on rank 0, whose values are saved: under DDP those of other ranks may differ."""
+    return [replace(part, is_replicated=False) for part in buffer_parts(model)] if group.rank.is_main else []
+
+
+def torch_steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Dict[str, float]:
+    states = {name: optimizer.state.get(parameter, {}) for name, parameter in model.named_parameters()}
+    return {name: float(values["step"]) for name, values in states.items() if "step" in values}
+
+
+def allocate_moments(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: Mapping[str, float], step_device: torch.device
+) -> None:
+    """Create Adam's state of the parameters in `steps`, with moments to be filled, in the optimizer's order, and remove all other state."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    optimizer.state.clear()
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        name = names[parameter]
+        if name in steps:
+            moments = {key: torch.zeros_like(parameter, requires_grad=False) for key in MOMENTS}
+            optimizer.state[parameter] = {"step": torch.tensor(steps[name], device=step_device), **moments}
