@@ -26,6 +26,7 @@ _REPOSITORY = Path(__file__).resolve().parents[1]
 RATE, STEP, MFU, PAUSED, STEPS, FIRST = "tokens/s", "step time", "MFU", "training paused", "all steps", "first step"
 TRAINER, BY_HAND, HF = "python -m trainer", "a DDP loop by hand", "Hugging Face Trainer"
 SYNC, ASYNC = "async_save=false", "async_save=true"
+WHOLE, SHARDED = "checkpoint=whole", "checkpoint=sharded"
 FRESH, RESUMED = "a fresh start", "a resume"
 UNCOUNTED = 10  # steps at the start of a run
 MIN_RATIO_TO_BY_HAND = {1: 0.98, 2: 0.98, 4: 0.93}  # by ranks: decision 024
@@ -47,6 +48,8 @@ DESCRIPTION = """\
 SAVE_DESCRIPTION = """\
 19 M parameters (227 MB per checkpoint), fp32, 2 ranks; three checkpoints per run. *Training paused*: from the end of a step with a
 save to the beginning of the next step, the median of the run. *All steps*: from the first to the last, without the final checkpoint."""
+SHARDS_DESCRIPTION = """\
+The same model and figures with 4 ranks. A sharded checkpoint has the same bytes in four files, each written, hashed and read back by one rank."""
 RESUME_DESCRIPTION = """\
 The same model, 2 ranks. From the start of torchrun to the end of the first step, imports and rendezvous included. A resume
 reads and hashes a checkpoint of 227 MB and sends it to the other rank."""
@@ -57,6 +60,7 @@ def measure(workspace: Workspace, *, repetitions: int) -> list[Measure]:
     return [
         *(_throughput(workspace, ranks, repetitions) for ranks in (1, 2, 4)),
         _saving(workspace, repetitions),
+        _saving_shards(workspace, repetitions),
         _resuming(workspace, repetitions),
     ]
 
@@ -156,7 +160,24 @@ def _on_cuda(workspace: Workspace, device: str, name: str, repetitions: int) -> 
 
 
 def _saving(workspace: Workspace, repetitions: int) -> Measure:
-    training = _Training(workspace, 2, (*LARGE, "device=cpu", "report=", "log_steps=1", "steps=46", "save_steps=15"))
+    contestants = _savers(workspace, 2, {SYNC: (), ASYNC: ("async_save=true",)})
+    targets = (Target(ASYNC, PAUSED, 0.1, baseline=SYNC),)
+    series = run_rounds(contestants, repetitions=repetitions)
+    return Measure("Saving", SAVE_DESCRIPTION, SYNC, (PAUSED, STEPS), targets, series)
+
+
+def _saving_shards(workspace: Workspace, repetitions: int) -> Measure:
+    contestants = _savers(workspace, 4, {WHOLE: (WHOLE,), SHARDED: (SHARDED,)})
+    targets = (Target(SHARDED, PAUSED, 0.4, baseline=WHOLE),)
+    series = run_rounds(contestants, repetitions=repetitions)
+    return Measure("Sharded saving, 4 ranks", SHARDS_DESCRIPTION, WHOLE, (PAUSED, STEPS), targets, series)
+
+
+def _savers(workspace: Workspace, ranks: int, options: Mapping[str, Sequence[str]]) -> list[Contestant]:
+    """Trainings that save three times, by name, with the words of each."""
+    training = _Training(
+        workspace, ranks, (*LARGE, "device=cpu", "report=", "log_steps=1", "steps=46", "save_steps=15")
+    )
 
     def run(*words: str) -> Mapping[str, float]:
         records = training.records(*words)
@@ -168,11 +189,7 @@ def _saving(workspace: Workspace, repetitions: int) -> Measure:
         saves = statistics.median(sorted(gaps.values())[-3:])
         return {PAUSED: saves, STEPS: records[-1]["time"] - records[0]["time"]}
 
-    options = {SYNC: (), ASYNC: ("async_save=true",)}
-    contestants = [Contestant(name, functools.partial(run, *words)) for name, words in options.items()]
-    targets = (Target(ASYNC, PAUSED, 0.1, baseline=SYNC),)
-    series = run_rounds(contestants, repetitions=repetitions)
-    return Measure("Saving", SAVE_DESCRIPTION, SYNC, (PAUSED, STEPS), targets, series)
+    return [Contestant(name, functools.partial(run, *words)) for name, words in options.items()]
 
 
 def _resuming(workspace: Workspace, repetitions: int) -> Measure:
