@@ -29,13 +29,20 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in {
         "list": "what is in a folder, by manifests and sizes; reads no tensor",
         "verify": "read every byte and compare hashes; nothing is moved or changed",
-        "export": "the weights as one safetensors file",
+        "export": "the weights as one safetensors file, or a Llama's as a folder of Hugging Face",
     }.items():
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         command.add_argument("folder", metavar="FOLDER", type=Path, help="a training's `out`, or one step_N in it")
         if name == "export":
             command.add_argument(
-                "target", metavar="FILE", nargs="?", type=Path, help="default: step_N.safetensors here"
+                "target", metavar="TARGET", nargs="?", type=Path, help="default: step_N.safetensors or step_N_hf here"
+            )
+            command.add_argument("--hf", action="store_true", help="a folder: config.json, bf16 safetensors, tokenizer")
+            command.add_argument(
+                "--shape",
+                metavar="PATH",
+                type=Path,
+                help="with --hf: config.json or its folder; default: of the training",
             )
     return parser
 
@@ -99,15 +106,18 @@ def _verify(folder: Path) -> int:
     return code
 
 
-def _export(folder: Path, target: Path | None) -> int:
+def _export(folder: Path, target: Path | None, *, hf: bool, shape: Path | None) -> int:
+    if shape and not hf:
+        raise UserError("--shape goes with --hf")
     if importlib.util.find_spec("torch") is None:
         raise UserError(f"export needs torch, which is not installed for {sys.executable}")
     from trainer.checkpoint.export import export  # noqa: PLC0415 -- list and verify work without torch
+    from trainer.checkpoint.export_folder import export_folder  # noqa: PLC0415 -- as above
 
     path = _step_folders(folder)[0]
-    target = target or Path(f"{path.name}.safetensors")
+    target = target or Path(f"{path.name}_hf" if hf else f"{path.name}.safetensors")
     try:
-        count = export(path, target)
+        count = export_folder(path, target, shape) if hf else export(path, target)
     except DamagedError as exc:
         raise UserError(f"{path}: damaged: {exc}; name an older one") from exc
     except OSError as exc:
@@ -121,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         request = _parser().parse_args(argv)
         if request.command == "export":
-            return _export(request.folder, request.target)
+            return _export(request.folder, request.target, hf=request.hf, shape=request.shape)
         return _list(request.folder) if request.command == "list" else _verify(request.folder)
     except UserError as exc:
         sys.stderr.write(f"error: {exc}\n")

@@ -7,7 +7,7 @@ import errno
 import json
 import os
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
 from trainer import safetensors
 from trainer.checkpoint import files
@@ -32,8 +32,7 @@ def export(path: Path, target: Path) -> int:
     """
     if target.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-    manifest = files.verify(path, files.step_of(path))
-    weights = _weights(Checkpoint(path, manifest))
+    manifest, weights = saved_weights(path)
     unsupported = {name: getattr(tensor, "dtype", type(tensor).__name__) for name, tensor in weights.items()}
     unsupported = {name: kind for name, kind in unsupported.items() if kind not in DTYPES}
     if unsupported:
@@ -53,12 +52,13 @@ def export(path: Path, target: Path) -> int:
     return len(weights)
 
 
-def _weights(found: Checkpoint) -> Dict[str, Any]:
-    if files.is_sharded(found.manifest):
-        return dict(read_weights(found))
-    with (found.path / "state.pt").open("rb") as file:
-        weights: Dict[str, Any] = load_state(file, found.path.name)["model"]
-    return weights
+def saved_weights(path: Path) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+    """Manifest and weights of a checkpoint folder. Raises DamagedError, and UserError as export()."""
+    manifest = files.verify(path, files.step_of(path))
+    if files.is_sharded(manifest):
+        return manifest, dict(read_weights(Checkpoint(path, manifest)))
+    with (path / "state.pt").open("rb") as file:
+        return manifest, load_state(file, path.name)["model"]
 
 
 def _kinds() -> str:
