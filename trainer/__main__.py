@@ -12,6 +12,7 @@ from typing import NoReturn, Sequence
 from trainer.config.config import TrainConfig, load_config, schemas_by_key
 from trainer.errors import UserError, report
 from trainer.runtime.preemption import PreemptionSignal
+from trainer.runtime.warm import VARIABLE, become_rank
 
 
 class _Parser(argparse.ArgumentParser):
@@ -50,6 +51,8 @@ def _train(config: TrainConfig) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code; 2 for anything that the user can correct."""
+    if VARIABLE in os.environ:
+        become_rank(int(os.environ[VARIABLE]))
     try:
         request = _parser().parse_intermixed_args(argv)
         config = load_config(request.config, request.words)

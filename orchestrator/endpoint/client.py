@@ -333,11 +333,27 @@ class Endpoint:
         request: messages.ConnectRequest = {"address": address, "port": port}
         return self._connection.call(protocol.CONNECT, request, answer_s=2 * HEARTBEAT_ANSWER_S).reply["error"]
 
-    def stop(self, attempt_dir: str, nodes: Sequence[str] | None, *, grace_s: float) -> list[StopResult]:
-        """End the processes of the run on these nodes, and no others; by SIGKILL after the grace."""
-        request: messages.StopRequest = {**_folders(attempt_dir, nodes), "grace_s": grace_s}
+    def stop(
+        self, attempt_dir: str, nodes: Sequence[str] | None, *, grace_s: float, keeps_standby: bool = False
+    ) -> list[StopResult]:
+        """
+        End the processes of the run on these nodes, and no others; by SIGKILL after the grace.
+
+        Args:
+            keeps_standby: the processes that wait for the next attempt continue.
+        """
+        request: messages.StopRequest = {
+            **_folders(attempt_dir, nodes),
+            "grace_s": grace_s,
+            "keeps_standby": keeps_standby,
+        }
         answer = self._connection.call(protocol.STOP, request, answer_s=grace_s + STOP_MARGIN_S + ANSWER_S)
         return [StopResult.of(body) for body in answer.reply["nodes"]]
+
+    def stand_by(self, agent: messages.AgentStart | None, folder: str) -> None:
+        """Let processes wait for the attempt after the one whose agent is described, in that node folder; None: end them."""
+        request: messages.StandbyRequest = {"agent": agent, "folder": folder}
+        self._connection.call(protocol.STAND_BY, request)
 
     def write_marker(self, folder: str, token: str, *, wait_s: float = ANSWER_S) -> str:
         """Write a token to a new file in the folder, or in the nearest one above it that exists; return the file's path."""

@@ -53,9 +53,15 @@ class SshOptions(_Model):
 
 
 class RestartOptions(_Model):
-    """How often a failed run is restarted; `max_retries` None: never over SSH, 100 times under Slurm."""
+    """
+    How often a failed run is restarted, and whether each node prepares that.
+
+    `max_retries` None: never over SSH, 100 times under Slurm. `warm`: over SSH, each node keeps a process that has imported the
+    shared trainer.
+    """
 
     max_retries: fields.Retries | None = None
+    warm: bool = True
 
 
 class Node(_Model):

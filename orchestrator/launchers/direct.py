@@ -309,6 +309,21 @@ class DirectLauncher:
         agent = agent_start(self.plan, node, record)
         self._endpoints[node.name].start(command, self.plan.node_dir(node), agent=agent, wait_s=wait_s)
 
+    def stand_by(self, name: str, rendezvous: str) -> None:
+        """Let the ranks of the next attempt import their modules on a node, while the ranks of the newest one run."""
+        node = next(
+            node for node in self.plan.nodes if node.name == name
+        )  # with its environment, unlike that of the record
+        agent = agent_start(self.plan, node, rendezvous)
+        if agent is not None:
+            self.reach(node).stand_by(agent, self.plan.node_dir(node))
+
+    def end_standby(self, node: NodePlan) -> None:
+        """End the processes of `stand_by`; without a connection, they have ended."""
+        endpoint = self._endpoints.get(node.name)
+        if endpoint is not None and endpoint.connected:
+            endpoint.stand_by(None, self.plan.node_dir(node))
+
     def _on_each(
         self,
         nodes: Sequence[NodePlan],

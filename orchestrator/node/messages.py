@@ -170,6 +170,13 @@ class StartReply(TypedDict):
     agent: AgentBody
 
 
+class StandbyRequest(TypedDict):
+    """`agent` and `folder` are those of the attempt that runs; None to end a standby."""
+
+    agent: Optional[AgentStart]
+    folder: str
+
+
 class NodeFolders(TypedDict):
     """The folders of these nodes in an attempt; of all nodes if `nodes` is None."""
 
@@ -504,7 +511,10 @@ class ConnectReply(TypedDict):
 
 
 class StopRequest(NodeFolders):
+    """With `keeps_standby`, a standby continues: the run is to be restarted."""
+
     grace_s: float
+    keeps_standby: bool
 
 
 class SignalledBody(TypedDict):

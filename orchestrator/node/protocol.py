@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     LISTEN: Op[messages.ReserveRequest, messages.ReserveReply]
     STOP_LISTENING: Op[messages.Empty, messages.Empty]
     START: Op[messages.StartRequest, messages.StartReply]
+    STAND_BY: Op[messages.StandbyRequest, messages.Empty]
     FILES: Op[messages.FilesRequest, messages.FilesReply]
     LAST_LINES: Op[messages.LastLinesRequest, messages.PositionsReply]
     LINES_SINCE: Op[messages.LinesSinceRequest, messages.PositionsReply]
@@ -73,6 +74,7 @@ if not TYPE_CHECKING:
     LISTEN = "listen"
     STOP_LISTENING = "stop_listening"
     START = "start"
+    STAND_BY = "stand_by"
     FILES = "files"
     LAST_LINES = "last_lines"
     LINES_SINCE = "lines_since"

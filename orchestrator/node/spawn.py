@@ -21,6 +21,8 @@ def spawn(
     environment: Mapping[bytes, bytes],
     output: tuple[int, int],
     prepare: Callable[[], None],
+    *,
+    inherited: Sequence[int] = (),
 ) -> int:
     """
     Start a program with an empty standard input and no other open file; return its pid. OSError if it cannot be started.
@@ -28,13 +30,14 @@ def spawn(
     Args:
         output: file descriptors for its stdout and stderr.
         prepare: is called in the new process first.
+        inherited: file descriptors that it keeps, if they are inheritable.
     """
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             prepare()
-            redirect(*output, keep=writer)
+            redirect(*output, keep=(writer, *inherited))
             for number in IGNORED_BY_PYTHON:
                 signal.signal(number, signal.SIG_DFL)
             execute(argv, environment)
@@ -53,13 +56,13 @@ def spawn(
     return pid
 
 
-def redirect(stdout: int, stderr: int, *, keep: int = -1) -> None:
-    """Set the standard streams of this process, stdin to /dev/null, and close all other descriptors except `keep`."""
+def redirect(stdout: int, stderr: int, *, keep: Sequence[int] = ()) -> None:
+    """Set the standard streams of this process, stdin to /dev/null, and close all other descriptors except those in `keep`."""
     null = os.open(os.devnull, os.O_RDONLY)
     for standard, descriptor in enumerate((null, stdout, stderr)):
         os.dup2(descriptor, standard)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > STDERR and int(name) != keep:
+        if int(name) > STDERR and int(name) not in keep:
             try:
                 os.close(int(name))
             except OSError:  # that of listdir

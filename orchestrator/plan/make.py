@@ -72,6 +72,7 @@ def make_plan(
         ssh=inventory.ssh.model_dump(mode="json"),
         max_retries=_max_retries(inventory, request),
         sizes=sizes,
+        warm=_is_warm(inventory, request),
         spares=_spares(inventory, request, chosen, unused),
         slurm=_slurm_settings(inventory, request, by_count=chosen.by_count),
         orphan_timeout_s=request.orphan_timeout_s,
@@ -138,6 +139,13 @@ def _max_retries(inventory: Inventory, request: Request) -> int:
     by_slurm = request.launcher == "slurm"
     settings = (request.max_retries, inventory.slurm.max_retries if by_slurm else None, inventory.restart.max_retries)
     return next((value for value in settings if value is not None), SLURM_RETRIES if by_slurm else 0)
+
+
+def _is_warm(inventory: Inventory, request: Request) -> bool:
+    """True for a training of the shared trainer that may be restarted over SSH, unless lines of shell start its agents."""
+    may_restart = request.launcher != "slurm" and _max_retries(inventory, request) > 0
+    is_training = request.program.kind == "trainer" and request.program.module == "trainer"
+    return inventory.restart.warm and may_restart and is_training and not inventory.setup
 
 
 @dataclass(frozen=True, slots=True)

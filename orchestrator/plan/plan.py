@@ -102,6 +102,8 @@ class LaunchPlan:
     """How often a failed run is restarted."""
     sizes: Sizes | None = None
     """The sizes of an elastic run; None: every attempt has as many nodes as the first."""
+    warm: bool = False
+    """While an attempt runs, each node has a process that has imported the trainer, from which a restart forks the ranks."""
     spares: tuple[NodePlan, ...] = ()
     """Over SSH, the nodes without ranks that may replace nodes in later attempts."""
     replaced: tuple[NodePlan, ...] = ()

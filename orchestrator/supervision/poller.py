@@ -68,6 +68,10 @@ class Poller:
         self.changed = threading.Event()
         """Set after every poll that has news: another state of an agent, a failure, or the end of one."""
         self._poll_s = min(LONGEST_POLL_S, max(SHORTEST_POLL_S, len(self.states) / POLLS_PER_S))
+        self.prepares_restart = False
+        """Let the ranks of the next attempt import their modules on each node where all ranks train."""
+        self.prepared: dict[str, Endpoint] = {}
+        """The nodes where that was requested, and the connection with which it ends."""
         self._stopping = threading.Event()
         self._threads = {
             name: threading.Thread(target=self._poll_on, args=(state,), daemon=True)
@@ -130,6 +134,8 @@ class Poller:
                 has_news = new_known != known or state.failure is not None
                 known = new_known
                 self._answered(state, observation)
+                if self.prepares_restart and self.prepared.get(state.node.name) is not endpoint:
+                    self._prepare_restart(state, endpoint, observation)
                 if has_news:
                     self.changed.set()
 
@@ -151,6 +157,18 @@ class Poller:
                 self._folder.add_event("agent-stopped", text)
         elif was_stopped and observation.alive and not observation.stopped:
             self._folder.add_event("agent-continued", f"the agent on {state.node.name} continues")
+
+    def _prepare_restart(self, state: NodeState, endpoint: Endpoint, observation: NodeObservation) -> None:
+        """Prepare the next attempt, once the start of this one does not need the processors any more."""
+        trains = [progress.get("phase") != "init" for progress in observation.progress.values()]
+        if observation.agent is None or len(trains) < len(state.node.ranks) or not all(trains):
+            return
+        self.prepared[state.node.name] = endpoint
+        try:
+            if not self._stopping.is_set():
+                self._launcher.stand_by(state.node.name, observation.agent.rendezvous)
+        except NodeError as error:  # a restart takes longer without it
+            self._folder.add_event("not-prepared", f"a restart is not prepared: {error}")
 
     def _failed(self, state: NodeState, failure: NodeError) -> None:
         is_first = state.failure is None

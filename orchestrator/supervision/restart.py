@@ -105,6 +105,10 @@ class Restarts:
         self._free_nodes = free_nodes
         self._attempts: list[DirectAttempt] = []
 
+    def are_prepared(self, plan: LaunchPlan) -> bool:
+        """True if the nodes are to prepare the attempt after the one of this plan."""
+        return self._start is not None and plan.warm and len(self._attempts) < self._max_retries
+
     def reason_against(self, verdict: Verdict, attempt: DirectAttempt) -> str:
         """Why this attempt is not followed by another one; empty if it is."""
         attempts = [*self._attempts, attempt]

@@ -100,6 +100,7 @@ class Supervisor:
         Returns:
             True if another attempt has begun.
         """
+        self._poller.prepares_restart = restarts is not None and restarts.are_prepared(self._plan)
         with self._poller.running(), Queries(self._folder, self._answers.by_kind).answered():
             on_start()
             verdict = self._until_over()
@@ -113,6 +114,7 @@ class Supervisor:
     def _finish(self, verdict: Verdict, on_failed: Callable[[], None], restarts: Restarts | None) -> bool:
         """End the attempt, and restart the run or record its outcome; return whether it was restarted."""
         if verdict.state is RunState.DONE:
+            self._end_standbys()
             self._record(verdict)
             return False
         ended = self._end(verdict)
@@ -120,11 +122,13 @@ class Supervisor:
         if restarts is not None and verdict.state is RunState.FAILED and not self._is_over():
             reason = self._restart(restarts, ended)
             if not reason:
+                self._end_standbys(used={node.name for node in self._launcher.plan.nodes})
                 return True
             self._folder.add_event("not-restarted", reason)
             is_stopped = self._folder.is_stop_requested()  # while the next attempt was being prepared
             state = RunState.STOPPED if is_stopped else verdict.state
             verdict = replace(verdict, state=state, message="; ".join(filter(None, (verdict.message, reason))))
+        self._end_standbys()
         self._record(verdict)
 
         def report() -> None:
@@ -138,6 +142,13 @@ class Supervisor:
         # a diagnosis takes seconds, in which a node that answers again must not keep its ranks
         each([report, end_returning_nodes] if unreached else [report], lambda work: work(), limit=2)
         return False
+
+    def _end_standbys(self, used: Collection[str] = ()) -> None:
+        """End what waits for another attempt, except on the nodes that have used it."""
+        nodes = [
+            state.node for name, state in self._states.items() if name in self._poller.prepared and name not in used
+        ]
+        each(nodes, self._launcher.end_standby, limit=max(1, len(nodes)))
 
     def _is_over(self) -> bool:
         """True if the user stops the run, or a command has recorded its end."""
@@ -350,7 +361,7 @@ class Supervisor:
         endpoint = launcher.reach(node)
         # first a request that is answered at once: a silent node would delay the end of the run by the time that a stop may take
         endpoint.clock_ahead(wait_s=HEARTBEAT_ANSWER_S)
-        results = endpoint.stop(self._plan.attempt_dir(node), [node.name], grace_s=GRACE_S)
+        results = endpoint.stop(self._plan.attempt_dir(node), [node.name], grace_s=GRACE_S, keeps_standby=True)
         [self._states[node.name].observation] = endpoint.observe(self._plan.attempt_dir(node), [node.name])
         return [pid for result in results for pid in result.remaining]
 

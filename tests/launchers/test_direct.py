@@ -73,7 +73,14 @@ class AnsweringTogether(Endpoint):
     def connected(self) -> bool:
         return True
 
-    def stop(self, attempt_dir: str, nodes: Sequence[str] | None, *, grace_s: float) -> list[StopResult]:  # noqa: ARG002
+    def stop(
+        self,
+        attempt_dir: str,  # noqa: ARG002
+        nodes: Sequence[str] | None,  # noqa: ARG002
+        *,
+        grace_s: float,  # noqa: ARG002
+        keeps_standby: bool = False,  # noqa: ARG002
+    ) -> list[StopResult]:
         self.together.wait()
         return []
 

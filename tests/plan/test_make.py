@@ -361,3 +361,24 @@ def test_retries_are_those_of_the_command_line_then_of_slurm_then_of_restart(
     assert plan.max_retries == expected
     in_job = (job_json(plan).get("slurm") or {}).get("max_retries")
     assert in_job == (expected if launcher == "slurm" else None)
+
+
+@pytest.mark.parametrize(
+    ("program", "launcher", "max_retries", "setup", "warm", "expected"),
+    [
+        (Program("trainer", ()), "ssh", 1, (), True, True),
+        (Program("trainer", ()), "ssh", 0, (), True, False),
+        (Program("trainer", ()), "slurm", 1, (), True, False),
+        (Program("trainer", ()), "ssh", 1, ("true",), True, False),
+        (Program("trainer", ()), "ssh", 1, (), False, False),
+        (Program("trainer", (), module="trainer.comm"), "ssh", 1, (), True, False),
+        (Program("python", ("train.py",)), "ssh", 1, (), True, False),
+    ],
+)
+def test_nodes_prepare_restarts_of_the_shared_trainer_alone(
+    *, program: Program, launcher: LauncherName, max_retries: int, setup: tuple[str, ...], warm: bool, expected: bool
+) -> None:
+    restart = RestartOptions(max_retries=max_retries, warm=warm)
+    inventory = Inventory(nodes=(Node(name="n0"),), setup=setup, restart=restart)
+    plan = make_plan(inventory, Request(launcher, program), run_id="here-20260102-030405-0abc", bundle="b")
+    assert plan.warm is expected

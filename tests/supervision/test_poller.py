@@ -17,7 +17,7 @@ import pytest
 from orchestrator.actions.refresh import Refreshed
 from orchestrator.endpoint.access import Destination
 from orchestrator.endpoint.client import Endpoint, Heartbeat
-from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.endpoint.replies import AgentRecord, NodeObservation
 from orchestrator.errors import LoginRefused, NodeError, Unreachable
 from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import DirectLauncher
@@ -189,3 +189,31 @@ def test_heartbeats_without_news_do_not_wake_the_supervisor(tmp_path: Path) -> N
 
 def _unused(node: Destination) -> LocalTransport:
     raise AssertionError(node)
+
+
+@pytest.mark.parametrize(
+    ("phases", "prepared"),
+    [({0: "step", 1: "save"}, ["n0"]), ({0: "step", 1: "init"}, []), ({0: "step"}, []), ({}, [])],
+)
+def test_a_node_prepares_a_restart_once_all_its_ranks_train(
+    tmp_path: Path, phases: dict[int, str], prepared: list[str]
+) -> None:
+    names: list[str] = []
+
+    class Launcher(DirectLauncher):
+        def stand_by(self, name: str, rendezvous: str) -> None:
+            assert rendezvous == "127.0.0.1 1 host"
+            names.append(name)
+
+    inventory = Inventory(name="here", nodes=(Node(name="n0", devices=2),))
+    plan = make_plan(inventory, Request("ssh", Program("trainer", ())), run_id="here-20260102-030405-0abc", bundle="b")
+    poller = Poller(RunFolder(tmp_path), plan, Launcher(plan, lambda node: LocalTransport(node.name)))
+    agent = AgentRecord(1, 1, 1, "boot", "host", "n0", "3.11", "n0", 0, (0, 1), 2, "127.0.0.1 1 host", 0.0)
+    progress = {rank: {"phase": phase} for rank, phase in phases.items()}
+    observation = NodeObservation(
+        "n0", agent, alive=True, same_boot=True, finished=None, first_failure=None, progress=progress
+    )
+    endpoint = Endpoint(LocalTransport("n0"), "python3")
+    poller._prepare_restart(poller.states["n0"], endpoint, observation)  # noqa: SLF001  after each answer
+    assert names == prepared
+    assert list(poller.prepared) == prepared

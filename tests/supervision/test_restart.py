@@ -79,6 +79,18 @@ def test_run_is_restarted_by_the_process_that_launched_it_alone(tmp_path: Path) 
     assert reason == "not restarted: only the process that launched the run knows its environment, and it has ended"
 
 
+@pytest.mark.parametrize(
+    ("max_retries", "warm", "launched_here", "prepared"),
+    [(1, True, True, True), (0, True, True, False), (1, False, True, False), (1, True, False, False)],
+)
+def test_nodes_prepare_a_restart_if_there_may_be_one(
+    tmp_path: Path, *, max_retries: int, warm: bool, launched_here: bool, prepared: bool
+) -> None:
+    start = (lambda plan, _: plan) if launched_here else None
+    restarts = Restarts(RunFolder(tmp_path), max_retries, start, lambda: True)
+    assert restarts.are_prepared(replace(_plan(tmp_path)[1], warm=warm)) is prepared
+
+
 def test_last_attempt_is_the_one_after_max_retries(tmp_path: Path) -> None:
     restarts = Restarts(RunFolder(tmp_path), 0, lambda plan, _: plan, lambda: True)
     reason = restarts.reason_against(_failed(), DirectAttempt.of(_failed(), [_node(3)], (), ()))

@@ -11,18 +11,17 @@ from orchestrator.node.agent.hang_watch import HangWatch
 from orchestrator.node.agent.log_index import LogIndex
 from orchestrator.node.agent.nested_launcher import LauncherSearch, lone_world_message, nested_launcher_message
 from orchestrator.node.agent.network_watch import NetworkWatch
+from orchestrator.node.agent.rank_setup import rank_setup
 from orchestrator.node.events import NO_RETRY, REQUEUE, EventLog, Kind, State
 from orchestrator.node.files import read_json, write_json
 from orchestrator.node.job import Job, Refused
-from orchestrator.node.lean import signal, suppress
+from orchestrator.node.lean import signal
 from orchestrator.node.processes import (
     CAUGHT,
-    PR_SET_PDEATHSIG,
     TICK_S,
     Inherited,
     await_signal,
     descendants,
-    prctl,
     reap,
     send,
     signal_descendants,
@@ -35,8 +34,9 @@ from orchestrator.node.spawn import spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from orchestrator.node.agent.warm import WarmParent
     from orchestrator.node.events import RankResult, StateName
     from orchestrator.node.isolation import Isolation
 
@@ -87,15 +87,26 @@ class Agent:
         self.reported: set[str] = set()  # names of reports that are made only once
 
     def start(
-        self, command: Sequence[str], cwd: str, environments: Sequence[Mapping[bytes, bytes]], inherited: Inherited
+        self,
+        command: Sequence[str],
+        cwd: str,
+        environments: Sequence[Mapping[bytes, bytes]],
+        inherited: Inherited,
+        *,
+        warm: WarmParent | None = None,
     ) -> None:
         """Start every rank, or the program that starts them; Refused if one cannot be started."""
         self.cwd = cwd
-        for local_rank, (rank, environment) in enumerate(zip(self.job.processes, environments)):
-            name, stem = process_name(rank), output_stem(rank)
+        forked = self.fork_ranks(warm, command, environments) if warm is not None else []
+        for local_rank, rank in enumerate(self.job.processes):
+            name, cpus = process_name(rank), self.cpus[local_rank] if self.cpus else None
+            setup = rank_setup(inherited, cwd, cpus, ignores_warning=self.job.slurm is not None)
             try:
-                output = self.logs.open(f"{stem}.out"), self.logs.open(f"{stem}.err")
-                pid = spawn(command, environment, output, self.rank_setup(inherited, local_rank))
+                pid = (
+                    forked[local_rank]
+                    if forked
+                    else spawn(command, environments[local_rank], self.open_output(rank), setup)
+                )
             except OSError as error:
                 raise Refused(f"{name} cannot be started: {error}") from error
             self.running[pid] = rank
@@ -106,26 +117,29 @@ class Agent:
             )
         self.is_signalled_early = signal.SIGTERM in signal.sigpending()
 
-    def rank_setup(self, inherited: Inherited, local_rank: int) -> Callable[[], None]:
-        """Return the function that a rank runs between fork and exec."""
-        agent_pid = os.getpid()
-        cpus = self.cpus[local_rank] if self.cpus else None
+    def fork_ranks(
+        self,
+        warm: WarmParent,
+        command: Sequence[str],
+        environments: Sequence[Mapping[bytes, bytes]],
+    ) -> Sequence[int]:
+        """Fork the ranks from a process that has imported their modules; return their pids, none if that is not possible."""
+        from orchestrator.node.agent.warm import NoFork  # noqa: PLC0415  most agents have no such process
 
-        def become_rank() -> None:
-            os.setpgid(0, 0)
-            os.chdir(self.cwd)
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != agent_pid:  # the agent ended before PR_SET_PDEATHSIG took effect
-                os._exit(1)
-            signal.pthread_sigmask(signal.SIG_SETMASK, inherited.signal_mask)
-            if self.job.slurm:  # Slurm warns every process by SIGUSR2, whose default action ends the process
-                signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-            os.umask(inherited.umask)
-            if cpus is not None:
-                with suppress(OSError):  # the cgroup has just changed: an unbound rank is better than none
-                    os.sched_setaffinity(0, cpus)
+        try:
+            warm.check(command, self.cwd, environments[0], self.cpus)
+            pids = warm.fork_ranks(environments, map(self.open_output, self.job.processes), self.cpus)
+        except NoFork as error:
+            self.events.write_message(f"the ranks are not forked but started by exec: {error}")
+            return ()
+        finally:
+            warm.close()
+        self.events.write_message("the ranks are forked from a process that has imported the trainer")
+        return pids
 
-        return become_rank
+    def open_output(self, rank: int | None) -> tuple[int, int]:
+        """Open the files for the output of a process."""
+        return self.logs.open(f"{output_stem(rank)}.out"), self.logs.open(f"{output_stem(rank)}.err")
 
     def watch(self) -> int:
         """Wait until every rank and every descendant has ended; return the agent's exit code."""

@@ -40,11 +40,11 @@ def is_stale(name: bytes) -> bool:
     return rest in SLURM_NAMES or rest.startswith(SLURM_PREFIXES) or any(part in rest for part in SLURM_PARTS)
 
 
-def inherited_environment() -> tuple[dict[bytes, bytes], list[str]]:
-    """The agent's environment, byte for byte, without the variables of the login and of other launchers; and the latter's names."""
-    stale = sorted(name.decode("utf-8", "backslashreplace") for name in os.environb if is_stale(name))
-    dropped = LOGIN_NAMES.union(filter(is_stale, os.environb))
-    return {name: value for name, value in os.environb.items() if name not in dropped}, stale
+def inherited_environment(environ: Mapping[bytes, bytes]) -> tuple[dict[bytes, bytes], list[str]]:
+    """An agent's environment, byte for byte, without the variables of the login and of other launchers; and the latter's names."""
+    stale = sorted(name.decode("utf-8", "backslashreplace") for name in environ if is_stale(name))
+    dropped = LOGIN_NAMES.union(filter(is_stale, environ))
+    return {name: value for name, value in environ.items() if name not in dropped}, stale
 
 
 def summary(names: Sequence[str]) -> str:

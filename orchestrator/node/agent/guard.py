@@ -40,6 +40,7 @@ from orchestrator.node.run_folder import AGENT_RECORD, read_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from orchestrator.node.agent.warm import WarmParent
     from orchestrator.node.lean import Socket
     from orchestrator.node.messages import AgentBody, BindingBody
 
@@ -117,7 +118,9 @@ def write_agent_record(job: Job, folder: str, rendezvous: str, clock: Clock) -> 
     return binding
 
 
-def run_ranks(options: AgentOptions, folder: str, events: EventLog, inherited: Inherited) -> int:
+def run_ranks(
+    options: AgentOptions, folder: str, events: EventLog, inherited: Inherited, *, warm: WarmParent | None = None
+) -> int:
     """Start the ranks and wait for their end, holding the rendezvous port; return the agent's exit code."""
     refuse_second_agent(folder)
     job = load_job(options.job, options.node, options.node_rank)
@@ -133,7 +136,7 @@ def run_ranks(options: AgentOptions, folder: str, events: EventLog, inherited: I
     text += ", bound to the CPUs near their cards" if binding["cpus"] else ""
     text += f", attempt {job.attempt}" if job.attempt > 1 else ""
     events.write(Kind.AGENT_STARTED, text, pid=os.getpid())
-    kept, stale = inherited_environment()
+    kept, stale = inherited_environment(os.environb)
     if stale:
         text = f"left out variables that another launcher had set: {summary(stale)}"
         events.write(Kind.MESSAGE, text, dropped=stale)
@@ -142,16 +145,22 @@ def run_ranks(options: AgentOptions, folder: str, events: EventLog, inherited: I
     agent = Agent(job, folder, events, isolation)
     agent.cpus = [parse_numbers(cpus) or set() for cpus in binding["cpus"]]
     events.require_written()
-    agent.start(command, cwd, rank_environments(job, rendezvous, kept, folder), inherited)
+    agent.start(command, cwd, rank_environments(job, rendezvous, kept, folder), inherited, warm=warm)
     code = agent.watch()
     if holder is not None:
         holder.close()
     return code
 
 
-def run_agent(options: AgentOptions, folder: str, inherited: Inherited) -> int:
-    """Run the agent; REFUSED if it could not start its ranks or write its record, PORT_TAKEN if the head needs another port."""
-    os.setsid()
+def run_agent(options: AgentOptions, folder: str, inherited: Inherited, *, warm: WarmParent | None = None) -> int:
+    """
+    Run the agent; REFUSED if it could not start its ranks or write its record, PORT_TAKEN if the head needs another port.
+
+    Args:
+        warm: the process to fork the ranks from, if there is one; the agent then leads a session already.
+    """
+    if warm is None:
+        os.setsid()
     name_process("orch-agent")
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # if the guard is killed, the agent stops
@@ -161,7 +170,7 @@ def run_agent(options: AgentOptions, folder: str, inherited: Inherited) -> int:
         if not os.path.isdir(folder):
             os.mkdir(folder)
         events = EventLog(folder, Clock())
-        return run_ranks(options, folder, events, inherited)
+        return run_ranks(options, folder, events, inherited, warm=warm)
     except (Refused, OSError) as error:
         end_descendants()
         print(f"orch agent: {error}", file=sys.stderr, flush=True)
@@ -176,30 +185,36 @@ def run_agent(options: AgentOptions, folder: str, inherited: Inherited) -> int:
         return PORT_TAKEN
 
 
-def lead(options: AgentOptions, umask: int) -> int:
-    """Become the guard in a new session, and fork the agent, in which this returns, too; the ranks get `umask`."""
-    folder = os.path.join(os.path.dirname(os.path.abspath(options.job)), options.node)
+def block_signals() -> frozenset[int]:
+    """Block the signals that agent and guard wait for; return the mask before."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, CAUGHT)
     for number in CAUGHT:  # a shell's `&` and nohup ignore some signals, and the ranks would inherit that
         signal.signal(number, signal.SIG_DFL)
+    return frozenset(mask)
+
+
+def lead(options: AgentOptions, umask: int) -> int:
+    """Become the guard in a new session, and fork the agent, in which this returns, too; the ranks get `umask`."""
+    folder = os.path.join(os.path.dirname(os.path.abspath(options.job)), options.node)
+    mask = block_signals()
     if os.getpgrp() != os.getpid():  # a group leader, as under a terminal, cannot lead a new session
         os.setsid()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     name_process("orch-guard")
     agent_pid = os.fork()
-    return guard(agent_pid, folder) if agent_pid else run_agent(options, folder, Inherited(frozenset(mask), umask))
+    return guard(agent_pid, folder) if agent_pid else run_agent(options, folder, Inherited(mask, umask))
 
 
 def guard(agent_pid: int, folder: str) -> int:
     """Pass signals on to the agent and return its exit code; if the agent is killed, end its remaining descendants."""
-    status, clock = None, Clock()
-    while status is None:
+    clock = Clock()
+    while True:
+        ended, status = os.waitpid(agent_pid, os.WNOHANG)
+        if ended:
+            break
         number = signal.sigwait(CAUGHT)
         if number != signal.SIGCHLD:
             os.kill(agent_pid, number)
-            continue
-        ended, agent_status = os.waitpid(agent_pid, os.WNOHANG)
-        status = agent_status if ended else None
     end_descendants(UNKILLABLE_S if os.WIFEXITED(status) else math.inf)
     if os.WIFEXITED(status):
         return os.WEXITSTATUS(status)

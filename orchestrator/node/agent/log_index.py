@@ -25,8 +25,9 @@ class LogIndex:
         self._next_s = 0.0
 
     def open(self, name: str) -> int:
-        """Open a file for a rank to append to."""
-        self._descriptors[name] = open_for_write(os.path.join(self._folder, name), os.O_APPEND)
+        """Open a file for a rank to append to, once."""
+        if name not in self._descriptors:
+            self._descriptors[name] = open_for_write(os.path.join(self._folder, name), os.O_APPEND)
         return self._descriptors[name]
 
     def record(self, *, now: bool = False) -> None:

@@ -15,16 +15,17 @@ from orchestrator.node.spawn import find_program, redirect
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict
+    from typing import Callable, Dict, Sequence
 
     from orchestrator.node import messages
+    from orchestrator.node.agent.guard import AgentOptions
 
 
 class AgentFork:
     """An agent that may be forked; `exports` are the variables that node.sh sets."""
 
     def __init__(self, values: messages.AgentStart, folder: str) -> None:
-        self._values, self._folder = values, folder
+        self.values, self.folder = values, folder
         self.exports = exports(values, folder)
 
     def is_possible(self) -> bool:
@@ -34,21 +35,25 @@ class AgentFork:
         It may be another one by the inventory's PATH. A script in its place may prepare something for the agent: it is run.
         """
         path = os.fsdecode(self.exports.get(b"PATH", os.environb.get(b"PATH", b"")))
-        python = find_program(expanded_argument(self._values["python"]), path)
+        python = find_program(expanded_argument(self.values["python"]), path)
         return python is not None and os.path.normpath(python) == os.path.normpath(sys.executable)
 
     def start(self, log: int, umask: int) -> int:
         """Fork the guard, which forks the agent; return the guard's pid. It has no open file of this program but the log."""
+        return self.fork(log, lambda: self._lead(umask))
+
+    def fork(self, log: int, run: Callable[[], int], keep: Sequence[int] = ()) -> int:
+        """Run a function in a fork in a new session, with no open file of this program but the log and `keep`; return its pid."""
         pid = os.fork()
         if pid:
             return pid
         code = 1
         try:
             os.setsid()
-            redirect(log, log)
-            os.chdir(self._folder)
-            os.environb.update(self.exports)
-            code = self._lead(umask)
+            redirect(log, log, keep=keep)
+            os.chdir(self.folder)
+            self._use_bundle()
+            code = run()
         except BaseException:  # noqa: BLE001  nothing returns to the endpoint; as of any program, the error is in its log
             import traceback  # noqa: PLC0415  slow to import
 
@@ -57,14 +62,22 @@ class AgentFork:
         finally:
             os._exit(code)
 
-    def _lead(self, umask: int) -> int:
-        values = self._values
+    def _use_bundle(self) -> None:
         sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "__name__", "") != "Sent"]
-        sys.modules["orchestrator.node"].__path__ = [os.path.join(absolute_path(values["bundle"]), "orchestrator/node")]
-        from orchestrator.node.agent.guard import AgentOptions, lead  # noqa: PLC0415  it is in the bundle
+        folder = os.path.join(absolute_path(self.values["bundle"]), "orchestrator/node")
+        sys.modules["orchestrator.node"].__path__ = [folder]
 
-        job = absolute_path(values["job"])
-        return lead(AgentOptions(job, values["node"], values["node_rank"], values["rendezvous"]), umask)
+    def _lead(self, umask: int) -> int:
+        from orchestrator.node.agent.guard import lead  # noqa: PLC0415  it is in the bundle
+
+        os.environb.update(self.exports)
+        return lead(agent_options(self.values), umask)
+
+
+def agent_options(values: messages.AgentStart) -> AgentOptions:
+    from orchestrator.node.agent.guard import AgentOptions  # noqa: PLC0415  as above
+
+    return AgentOptions(absolute_path(values["job"]), values["node"], values["node_rank"], values["rendezvous"])
 
 
 def exports(values: messages.AgentStart, folder: str) -> Dict[bytes, bytes]:

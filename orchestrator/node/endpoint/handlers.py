@@ -44,6 +44,7 @@ from orchestrator.node.protocol import (
     REMOVE_MARKER,
     RESERVE,
     SEARCH,
+    STAND_BY,
     START,
     STOP,
     STOP_LISTENING,
@@ -297,6 +298,7 @@ def all_handlers(starter: Starter, umask: int) -> Handlers:
     handlers.add(LISTEN, port_test.listen)
     handlers.add(STOP_LISTENING, port_test.stop)
     handlers.add(START, starter.start)
+    handlers.add(STAND_BY, starter.stand_by)
     handlers.add(FILES, files)
     handlers.add(LAST_LINES, last_lines)
     handlers.add(LINES_SINCE, lines_since)

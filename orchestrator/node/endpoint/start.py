@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from orchestrator.node.endpoint.child import Child
 from orchestrator.node.endpoint.report import LOG_TAIL_BYTES
 from orchestrator.node.events import PORT_TAKEN
 from orchestrator.node.files import absolute_path, check_private_folder, expanded_argument, tail
@@ -18,26 +19,13 @@ if TYPE_CHECKING:
     from typing import List, Optional, Tuple
 
     from orchestrator.node import messages
+    from orchestrator.node.endpoint.fork import AgentFork
+    from orchestrator.node.endpoint.standby import Standby
 
 START_POLL_S = 0.01
 MOST_POLL_S = 0.1
 GROWTH = 1.25  # of the time between two polls: an agent that waits for a processor must not be slowed down
 TERMINATE_S = 1.0
-
-
-class Child:
-    """A process that this program has started."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.code: Optional[int] = None  # the exit code, or the negative number of a signal; None while it runs
-
-    def poll(self) -> Optional[int]:
-        """Reap the process if it has ended; return its code."""
-        ended, status = (0, 0) if self.code is not None else os.waitpid(self.pid, os.WNOHANG)
-        if ended:
-            self.code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-        return self.code
 
 
 class Starter:
@@ -46,6 +34,7 @@ class Starter:
     def __init__(self, umask: int) -> None:
         self.umask = umask
         self.children: List[Child] = []
+        self.standby: Optional[Standby] = None
 
     def reap(self) -> None:
         self.children = [child for child in self.children if child.poll() is None]
@@ -107,10 +96,41 @@ class Starter:
         try:
             fork = AgentFork(request["agent"], folder) if request["agent"] is not None else None
             if fork is not None and fork.is_possible():
-                return Child(fork.start(log, self.umask))
+                return self._start_standby(fork, folder, log) or Child(fork.start(log, self.umask))
             return Child(spawn([expanded_argument(arg) for arg in request["argv"]], os.environb, (log, log), prepare))
         finally:
             os.close(log)
+
+    def stand_by(self, request: messages.StandbyRequest, _payload: bytes) -> Tuple[messages.Empty, bytes]:
+        """Keep a standby for the attempt after the one in this folder, in place of any other; without `agent`, keep none."""
+        if self.standby is not None:
+            self.standby.end()
+            self.standby = None
+        if request["agent"] is None:
+            return {}, b""
+        from orchestrator.node.endpoint.fork import AgentFork  # noqa: PLC0415  as in _begin
+        from orchestrator.node.endpoint.standby import Standby  # noqa: PLC0415
+
+        folder = absolute_path(request["folder"])
+        check_private_folder(folder)
+        fork = AgentFork(request["agent"], folder)
+        if fork.is_possible():
+            self.standby = Standby(fork, self.umask)
+            self.children.append(self.standby.guard)
+        return {}, b""
+
+    def _start_standby(self, fork: AgentFork, folder: str, log: int) -> Optional[Child]:
+        """Start an agent in this folder by the standby; None, with the reason in the log, if that is not possible."""
+        standby, self.standby = self.standby, None
+        if standby is None:
+            return None
+        reason = standby.start(fork.values, folder)
+        if not reason:
+            standby.close()
+            return standby.guard
+        standby.end()
+        os.write(log, f"orch agent: the ranks are not forked but started by exec: {reason}\n".encode())
+        return None
 
 
 def outcome(code: int) -> str:

@@ -110,6 +110,11 @@ def sweep(targets: List[Target], number: signal.Signals, deadline: float) -> Gen
 
 def stop(request: messages.StopRequest) -> Steps[messages.StopReply]:
     """End the agents of all node folders at once, within grace_s and a margin; then kill the remaining processes."""
+    if not request["keeps_standby"]:
+        from orchestrator.node.endpoint.standby import end_standby  # noqa: PLC0415  most runs have none
+
+        for _, folder in node_folders(request):
+            end_standby(folder)
     targets = [Target(node, folder) for node, folder in node_folders(request)]
     margin_s = AGENT_MARGIN_S if any("agent" in target.alive().values() for target in targets) else 0.0
     alive = yield from sweep(targets, signal.SIGTERM, time.monotonic() + request["grace_s"] + margin_s)

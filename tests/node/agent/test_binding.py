@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.agent.agent import Agent
 from orchestrator.node.agent.binding import Unbound, bind_ranks
-from orchestrator.node.events import Clock, EventLog
-from orchestrator.node.isolation import Isolation
+from orchestrator.node.agent.rank_setup import rank_setup
 from orchestrator.node.job import Job
 from orchestrator.node.number_list import format_numbers, parse_numbers
 from orchestrator.node.processes import Inherited
@@ -207,15 +205,8 @@ def test_cpus_near_a_card_that_the_cgroup_lacks_bind_no_rank(tmp_path: Path) -> 
 
 def test_rank_runs_on_its_cpus_only(tmp_path: Path) -> None:
     cpu = min(os.sched_getaffinity(0))
-    agent = Agent(
-        job_of(),
-        str(tmp_path),
-        EventLog(str(tmp_path), Clock()),
-        Isolation(str(tmp_path), "a 1 h", is_head=True, timeout_s=0),
-    )
-    agent.cpus = [set(), {cpu}]
     command = ["grep", "Cpus_allowed_list", "/proc/self/status"]
-    for local_rank, expected in ((1, {cpu}), (0, os.sched_getaffinity(0))):  # no rank can have an empty set
-        setup = agent.rank_setup(Inherited(frozenset(), 0o077), local_rank)
+    for cpus, expected in (({cpu}, {cpu}), (set[int](), os.sched_getaffinity(0))):  # no rank can have an empty set
+        setup = rank_setup(Inherited(frozenset(), 0o077), str(tmp_path), cpus)
         out = subprocess.run(command, preexec_fn=setup, capture_output=True, text=True, check=True).stdout
         assert parse_numbers(out.split()[1]) == expected
