@@ -38,6 +38,7 @@ defaults: {{workdir: {folder}/work}}
 env: {env}
 nodes: [{{name: 'n[0-1]'}}]
 """
+SLOW = "slow"
 EXPECTED = {
     "stopped": "stopped by a signal",
     "late": "not in all_reduce",
@@ -45,8 +46,9 @@ EXPECTED = {
     "loader": "in the data loader",
     "save": "not in all_reduce",
     "lock": "a call holds its interpreter lock",
+    SLOW: "later than most",
 }
-"""The kinds of hangs (bench/programs/rank_server.py), and a part of the text that names the cause."""
+"""The kinds of hangs (bench/programs/rank_server.py) and the slow rank, and a part of the text that names the cause."""
 TARGET_S = 5.0  # max(3 steps, 5 s) of steps of 0.1 s; the agents poll once a second, and the supervisor after them
 START_S, NAMED_S = 300.0, 60.0
 SHARE = 0.99
@@ -65,7 +67,7 @@ class Named:
     @property
     def is_right(self) -> bool:
         """True if exactly this rank is named, with the right cause."""
-        named = re.search(r"\branks? ([\d,-]+) on ", self.text.partition(": ")[2])
+        named = re.search(r"\branks? ([\d,-]+) (?:on|is slow)", self.text.partition(": ")[2])
         return named is not None and named[1] == str(self.rank) and EXPECTED[self.kind] in self.text
 
 
@@ -110,7 +112,7 @@ def inject(folder: Path, server: Path, kind: str, rank: int) -> Named:
         named: list[dict[str, object]] = []
         while not named and time.monotonic() < deadline_s:
             time.sleep(0.2)
-            named = events(orch, "no-progress")
+            named = events(orch, "slow-ranks" if kind == SLOW else "no-progress")
     finally:
         orch("stop", code=None)
     if not named:
@@ -154,7 +156,7 @@ def main() -> int:
     parser.add_argument("--injections", type=int, default=24)
     parser.add_argument("--at-once", type=int, default=2, help="runs of 8 ranks at the same time")
     parser.add_argument("--noise-minutes", type=float, default=0.0)
-    parser.add_argument("--kinds", default=",".join(EXPECTED))
+    parser.add_argument("--kinds", default=",".join(kind for kind in EXPECTED if kind != SLOW))
     options = parser.parse_args()
     kinds = options.kinds.split(",")
     began_s = time.monotonic()

@@ -31,6 +31,7 @@ from trainer.scripts.progress import count_steps
 STEP_S = 0.1
 HANG_STEP = 30
 HANG_S = 600
+SLOW_S = 0.06
 PAUSE_EVERY, LONGEST_PAUSE_S = 50, 4.0
 
 
@@ -71,6 +72,10 @@ def hold_interpreter_lock() -> None:
     ctypes.PyDLL(None).sleep(HANG_S)
 
 
+def make_longer_steps() -> None:
+    """Return: `train` does it."""
+
+
 KINDS = {
     "stopped": stop,
     "late": sleep,
@@ -78,6 +83,7 @@ KINDS = {
     "loader": load_data,
     "save": save,
     "lock": hold_interpreter_lock,
+    "slow": make_longer_steps,
 }
 
 
@@ -91,13 +97,14 @@ def train() -> None:
     draw, end_s = random.Random(rank), time.monotonic() + noise_s  # noqa: S311 -- no secret
     model = DistributedDataParallel(torch.nn.Linear(8, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = 0
+    step, is_slow = 0, False
     while not ends:
         step += 1
         if rank == int(os.environ.get("HANG_RANK", "-1")) and step == HANG_STEP:
             Path(os.environ["HANG_FILE"]).write_text(str(time.time()), "utf-8")
             KINDS[os.environ["HANG_KIND"]]()
-        time.sleep(STEP_S * (draw.uniform(0.2, 3.0) if noise_s else 1.0))
+            is_slow = os.environ["HANG_KIND"] == "slow"
+        time.sleep(STEP_S * (draw.uniform(0.2, 3.0) if noise_s else 1.0) + SLOW_S * is_slow)
         if noise_s and step % PAUSE_EVERY == 0 and rank == step // PAUSE_EVERY % dist.get_world_size():
             time.sleep(draw.uniform(0.0, LONGEST_PAUSE_S))  # an evaluation, a save, a slow file system
         optimizer.zero_grad()
