@@ -47,17 +47,18 @@ def _await_save(out: Path, size: float) -> None:
         assert time.monotonic() < end, f"nothing is saved after step {saved}"
 
 
-@pytest.mark.parametrize("async_save", ["false", "true"])
+@pytest.mark.parametrize("forms", [("checkpoint=whole", "checkpoint=sharded"), ("async_save=true",)])
 def test_training_killed_at_random_moments_of_a_save_loses_and_repeats_no_batch(
-    start_ranks: StartRanks, tmp_path: Path, async_save: str
+    start_ranks: StartRanks, tmp_path: Path, forms: Sequence[str]
 ) -> None:
-    draw, amid = random.Random(f"7 {async_save}"), 0  # noqa: S311 -- not for secrets
+    """The attempts save in the forms in turn, each from the checkpoint that the one before left."""
+    draw, amid = random.Random(f"7 {forms}"), 0  # noqa: S311 -- not for secrets
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     assert [rank.wait() for rank in start_ranks(*WORDS, f"out={uninterrupted}")] == [0, 0]
     size = _size(uninterrupted / "step_100")
-    for _ in range(KILLS):
+    for kill in range(KILLS):
         before = _newest(killed)
-        ranks = start_ranks(*WORDS, "save_steps=1", f"async_save={async_save}", f"out={killed}")
+        ranks = start_ranks(*WORDS, "save_steps=1", forms[kill % len(forms)], f"out={killed}")
         until(
             partial(_saved_since, killed, before, ranks), deadline_s=DEADLINE_S, awaited="a checkpoint of this attempt"
         )

@@ -85,8 +85,9 @@ def test_number_of_remaining_saves(step: int, words: str, count: int) -> None:
     assert saves_after(step, load_config(words=words.split())) == count
 
 
-def test_disk_that_fills_up_during_a_save_costs_no_older_checkpoint(tmp_path: Path) -> None:
-    session = Session.start(tmp_path)
+@pytest.mark.parametrize("form", ["whole", "sharded"])
+def test_disk_that_fills_up_during_a_save_costs_no_older_checkpoint(tmp_path: Path, form: str) -> None:
+    session = Session.start(tmp_path, checkpoint=form)
     session.train_and_save(1)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
