@@ -16,6 +16,7 @@ from trainer.tasks.llama_model import LlamaModel
 from trainer.tasks.llama_shape import read_shape
 
 CONTEXT = 2048  # unless the model allows less
+BYTES = 256
 
 
 class Llama(Task):
@@ -53,7 +54,7 @@ class Llama(Task):
         if split == "validation" and not data.validation:
             return None
         paths, key = (data.paths, "data.paths") if split == "train" else (data.validation, "data.validation")
-        return Windows(
+        samples = Windows(
             paths,
             data.format,
             key=key,
@@ -61,6 +62,12 @@ class Llama(Task):
             vocabulary=self.shape.vocabulary,
             size_keys=("options.context", "vocab_size"),
         )
+        if self.config.init and samples.tokens.has_text and data.format == "auto" and self.shape.vocabulary > BYTES:
+            raise UserError(
+                f"{key}: {', '.join(paths) or 'the standard library'}: text is read as bytes, which are not tokens of "
+                f"init={self.config.init}: write tokens, as its tokenizer gives, to .bin or .npy files; data.format=bytes trains on bytes"
+            )
+        return samples
 
     def loss(self, model: Any, batch: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
         loss: torch.Tensor = model(batch[:, :-1], batch[:, 1:])

@@ -113,6 +113,44 @@ def test_tokens_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
         samples[3]
 
 
+def test_text_is_refused_for_a_model_that_knows_the_tokens_of_a_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("text " * 100)
+    init, data = f"init={tmp_path}", f"data.paths={tmp_path / 'text.txt'}"
+    write_shape(tmp_path, vocab_size=300)
+    with pytest.raises(
+        UserError, match=r"^data\.paths: .*text\.txt: text is read as bytes, which are not tokens of init="
+    ):
+        load(tmp_path, init, data).build_data("train")
+    with pytest.raises(UserError, match=r"^data\.paths: the standard library: text is read as bytes"):
+        load(tmp_path, init).build_data("train")
+    assert len(load(tmp_path, data).build_data("train")) > 0
+    assert len(load(tmp_path, init, data, "data.format=bytes").build_data("train")) > 0
+    assert len(load(write_shape(tmp_path, vocab_size=256), init, data).build_data("train")) > 0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "values"),
+    [
+        # width, feed, layers, heads, key heads, vocabulary, and what else differs; of published models
+        (6738415616, ("llama", 4096, 11008, 32, 32, 32, 32000, {})),
+        (8030261248, ("llama", 4096, 14336, 32, 32, 8, 128256, {})),
+        (1235814400, ("llama", 2048, 8192, 16, 32, 8, 128256, {"tie_word_embeddings": True})),
+        (7241732096, ("mistral", 4096, 14336, 32, 32, 8, 32000, {})),
+        (494032768, ("qwen2", 896, 4864, 24, 14, 2, 151936, {"tie_word_embeddings": True})),
+        (596049920, ("qwen3", 1024, 3072, 28, 16, 8, 151936, {"head_dim": 128, "tie_word_embeddings": True})),
+    ],
+)
+def test_published_models_have_their_number_of_parameters(parameters: int, values: Any) -> None:  # noqa: ANN401
+    keys = (
+        *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers"),
+        *("num_attention_heads", "num_key_value_heads", "vocab_size"),
+    )
+    config = {**dict(zip(keys, values[:-1], strict=True)), **values[-1], "max_position_embeddings": 4096}
+    with torch.device("meta"):
+        model = LlamaModel(shape_of(config))
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+
+
 def test_any_micro_batches_have_the_same_loss_and_both_heads_learn(tmp_path: Path) -> None:
     batch = torch.tensor(TOKENS)
     for tied in (True, False):
@@ -124,6 +162,11 @@ def test_any_micro_batches_have_the_same_loss_and_both_heads_learn(tmp_path: Pat
         loss = task.loss(model, batch)
         assert float(loss.detach()) == pytest.approx(total, rel=1e-6)
         assert task.count_terms(batch) == 22
+        masked = batch[:, 1:].clone()
+        masked[1] = -100  # as docs/finetune.md says
+        assert float(model(batch[:, :-1], masked).detach()) == pytest.approx(
+            float(task.loss(model, batch[:1]).detach()), rel=1e-6
+        )
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
 
