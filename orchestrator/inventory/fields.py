@@ -40,6 +40,7 @@ HostKeys: TypeAlias = Literal["strict", "accept-new"]
 
 # The size of the launch, which programs that start ranks themselves read.
 _LAUNCH_SIZE = frozenset(["NNODES", "NODE_RANK", "NPROC_PER_NODE"])
+_SET_BY_USERS = frozenset([b"ORCH_START_TIMEOUT"])  # read by trainer/scripts/mmengine.py
 _SET_BY_ORCH_PREFIXES = (b"TORCHELASTIC_", b"PET_", b"ORCH_")
 # The scripts of a job, and the agents' requests to requeue it, read these after node.sh has exported the inventory's values.
 _JOB_VARIABLES = re.compile(rb"SLURMD_.*|SLURM_(JOB_?ID|RESTART_COUNT|ARRAY_.*)")
@@ -98,7 +99,7 @@ def check_env_name(name: str) -> str:
             "its ranks by it with --per-node"
         )
     raw = name.encode()
-    if raw in STALE_NAMES or raw.startswith(_SET_BY_ORCH_PREFIXES):
+    if raw in STALE_NAMES or (raw.startswith(_SET_BY_ORCH_PREFIXES) and raw not in _SET_BY_USERS):
         raise ValueError("orch sets this variable for every rank; delete the line")
     if is_stale(raw):
         raise ValueError("a variable of another launcher, which orch keeps from the ranks; delete the line")

@@ -95,7 +95,7 @@ def late_start(backend: str, limit_s: float) -> str:
     return (
         f"the group ({backend}) did not start within {limit_s:g} s, though all ranks are there: they reach the store of "
         "rank 0 but not each other. Look at the network of the nodes (orch check --level full) and at the variables of the library "
-        "(orch env --explain); start_timeout=SECONDS of the shared trainer allows more, up to ddp_timeout"
+        "(orch env --explain); start_timeout=SECONDS of the shared trainer allows more, up to ddp_timeout, and ORCH_START_TIMEOUT of MMEngine"
     )
 
 

@@ -12,9 +12,10 @@ import importlib
 import itertools
 import os
 import pickle
+import re
 import sys
 from datetime import timedelta
-from typing import Any
+from typing import Any, Mapping
 
 from ..errors import TrainerError, UserError, report
 from ..runtime.accelerators import Accelerator, choose
@@ -22,6 +23,7 @@ from .devices import kinds_of, local_rank, warn_cpu_only, warn_model_on_cpu
 
 TIMEOUT = timedelta(minutes=30)  # torch's own for gloo
 PIECE_BYTES = 64 << 20  # of results, on each device at once
+START_VARIABLE = "ORCH_START_TIMEOUT"
 GROUP_ARGUMENTS = ("rank", "world_size", "init_method", "store")  # of init_process_group, which initialise_on() sets
 
 # `Any` below stands for MMEngine's and torch's classes, which are not imported here.
@@ -70,12 +72,30 @@ def _join(accelerator: Accelerator, *, init_backend: str = "torch", timeout: tim
         {name: value for name, value in more.items() if name not in GROUP_ARGUMENTS} if init_backend == "torch" else {}
     )
     try:
-        group = initialise_on(lambda: accelerator, timeout.total_seconds(), os.environ, **for_torch)
+        group = initialise_on(
+            lambda: accelerator,
+            timeout.total_seconds(),
+            os.environ,
+            start_timeout_s=_start_timeout_s(os.environ),
+            **for_torch,
+        )
     except TrainerError as exc:
         raise SystemExit(report(exc, os.environ)) from exc
     sys.stderr.write(f"{group.ready_message}\n")
     if init_backend == "deepspeed":  # it uses the existing group
         importlib.import_module("deepspeed").init_distributed(accelerator.backend, timeout=timeout, **more)
+
+
+def _start_timeout_s(environ: Mapping[str, str]) -> float:
+    """The limit of the group's start: ORCH_START_TIMEOUT, in seconds, or that of the shared trainer."""
+    from ..runtime.init import START_S  # noqa: PLC0415 -- as above
+
+    text = environ.get(START_VARIABLE)
+    if text is None:
+        return START_S
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]+)?", text) or not float(text):
+        raise UserError(f"{START_VARIABLE}={text}: allowed: a number of seconds above 0, up to 999999")
+    return float(text)
 
 
 def take_collectives(module: Any) -> None:  # noqa: ANN401

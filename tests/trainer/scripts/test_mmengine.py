@@ -114,6 +114,40 @@ def test_deepspeed_finds_the_group_already_made(monkeypatch: pytest.MonkeyPatch,
     assert calls[-1] == ("deepspeed", "gloo", {"timeout": timedelta(minutes=30), "verbose": False})
 
 
+@pytest.mark.parametrize(
+    ("variable", "limit_s"),
+    [(None, 120.0), ("600", 600.0), ("0.5", 0.5), ("9000", 1800.0), ("soon", None), ("0", None)],
+)
+def test_start_of_the_group_has_the_limit_of_the_variable(
+    monkeypatch: pytest.MonkeyPatch,
+    calls: Calls,
+    capsys: pytest.CaptureFixture[str],
+    variable: str | None,
+    limit_s: float | None,
+) -> None:
+    limits: list[float] = []
+
+    def late_start(_: str, limit_s: float) -> str:
+        limits.append(limit_s)
+        return ""
+
+    monkeypatch.setattr("trainer.runtime.init.late_start", late_start)
+    module = _dist_utils(calls)
+    _set_accelerator(monkeypatch, _accelerator(calls, "cpu"))
+    if variable is not None:
+        monkeypatch.setenv("ORCH_START_TIMEOUT", variable)
+    mmengine.join_ranks(module)
+    if limit_s is not None:
+        module._init_dist_pytorch("nccl")  # noqa: SLF001
+        assert limits == [limit_s]
+        return
+    with pytest.raises(SystemExit) as ended:
+        module._init_dist_pytorch("nccl")  # noqa: SLF001
+    assert ended.value.code == 2
+    assert f"ORCH_START_TIMEOUT={variable}: allowed: a number of seconds above 0" in capsys.readouterr().err
+    assert calls == []
+
+
 def test_missing_ranks_are_named_before_the_group_is_joined(
     monkeypatch: pytest.MonkeyPatch, calls: Calls, capsys: pytest.CaptureFixture[str]
 ) -> None:
