@@ -48,6 +48,7 @@ if TYPE_CHECKING:
             """True if the cause of the failure is one that another attempt meets as well."""
 
 
+OUT_OF_MEMORY = ("out of memory", "memoryerror", "std::bad_alloc")  # in lower case, in errors of torch, Python and C++
 MOST_WITHOUT_PROGRESS = 3  # attempts in a row
 
 
@@ -55,6 +56,11 @@ def saved_step(progress: Mapping[str, object]) -> int | None:
     """The newest step that a rank has saved, by its progress file; for a program that does not report saving, its newest step."""
     step = progress.get("saved", progress.get("step"))
     return step if isinstance(step, int) else None
+
+
+def reports_exhausted_memory(text: str) -> bool:
+    """True if an error or the last lines of a rank report that memory was exhausted: it would be again."""
+    return any(words in text.lower() for words in OUT_OF_MEMORY)
 
 
 def attempts_without_progress(attempts: Sequence[EndedAttempt]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -15,14 +14,19 @@ from orchestrator.failure_class import FailureClass
 from orchestrator.kept_nodes import keep_end
 from orchestrator.names.hostlist import fold
 from orchestrator.node.events import NO_RETRY, REQUEUE, State
-from orchestrator.node.retry import choose_nodes, newest_saved, reason_against_restart, retry_may_help, saved_step
+from orchestrator.node.retry import (
+    choose_nodes,
+    newest_saved,
+    reason_against_restart,
+    reports_exhausted_memory,
+    retry_may_help,
+    saved_step,
+)
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.run import Program, RankExit, RunState
 from orchestrator.store import RunFolder
 from orchestrator.verdict.classify import classify
 from orchestrator.verdict.judge import Verdict
-
-_OUT_OF_MEMORY = re.compile(r"\bout of memory\b|\b(OutOf)?MemoryError\b|std::bad_alloc", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ def _is_out_of_memory(verdict: Verdict) -> bool:
     """True if a rank's memory was exhausted: it would be again."""
     failure, exit_ = classify(verdict), verdict.exit
     texts = () if exit_ is None else (exit_.error or "", *exit_.lines)
-    return (failure is not None and failure.kind is FailureClass.MEMORY) or any(map(_OUT_OF_MEMORY.search, texts))
+    return (failure is not None and failure.kind is FailureClass.MEMORY) or any(map(reports_exhausted_memory, texts))
 
 
 class Restarts:

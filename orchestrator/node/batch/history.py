@@ -7,15 +7,17 @@ import os
 import time
 
 from orchestrator.node.events import NodeHistory, State, cause_s, read_history
-from orchestrator.node.files import read_json
-from orchestrator.node.retry import saved_step
-from orchestrator.node.run_folder import node_folders
+from orchestrator.node.files import read_json, tail
+from orchestrator.node.retry import reports_exhausted_memory, saved_step
+from orchestrator.node.run_folder import node_folders, output_stem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from orchestrator.node.events import Event
 
 POLL_S = 0.2
+LAST_LINES = 10  # of a rank's errors, as over SSH
+LAST_LINES_BYTES = 8192
 EARLY_S = 5.0  # Slurm's clock may differ from this node's
 
 
@@ -30,7 +32,8 @@ class Attempt:
     def __init__(self, folder: str) -> None:
         job = read_json(os.path.join(folder, "job.json")) or {}
         self.requeues: int = (job.get("slurm") or {}).get("requeues", 0)  # each resulted in another allocation
-        folders = node_folders({"attempt_dir": folder, "nodes": None})
+        folders = list(node_folders({"attempt_dir": folder, "nodes": None}))
+        self._folders = dict(folders)
         self.nodes: dict[str, NodeHistory] = {node: read_history(path) for node, path in folders}
         steps = [newest_step(os.path.join(path, "progress")) for _, path in folders]
         self.saved = max((step for step in steps if step is not None), default=None)
@@ -80,8 +83,18 @@ class Attempt:
 
     @property
     def no_retry(self) -> bool:
-        """True if a rank reported that a retry cannot help."""
-        return any(node.no_retry for node in self.nodes.values())
+        """True if a rank reported that a retry cannot help, or if memory was exhausted."""
+        return any(node.no_retry for node in self.nodes.values()) or self._is_out_of_memory()
+
+    def _is_out_of_memory(self) -> bool:
+        """True if the first failed rank had exhausted memory, by the kind of the failure, its error or its last lines."""
+        if not self.failures or self.first_request_s <= self.first_failure_s:
+            return False
+        node = self.failures[0][1]
+        failed = self.ends[node].get("exit") or {}
+        output = os.path.join(self._folders[node], f"{output_stem(failed.get('rank'))}.err")
+        lines = "\n".join(tail(output, LAST_LINES_BYTES).splitlines()[-LAST_LINES:])
+        return failed.get("kind") == "memory" or reports_exhausted_memory(f"{failed.get('error')}\n{lines}")
 
     @property
     def restart_requested(self) -> bool:

@@ -68,6 +68,31 @@ def test_restart_is_requested_if_a_rank_exits_with_99_before_any_failure(
     assert _read(tmp_path, 1, *nodes).restart_requested is expected
 
 
+@pytest.mark.parametrize(
+    ("exit_", "stderr", "expected"),
+    [
+        ({"code": 1, "kind": "memory"}, "", True),
+        ({"code": 1, "error": "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"}, "", True),
+        (
+            {"code": None, "signal": "SIGABRT"},
+            "terminate called after throwing an instance of 'std::bad_alloc'\n",
+            True,
+        ),
+        ({"code": 1, "error": "ValueError: 3"}, "out of memory, so a smaller cache is used\n" + "step\n" * 30, False),
+        ({"code": 1, "time": 9.0, "kind": "memory"}, "", False),  # after the request of another rank
+    ],
+)
+def test_job_whose_memory_was_exhausted_is_not_restarted_unchanged(
+    tmp_path: Path, exit_: dict[str, Any], stderr: str, *, expected: bool
+) -> None:
+    failed = {**FAILED, "exit": {"rank": 0, "time": 1.0, **exit_}}
+    folder = _attempt(tmp_path, 1, [failed], [{**LEFT, "time": 5.0}, REQUEUE], progress={"saved": 3})
+    (folder / "n0" / "rank-0.err").write_text(stderr)
+    attempt = Attempt(str(folder))
+    assert attempt.no_retry is expected
+    assert retry_may_help([attempt]) is not expected
+
+
 def test_only_all_nodes_done_is_done(tmp_path: Path) -> None:
     assert _read(tmp_path, 1, [DONE], [DONE]).is_done(2)
     assert not _read(tmp_path, 2, [DONE], [LEFT, REQUEUE]).is_done(2)
