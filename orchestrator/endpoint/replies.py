@@ -238,7 +238,8 @@ class NodeObservation:
 
     `progress` has the content of the progress files, with times of this machine's clock; `stopped` is True if a signal (SIGSTOP)
     has stopped the agent; `cards` is the last sample of the node's cards, `network` the one that NCCL took, None if unknown; `hang` the
-    report of ranks that make no progress, None if they do; `stacks` the innermost call of each rank that left stacks; `folder` is
+    report of ranks that make no progress, None if they do; `peer_answered` is True on the head once its agent has reached another
+    node, so that it ends its ranks when it is isolated; `stacks` the innermost call of each rank that left stacks; `folder` is
     the path on the node; `log` is the end of agent.log if the agent wrote no last event.
     """
 
@@ -257,6 +258,7 @@ class NodeObservation:
     cards: messages.CardsBody | None = None
     network: messages.NetworkBody | None = None
     hang: messages.HangBody | None = None
+    peer_answered: bool = False
 
     @classmethod
     def of(cls, body: messages.NodeBody, clock: ClockBounds) -> NodeObservation:
@@ -278,6 +280,7 @@ class NodeObservation:
             cards=body.get("cards"),
             network=body.get("network"),
             hang=body.get("hang"),
+            peer_answered=body.get("peer_answered", False),
         )
 
     @classmethod

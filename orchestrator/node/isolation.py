@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from typing import List, Optional
 
 SUPERVISED = "supervised"  # in the node folder: the addresses of the peers; its mtime is the time of the last heartbeat
+PEER_ANSWERED = (
+    "peer-answered"  # in the node folder of the head: a peer has answered, so the head ends its ranks if it is isolated
+)
 SILENT_S = 5.0  # the supervisor sends a heartbeat at least every 3 s
 PROBE_WAIT_S = 3.0
 PROBES = 6  # within the isolation timeout
@@ -156,12 +159,22 @@ class Isolation:
             if answered is None:
                 pending.append(probe)
             elif answered:
-                self._has_answered = True
+                self._record_answer()
                 self._peer_s = time.monotonic()
         if not pending and time.monotonic() >= self._next_probe_s:
             pending = [Probe(address, self._port) for address in self._peers()[:MAX_PROBES]]
             self._next_probe_s = time.monotonic() + (self._probe_interval_s if pending else 0.0)
         self._probes = pending
+
+    def _record_answer(self) -> None:
+        """Remember that a peer has answered, and report the first answer by a file."""
+        if not self._has_answered:
+            self._has_answered = True
+            try:
+                with open(os.path.join(os.path.dirname(self._path), PEER_ANSWERED), "w", encoding="ascii"):
+                    pass
+            except OSError:  # a full disk: without the file, another attempt does not rely on the isolation
+                pass
 
     def _peers(self) -> List[str]:
         if not self._is_head:

@@ -386,6 +386,7 @@ class NodeBody(TypedDict):
     cards: NotRequired[Optional[CardsBody]]
     network: NotRequired[Optional[NetworkBody]]
     hang: NotRequired[Optional[HangBody]]
+    peer_answered: NotRequired[bool]
     stacks: Dict[int, str]
     folder: str
     log: str

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from orchestrator.endpoint.client import HEARTBEAT_ANSWER_S
-from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.endpoint.replies import AgentRecord, NodeObservation
 from orchestrator.errors import LoginRefused, NotListening, OrchError, Unreachable
 from orchestrator.failure_class import FailureClass
 from orchestrator.fanout import each
@@ -173,15 +173,18 @@ class Supervisor:
 
     def _isolated(self, lost: Collection[str], refusing: Collection[str]) -> set[str]:
         """
-        Those of the lost nodes that the head does not reach: they end their ranks after the isolation timeout.
+        Those of the lost nodes that end their ranks after the isolation timeout: no peer reaches them.
 
-        The head is the only peer of another node. A lost head is never among them: it continues if no other node has ever
-        answered it (node/isolation.py), which it does not report.
+        The head is the only peer of another node. If the head itself is lost, another lost node may still reach it, so nothing is
+        proved unless it is the only one.
         """
         head = self._states[self._plan.head.name]
         agent = head.observation.agent if head.observation else None
-        if self._plan.isolation_timeout_s is None or agent is None or not lost or head.node.name in lost:
+        if self._plan.isolation_timeout_s is None or agent is None or not lost:
             return set()
+        if head.node.name in lost:
+            is_isolated = set(lost) == {head.node.name} and not refusing and self._is_head_isolated(head, agent)
+            return set(lost) if is_isolated else set()
         addresses = {name: _address_of(self._states[name]) for name in lost if name not in refusing}
         try:
             reached = self._launcher.reach(head.node).reach(
@@ -190,6 +193,22 @@ class Supervisor:
         except OrchError:
             return set()
         return {name for name, address in addresses.items() if address not in reached}
+
+    def _is_head_isolated(self, head: NodeState, agent: AgentRecord) -> bool:
+        """
+        True if the head's agent has reached a peer before, so that it ends its ranks when isolated, and no other node reaches it now.
+
+        All other nodes are queried: any of them may be one of the peers that its agent tries to reach.
+        """
+        peers = [state.node for state in self._states.values() if state is not head]
+        if not peers or head.observation is None or not head.observation.peer_answered:
+            return False
+        rendezvous = parse_rendezvous(agent.rendezvous)
+        addresses = sorted({rendezvous.address, _address_of(head)})
+        answers = each(
+            peers, lambda peer: self._launcher.reach(peer).reach(addresses, rendezvous.port), limit=len(peers)
+        )
+        return all(answer == set() for answer in answers)
 
     def _until_isolated(self, unreached: Sequence[NodePlan]) -> tuple[Sequence[NodePlan], frozenset[str]]:
         """Wait until nodes that are cut off have ended their ranks themselves; returns as _end_returning_nodes."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node import isolation
+from orchestrator.node.endpoint.report import observe_node
 from orchestrator.node.isolation import SUPERVISED, Isolation, leave_heartbeat, reachable_hosts
 from orchestrator.node.machine import host_id
 from tests.grounds.ports import refusing_port, unreachable_port
@@ -82,6 +83,20 @@ def test_head_whose_peers_never_answered_is_not_isolated(tmp_path: Path) -> None
     leave_heartbeat(str(tmp_path), ["127.0.0.1"])
     with unreachable_port() as port, closing(_isolation(tmp_path, port, is_head=True)) as head:
         assert _longest_isolation_s(head) == 0.0
+
+
+def test_head_reports_that_a_peer_has_answered_and_is_isolated_when_none_does(tmp_path: Path) -> None:
+    leave_heartbeat(str(tmp_path), ["127.0.0.1"])
+    with refusing_port() as port, closing(_isolation(tmp_path, port, is_head=True)) as head:
+        assert not observe_node("n0", str(tmp_path))["peer_answered"]
+
+        def is_reported() -> bool:
+            head.isolated_s()
+            return observe_node("n0", str(tmp_path))["peer_answered"]
+
+        until(is_reported, awaited="the answer of the peer")
+        leave_heartbeat(str(tmp_path), [])  # no probe is answered from now on
+        until(lambda: head.isolated_s() > ISOLATION_S, awaited="the isolation")
 
 
 def test_suspension_of_the_whole_host_is_no_isolation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

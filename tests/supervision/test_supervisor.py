@@ -410,6 +410,48 @@ def test_lost_node_ends_itself_only_if_the_head_answers_and_does_not_reach_it(
     assert supervisor._isolated(lost, refusing) == isolated  # noqa: SLF001
 
 
+@pytest.mark.parametrize(
+    ("lost", "refusing", "peer_answered", "answers", "is_isolated"),
+    [
+        ({"n0"}, (), True, {}, True),
+        ({"n0"}, (), False, {}, False),  # a firewall may drop each probe: it would continue
+        ({"n0"}, (), True, {"n2": {"n0"}}, False),
+        ({"n0"}, (), True, {"n1": {"127.0.0.1"}}, False),  # the address of the rendezvous
+        ({"n0"}, (), True, {"n1": Unreachable("n1", "no answer")}, False),
+        ({"n0"}, ("n0",), True, {}, False),  # its host is up
+        ({"n0", "n1"}, (), True, {}, False),  # n1 may be one of the peers that it reaches
+    ],
+)
+def test_lost_head_ends_itself_only_if_it_has_reached_a_peer_and_no_other_node_reaches_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lost: set[str],
+    refusing: tuple[str, ...],
+    *,
+    peer_answered: bool,
+    answers: dict[str, set[str] | Unreachable],
+    is_isolated: bool,
+) -> None:
+    supervisor = _supervisor_of(tmp_path, 3)
+    supervisor._states["n0"].observation = NodeObservation(  # noqa: SLF001  nothing is polled here
+        "n0", AGENT, alive=True, same_boot=True, finished=None, first_failure=None, peer_answered=peer_answered
+    )
+
+    class Peer:
+        def __init__(self, node: NodePlan) -> None:
+            self.name = node.name
+
+        def reach(self, addresses: list[str], port: int) -> set[str]:
+            assert (addresses, port) == (["127.0.0.1", "n0"], 29500)
+            answer = answers.get(self.name, set())
+            if isinstance(answer, Unreachable):
+                raise answer
+            return answer
+
+    monkeypatch.setattr(supervisor._launcher, "reach", Peer)  # noqa: SLF001
+    assert supervisor._isolated(lost, refusing) == (lost if is_isolated else set())  # noqa: SLF001
+
+
 AGENT = AgentRecord(1, 1, 1, "boot", "host", "n0", "3.11", "n0", 0, (0,), 1, "127.0.0.1 29500 host", 0.0)
 
 

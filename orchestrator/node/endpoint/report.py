@@ -7,7 +7,7 @@ import time
 
 from orchestrator.node.events import EVENTS, OFFSETS, read_history
 from orchestrator.node.files import absolute_path, read_json, relative, tail
-from orchestrator.node.isolation import connect_error, leave_heartbeat, reachable_hosts
+from orchestrator.node.isolation import PEER_ANSWERED, connect_error, leave_heartbeat, reachable_hosts
 from orchestrator.node.machine import boot_id, is_alive, is_stopped
 from orchestrator.node.run_folder import (
     AGENT_LOG,
@@ -174,6 +174,7 @@ def observe_node(node: str, folder: str) -> messages.NodeBody:
         "cards": read_json(os.path.join(folder, CARDS_REPORT)),  # type: ignore[typeddict-item]  # it may hold any object
         "network": read_json(os.path.join(folder, NETWORK_REPORT)),  # type: ignore[typeddict-item]  # as above
         "hang": read_json(os.path.join(folder, HANG_REPORT)),  # type: ignore[typeddict-item]  # as above
+        "peer_answered": os.path.exists(os.path.join(folder, PEER_ANSWERED)),
         "stacks": innermost_calls(folder, ranks),
         "folder": folder,
         "log": tail(os.path.join(folder, AGENT_LOG), LOG_TAIL_BYTES) if needs_log else "",
