@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,12 +119,20 @@ def rank_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("rank_variables")
 def test_every_optimizer_of_torch_is_counted(tmp_path: Path) -> None:
     handles: list[Any] = []
-    register = importlib.import_module("torch.optim.optimizer").register_optimizer_step_post_hook
-    count_steps(SimpleNamespace(register_optimizer_step_post_hook=lambda hook: handles.append(register(hook))))
+
+    def register(name: str) -> Callable[[Any], None]:
+        function = getattr(importlib.import_module("torch.optim.optimizer"), name)
+        return lambda hook: handles.append(function(hook))
+
+    names = ("register_optimizer_step_pre_hook", "register_optimizer_step_post_hook")
+    count_steps(SimpleNamespace(**{name: register(name) for name in names}))
     try:
-        _optimizer().step()
+        optimizer = _optimizer()
+        for _ in range(2):  # before the first step, the counter knows no accelerator
+            optimizer.step()
     finally:
-        handles[0].remove()
+        for handle in handles:
+            handle.remove()
     assert _read(tmp_path)["step"] == 1
 
 
