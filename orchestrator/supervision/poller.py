@@ -49,6 +49,8 @@ class NodeState:
     """When its host began to refuse connections, while other nodes answer."""
     witnesses_queried_s: float = float("-inf")
     """When other nodes were last queried whether they reach it."""
+    unreached_s: float | None = None
+    """When the head was found not to reach the silent node, which ended the attempt: it was cut off by then."""
     witness_report: str = ""
     """The last recorded result of that query."""
     login_refused: bool = False

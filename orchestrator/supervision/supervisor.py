@@ -83,6 +83,8 @@ class Supervisor:
         self._states = self._poller.states
         self._answers = Answers(self._plan, launcher, self._states)
         self._without_progress = False
+        self._polled_until_s = 0.0
+        """When the last heartbeat was sent, by time.monotonic()."""
         self._slow_ranks = SlowRankWatch()
         self._refused_timeout_s: float | None = self._plan.ssh.get("refused_timeout_s")
 
@@ -107,6 +109,7 @@ class Supervisor:
             self._answers.is_over = True
             if verdict is not None:
                 self._poller.stop()
+                self._polled_until_s = time.monotonic()
                 return self._finish(verdict, on_failed, restarts)
         self._folder.add_event("run-unsupervised", "no node can be polled any more; orch status queries them once more")
         return False
@@ -214,7 +217,11 @@ class Supervisor:
         """Wait until nodes that are cut off have ended their ranks themselves; returns as _end_returning_nodes."""
         if not unreached:
             return (), frozenset()
-        names, wait_s = fold(node.name for node in unreached), (self._plan.isolation_timeout_s or 0.0) + GRACE_S + END_S
+        # the attempt on the other nodes was ended meanwhile; a node that was not queried may have been cut off just now
+        now, cut_s = time.monotonic(), [self._states[node.name].unreached_s for node in unreached]
+        passed_s = min(0.0 if since_s is None else now - max(since_s, self._polled_until_s) for since_s in cut_s)
+        names = fold(node.name for node in unreached)
+        wait_s = max(RETRY_S, (self._plan.isolation_timeout_s or 0.0) + GRACE_S + END_S - passed_s)
         text = f"{names} must have ended its ranks before the run restarts: it does so itself within {wait_s:.0f} s"
         self._folder.add_event("restart-waits", text)
         return self._end_returning_nodes(unreached, wait_s, self._is_over)
@@ -319,6 +326,7 @@ class Supervisor:
         state.witnesses_queried_s = now
         reached_from = self._reached_from(state, witnesses)
         if reached_from and not any(reached_from.values()):
+            state.unreached_s = time.monotonic() if self._plan.head.name in reached_from else None
             text = f"{name} is gone: it has not answered for {silence}, and {', '.join(reached_from)} cannot reach it either"
             return Verdict(RunState.FAILED, message=text, failure=_OF_NODE, failed_nodes=(name,))
         report = "but others reach it" if reached_from else "and no other node can check whether it is up"

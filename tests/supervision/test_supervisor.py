@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain, repeat
@@ -24,13 +24,13 @@ from orchestrator.errors import LoginRefused, NotListening, OrchError, RunNotFou
 from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan
-from orchestrator.plan.plan import NodePlan
+from orchestrator.plan.plan import GRACE_S, NodePlan
 from orchestrator.run import Program, Request, RunRecord, RunState
 from orchestrator.store import RunFolder
 from orchestrator.supervision.link import OwnerLink, frame, messages
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.supervision.queries import STOP
-from orchestrator.supervision.supervisor import EndedAttempt, Supervisor, supervise
+from orchestrator.supervision.supervisor import END_S, EndedAttempt, Supervisor, supervise
 from orchestrator.transports.local import LocalTransport
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.launching import this_process
@@ -450,6 +450,37 @@ def test_lost_head_ends_itself_only_if_it_has_reached_a_peer_and_no_other_node_r
 
     monkeypatch.setattr(supervisor._launcher, "reach", Peer)  # noqa: SLF001
     assert supervisor._isolated(lost, refusing) == (lost if is_isolated else set())  # noqa: SLF001
+
+
+def test_restart_waits_from_when_the_head_did_not_reach_the_lost_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other nodes may need the grace to end, in which the lost one is cut off, too."""
+    supervisor = _supervisor_of(tmp_path, 4)
+    waits: list[float] = []
+
+    def wait(nodes: Sequence[NodePlan], wait_s: float, _: object) -> tuple[Sequence[NodePlan], frozenset[str]]:
+        waits.append(wait_s)
+        return nodes, frozenset()
+
+    monkeypatch.setattr(supervisor, "_end_returning_nodes", wait)
+    head, lost, lost_later = (supervisor._states[name] for name in ("n0", "n1", "n2"))  # noqa: SLF001  nothing is polled here
+    for witnesses, has_moment in (([lost_later], False), ([head, lost_later], True)):
+        answers = {state.node.name: False for state in witnesses}
+        monkeypatch.setattr(supervisor, "_reached_from", lambda *_, answers=answers: answers)
+        lost.witnesses_queried_s = float("-inf")
+        verdict = supervisor._judge_silence(lost, witnesses)  # noqa: SLF001
+        assert verdict is not None
+        assert (lost.unreached_s is not None) is has_moment
+    lost.unreached_s = time.monotonic() - 30  # the end of the others took so long
+    supervisor._until_isolated([lost.node])  # noqa: SLF001
+    supervisor._until_isolated([lost.node, lost_later.node])  # noqa: SLF001  n2 was lost meanwhile
+    whole_s = 60 + GRACE_S + END_S
+    assert waits[0] <= whole_s - 30
+    assert waits[1] == whole_s
+    lost.unreached_s, supervisor._polled_until_s = time.monotonic() - 74, time.monotonic()  # noqa: SLF001
+    supervisor._until_isolated([lost.node])  # noqa: SLF001  a heartbeat may have arrived after the query
+    assert waits[2] > waits[0] - 30
 
 
 AGENT = AgentRecord(1, 1, 1, "boot", "host", "n0", "3.11", "n0", 0, (0,), 1, "127.0.0.1 29500 host", 0.0)
