@@ -87,7 +87,7 @@ def _end(training: OrchTraining) -> None:
 def _disturb(training: OrchTraining, draw: random.Random, *, every_s: float) -> int:
     """Let faults happen until the training has ended; return their number."""
     begun, count = time.monotonic(), 0
-    while _continues(training, attempt=count + 1, until_s=begun + (count + 1) * every_s):
+    while _continues(training, attempt=count + 1, until_s=begun + (count + 1) * every_s, pause_s=every_s / 4):
         name = draw.choice(sorted(FAULTS))
         members = training.members()
         host = draw.choice(members[1:] if FAULTS[name] in NODE_FAULTS else members)
@@ -97,9 +97,9 @@ def _disturb(training: OrchTraining, draw: random.Random, *, every_s: float) -> 
     return count
 
 
-def _continues(training: OrchTraining, *, attempt: int, until_s: float) -> bool:
+def _continues(training: OrchTraining, *, attempt: int, until_s: float, pause_s: float) -> bool:
     """
-    Wait until this attempt has saved a new step, and for that time; return False if the training has ended.
+    Wait until this attempt has saved a new step, for that time, and at least for the pause; return False if the training has ended.
 
     Three attempts in a row without a saved step would end the run, as they should.
     """
@@ -115,8 +115,8 @@ def _continues(training: OrchTraining, *, attempt: int, until_s: float) -> bool:
         deadline_s=LIMIT_S,
         awaited=training.evidence,
     )
-    pause = threading.Event()
-    while time.monotonic() < until_s and not training.record().state.ended:
+    pause, end = threading.Event(), max(until_s, time.monotonic() + pause_s)
+    while time.monotonic() < end and not training.record().state.ended:
         pause.wait(0.2)
     return not training.record().state.ended
 
