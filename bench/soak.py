@@ -20,7 +20,6 @@ from pathlib import Path
 import pytest
 
 from bench.host_training import FAULTS, NODE_FAULTS, RANKS, SAVE_STEPS, OrchTraining, stats
-from bench.processes import adopt_orphans
 from orchestrator.run import RunState
 from tests.grounds.hosts import Hosts, open_hosts
 from tests.grounds.marked import processes_of
@@ -36,7 +35,6 @@ LIMIT_S = 300.0
 def main() -> int:
     """Print each fault and the result; 1 if a promise is broken."""
     options = _options()
-    adopt_orphans()
     with open_hosts(RANKS + 1) as hosts, tempfile.TemporaryDirectory(prefix="orch-soak-") as folder:
         steps = options.steps or _steps(hosts, Path(folder), options.minutes * 60 * SHARE)
         _report(f"{steps} steps; seed {options.seed}")
