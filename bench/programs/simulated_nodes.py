@@ -145,6 +145,7 @@ class Simulation:
             protocol.STOP_LISTENING: lambda *_: {},
             protocol.CONNECT: lambda *_: {"error": ""},
             protocol.START: lambda node, _: {"agent": node.start(rendezvous)},
+            protocol.STAND_BY: lambda *_: {},
             protocol.OBSERVE: lambda node, request: {"nodes": [node.body(request["attempt_dir"])]},
             protocol.REACH: self._reach,
             protocol.FILES: lambda *_: {"files": {}},
