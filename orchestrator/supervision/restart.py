@@ -201,6 +201,7 @@ class Restarts:
                 attempts=(*record.attempts[: plan.attempt - 2], ended),
                 state=RunState.STARTING,
                 message=None,
+                slow=None,
             )
         )
 

@@ -45,6 +45,7 @@ RETRY_S = 1.0
 SUSPECT_S = 7.0  # after this silence of a node, other nodes are queried whether they reach it
 WITNESS_RETRY_S = 5.0
 WITNESSES = 3
+SLOW_RANKS_EVERY_S = 5.0  # the comparison reads the progress of all ranks
 _OF_NODE = (FailureClass.NODE, FailureClass.NODE.retry)
 END_S = 5.0  # that an agent needs to kill its ranks after the grace
 RETURN_S = 30.0  # after the isolation timeout and this margin, a node that is cut off has ended its ranks itself
@@ -85,7 +86,8 @@ class Supervisor:
         self._without_progress = False
         self._polled_until_s = 0.0
         """When the last heartbeat was sent, by time.monotonic()."""
-        self._slow_ranks = SlowRankWatch()
+        self._slow_ranks = SlowRankWatch(was_slow=folder.read().slow is not None)
+        self._slow_ranks_due_s = 0.0
         self._refused_timeout_s: float | None = self._plan.ssh.get("refused_timeout_s")
 
     def run(
@@ -274,6 +276,9 @@ class Supervisor:
 
     def _report_slow_ranks(self, record: RunRecord) -> None:
         """Record the ranks that the others wait for in each step, when they change; the run continues."""
+        if time.monotonic() < self._slow_ranks_due_s:
+            return
+        self._slow_ranks_due_s = time.monotonic() + SLOW_RANKS_EVERY_S
         change = self._slow_ranks.change(self._observations())
         if change is None:
             return

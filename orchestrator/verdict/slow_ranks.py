@@ -47,8 +47,9 @@ class SlowRanks:
 class SlowRankWatch:
     """Reports only changes of the slow ranks."""
 
-    def __init__(self) -> None:
-        self._ranks: tuple[int, ...] = ()
+    def __init__(self, *, was_slow: bool = False) -> None:
+        """Begin with the ranks that an earlier process has recorded: unknown ones if some were slow, else none."""
+        self._ranks: tuple[int, ...] | None = None if was_slow else ()
 
     def change(self, nodes: Sequence[NodeObservation]) -> SlowRanks | None:
         """The slow ranks if they are not those of the last change, else None."""

@@ -127,6 +127,7 @@ def test_spare_node_takes_the_ranks_of_the_node_that_it_replaces(
     tmp_path: Path, *, shared: bool, failed: str | None, lost: str | None, unreachable: str | None, nodes: list[str]
 ) -> None:
     folder, plan = _plan(tmp_path)
+    folder.update(slow="n1: rank 1 is slow", slow_nodes=("n1",))
     started = []
 
     def start(following: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
@@ -151,6 +152,8 @@ def test_spare_node_takes_the_ranks_of_the_node_that_it_replaces(
     ]
     assert plans.from_json(json.loads(json.dumps(plans.to_json(following)))).nodes_of(1) == plan.nodes
     assert len(folder.read().attempts) == 1
+    # the finding is about ranks of the ended attempt
+    assert (folder.read().slow, folder.read().slow_nodes) == (None, ("n1",))
 
 
 def test_node_with_the_only_checkpoints_is_not_replaced(tmp_path: Path) -> None:
