@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 import time
 from bisect import bisect_right
 from collections import Counter, deque
@@ -38,6 +39,7 @@ class Arrivals:
         self._every = STEPS
         self._newest: Dict[str, Json] = {}
         self._cpu_ns: Optional[Tuple[int, int]] = None
+        self._is_off = False  # the flight record could not be read
 
     def after_sync(self, step: int, world_size: int) -> Json:
         """
@@ -47,10 +49,10 @@ class Arrivals:
             step: counted from 1 on, equal on all ranks.
         """
         self._syncs_ns.append(self._clock_ns())
-        if world_size == 1 or step % self._every or len(self._syncs_ns) <= STEPS:
+        if self._is_off or world_size == 1 or step % self._every or len(self._syncs_ns) <= STEPS:
             return {}
         began_s = time.thread_time()
-        measured = measure(flight_entries(), list(self._syncs_ns))
+        measured = self._measured()
         step_s = (self._syncs_ns[-1] - self._syncs_ns[0]) * NS / STEPS
         while time.thread_time() - began_s > LARGEST_SHARE * self._every * step_s > 0:
             self._every *= 2
@@ -60,6 +62,16 @@ class Arrivals:
         while len(self._newest) > KEPT:
             del self._newest[next(iter(self._newest))]
         return {"arrivals": {"count": world_size, "steps": self._newest}}
+
+    def _measured(self) -> Json:
+        """The measurement of the last steps; after an error a warning, and no further measurement."""
+        try:
+            return measure(flight_entries(), list(self._syncs_ns))
+        except Exception as exc:  # noqa: BLE001 -- the flight record of another version of torch must not end the training
+            self._is_off = True
+            text = f"WARNING: slow ranks are not found, as the flight record of torch cannot be read: {exc!r}"
+            print(text, file=sys.stderr)
+            return {}
 
     def _cpu_shares(self) -> Json:
         """The shares of the time since the last measurement in which the main thread ran, and waited for a CPU; Linux may not know."""
@@ -102,11 +114,12 @@ def measure(entries: Sequence[Json], syncs_ns: Sequence[int]) -> Json:
             for index in _points(calls)
         ]
         found["at_s"] = [round(statistics.median(times_s), 6) for times_s in samples]
-    elif all(entry.get("duration_ms") is not None for _, step in usual for entry in step):
-        samples = [[sum(float(entry["duration_ms"]) for entry in step) / 1000 for _, step in usual]]
+    else:  # torch's watchdog thread writes the durations later, so the newest steps may have none
+        timed = [step for _, step in usual if all(entry.get("duration_ms") is not None for entry in step)]
+        if len(timed) < LEAST_STEPS:
+            return {}
+        samples = [[sum(float(entry["duration_ms"]) for entry in step) / 1000 for step in timed]]
         found["in_collectives_s"] = round(statistics.median(samples[0]), 6)
-    else:
-        return {}
     return {**found, "error_s": round(max(map(_error, samples)), 6)}
 
 
