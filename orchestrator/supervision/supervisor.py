@@ -86,7 +86,7 @@ class Supervisor:
         self._without_progress = False
         self._polled_until_s = 0.0
         """When the last heartbeat was sent, by time.monotonic()."""
-        self._slow_ranks = SlowRankWatch(was_slow=folder.read().slow is not None)
+        self._slow_ranks = SlowRankWatch()
         self._slow_ranks_due_s = 0.0
         self._refused_timeout_s: float | None = self._plan.ssh.get("refused_timeout_s")
 
@@ -280,7 +280,7 @@ class Supervisor:
             return
         self._slow_ranks_due_s = time.monotonic() + SLOW_RANKS_EVERY_S
         change = self._slow_ranks.change(self._observations())
-        if change is None:
+        if change is None or (change.text is None and record.slow is None):
             return
         names = change.finding.nodes if change.finding else ()
         with contextlib.suppress(OSError):  # a full disk must not end the supervision

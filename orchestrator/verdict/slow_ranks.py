@@ -47,12 +47,11 @@ class SlowRanks:
 class SlowRankWatch:
     """Reports only changes of the slow ranks."""
 
-    def __init__(self, *, was_slow: bool = False) -> None:
-        """Begin with the ranks that an earlier process has recorded: unknown ones if some were slow, else none."""
-        self._ranks: tuple[int, ...] | None = None if was_slow else ()
+    def __init__(self) -> None:
+        self._ranks: tuple[int, ...] | None = None
 
     def change(self, nodes: Sequence[NodeObservation]) -> SlowRanks | None:
-        """The slow ranks if they are not those of the last change, else None."""
+        """The slow ranks at first and if they are not those of the last change, else None."""
         slow = slow_ranks(nodes)
         if slow is None or slow.ranks == self._ranks:
             return None
