@@ -49,12 +49,14 @@ class TrainedStrategy:
 
     def __init__(self, folder: Path, group: Group, config: TrainConfig) -> None:
         self.group, self.config, self.folder = group, config, folder / config.strategy
-        self.strategy: Strategy = build_strategy(group, config, Gpt(config), folder)
+        self.task = Gpt(config)
+        self.strategy: Strategy = build_strategy(group, config, self.task, folder)
         self.shards = self.folder.with_name(f"{config.strategy}-shards")
         folders, self.sums = [self._checkpoints(self.folder), self._checkpoints(self.shards)], {}
         for step in (1, 2):
             self._train()
             for checkpoints in folders:
+                self._evaluate()
                 checkpoints.save(TrainState(step, 2 * step), self.strategy)
             self.sums[step] = self._sum()
 
@@ -66,6 +68,7 @@ class TrainedStrategy:
             (out / "step_3.tmp-4711" / "manifest.json").unlink()
             {**DAMAGES, **SHARD_DAMAGES}[damage](out / "step_2")
         self._train()  # so that the weights are neither of step 1 nor of step 2
+        self._evaluate()
         step = self._checkpoints(out).resume(self.strategy).step
         return self.config.strategy, damage, step, self._sum() == self.sums.get(step)
 
@@ -90,6 +93,11 @@ class TrainedStrategy:
 
     def _train(self) -> None:
         self.strategy.update(1e-2, add_gradient(self.strategy, TOKENS))
+
+    def _evaluate(self) -> None:
+        """Run a forward pass without backward, as an evaluation before a save or a roll back does."""
+        with self.strategy.evaluating() as model:
+            self.task.evaluate(model, TOKENS)
 
     def _sum(self) -> float:
         """Sum of all weights on rank 0; 0.0 on other ranks."""

@@ -38,7 +38,7 @@ def test_damaged_checkpoint_is_replaced_by_the_older_one_on_all_ranks_under_ever
             env = {**clean_environment(), **group_env, "RANK": number, "LOCAL_RANK": number}
             ranks.append(subprocess.Popen(argv, env=env, cwd=REPOSITORY, stdout=log, stderr=log))
     try:
-        assert [rank.wait(timeout=DEADLINE_S) for rank in ranks] == [0, 0], (tmp_path / "0.log").read_text()
+        assert [rank.wait(timeout=3 * DEADLINE_S) for rank in ranks] == [0, 0], (tmp_path / "0.log").read_text()
     finally:
         for rank in ranks:
             rank.kill()

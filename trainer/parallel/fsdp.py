@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from typing import Any, Callable, ContextManager, Dict, List, Mapping, Sequence
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Sequence
 
 import torch
 
@@ -89,6 +89,12 @@ class Fsdp2(TorchStrategy):
 
     def computing(self) -> ContextManager[Any]:
         return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[Any]:
+        with super().evaluating() as model:
+            yield model
+        self.model.reshard()  # FSDP2 keeps the root's weights whole after a forward pass; the backward pass shards them
 
     def _put(self, shards: Any, whole: Callable[[], torch.Tensor]) -> None:  # noqa: ANN401 -- a DTensor
         """Scatter the shards of the tensor that `whole` returns on rank 0."""

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.processes
 
 def _killed_writers(*words: object) -> dict[str, int]:
     argv = [sys.executable, "-m", "tests.grounds.killed_writers", *map(str, words)]
-    done = subprocess.run(argv, cwd=ROOT, check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, cwd=ROOT, check=False, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found: dict[str, int] = json.loads(done.stdout)
     return found
