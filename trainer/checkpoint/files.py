@@ -212,7 +212,8 @@ def retain(out: Path, limit: int, best: int = 0, *, every: int | None = None) ->
     Keep the newest `limit`, the `best` with the lowest loss, and the milestones; call it only after the newest was verified.
     """
     present = newest_first(out)
-    kept = {*present[:limit], *sorted(present, key=_loss_order)[:best], *milestones(present, every)}
+    best_ones = sorted(present, key=_loss_order)[:best] if best else []  # reads all manifests
+    kept = {*present[:limit], *best_ones, *milestones(present, every)}
     for path in present:
         if path not in kept:
             # Renamed first: a half removed folder must never look like a checkpoint.

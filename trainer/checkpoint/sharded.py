@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import os
@@ -20,10 +19,12 @@ from trainer.checkpoint.intervals import Interval, overlaps, split_evenly
 from trainer.checkpoint.shards import intervals_of, shard_name
 from trainer.errors import StorageError
 from trainer.parallel.base import Strategy
-from trainer.parallel.parts import MODEL, LocalState, Part
+from trainer.parallel.parts import LocalState, Part
 from trainer.runtime.group import Group
 from trainer.safetensors import DTYPES, KINDS, FormatError, SafetensorsFile
+from trainer.state_keys import MODEL
 
+OPEN_FILES = 64  # of 1,024 that many systems allow
 SHARDED_FROM_BYTES = 1_000_000_000  # checkpoint=auto; the time of a smaller whole file does not matter
 
 
@@ -137,6 +138,9 @@ def load(group: Group, found: Checkpoint, strategy: Strategy, *, keep_scale: boo
     split = iter(split_evenly(_replicated_sizes(parts), group.rank.world_size))
     for part in parts:
         intervals = next(split) if part.is_replicated else None
+        kind, _, name = part.key.partition("/")
+        if kind != MODEL and name not in manifest["optimizer_steps"]:
+            continue  # it had no moments: zeros are allocated
         if not source.has(part.key, part.shape):
             problem = problem or f"{found.path.name}: {part.key} of shape {list(part.shape)} is not in it"
             continue
@@ -169,11 +173,11 @@ def _replicated_sizes(parts: Sequence[Part]) -> List[int]:
 
 
 class Shards:
-    """The tensors of a sharded checkpoint, whatever the number of ranks that wrote it. Files are opened when they are needed."""
+    """The tensors of a sharded checkpoint, written by any number of ranks. At most OPEN_FILES shards are open at once."""
 
     def __init__(self, found: Checkpoint) -> None:
         self.path, self.tensors = found.path, found.manifest["tensors"]
-        self._open = functools.lru_cache(maxsize=None)(lambda rank: SafetensorsFile(self.path / shard_name(rank)))
+        self._files: Dict[int, SafetensorsFile] = {}
 
     def has(self, key: str, shape: Sequence[int]) -> bool:
         """Return True if there is such a tensor; one without elements is in no shard."""
@@ -189,6 +193,14 @@ class Shards:
         for overlap in overlaps(intervals_of(self.tensors[key]), start, start + target.numel()):
             part = self._open(overlap.rank).tensor(key)[overlap.source :][: overlap.size]
             target[overlap.target :][: overlap.size] = part
+
+    def _open(self, rank: int) -> SafetensorsFile:
+        """The shard of a rank. No reference cycle keeps it mapped: over NFS the folder of a mapped file cannot be removed."""
+        if rank not in self._files:
+            if len(self._files) == OPEN_FILES:
+                del self._files[next(iter(self._files))]
+            self._files[rank] = SafetensorsFile(self.path / shard_name(rank))
+        return self._files[rank]
 
     def whole(self, key: str) -> torch.Tensor:
         values = torch.empty(math.prod(self.tensors[key]["shape"]), dtype=self.dtype(key))

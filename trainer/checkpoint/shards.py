@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Callable, Dict, Iterable, List, Mapping, Seque
 from trainer.checkpoint import files
 from trainer.checkpoint.files import DamagedError
 from trainer.checkpoint.intervals import Interval, cover_problem
+from trainer.state_keys import MODEL, MOMENTS
 
 RNG = "rng.json"
 
@@ -129,7 +130,13 @@ def merged(tensors: Sequence[Mapping[str, Sequence[Any]]]) -> Dict[str, Dict[str
 
 
 def check_tensors(manifest: Mapping[str, Any]) -> None:
-    """Check that every tensor is complete; raises DamagedError."""
+    """Check that every weight of the model is there, with its moments if it has any, and complete; raises DamagedError."""
+    steps = manifest.get("optimizer_steps", {})
+    for name, size in manifest.get("sizes", {}).items():
+        for kind in (MODEL, *MOMENTS) if name in steps else (MODEL,):
+            found = manifest["tensors"].get(f"{kind}/{name}", {"shape": [0]})
+            if math.prod(found["shape"]) != size:
+                raise DamagedError(f"{kind}/{name}: {math.prod(found['shape'])} of {size} elements are in the shards")
     for key, tensor in manifest["tensors"].items():
         problem = cover_problem(intervals_of(tensor), math.prod(tensor["shape"]))
         if problem:

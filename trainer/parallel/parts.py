@@ -9,8 +9,7 @@ import torch
 
 from trainer.errors import UserError
 from trainer.runtime.group import Group
-
-MODEL, MOMENTS = "model", ("exp_avg", "exp_avg_sq")
+from trainer.state_keys import MODEL, MOMENTS
 
 
 @dataclass(frozen=True)

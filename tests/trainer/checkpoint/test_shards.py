@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.grounds.checkpoints import SHARD_DAMAGES, Session
 from tests.grounds.killed_writers import save_shards
-from trainer.checkpoint import files, shards
+from trainer import safetensors
+from trainer.checkpoint import files, sharded, shards
 from trainer.checkpoint.export import export
-from trainer.checkpoint.files import DamagedError
+from trainer.checkpoint.files import Checkpoint, DamagedError
 from trainer.checkpoint.manager import TrainState
 from trainer.checkpoint.sharded import read_weights
-from trainer.errors import UserError
+from trainer.errors import StorageError, UserError
+from trainer.parallel.ddp import Ddp
+from trainer.parallel.parts import Part
 from trainer.safetensors import SafetensorsFile
+from trainer.tasks.gpt import Gpt
 
 
 def test_resume_restores_everything_that_was_saved_in_shards(tmp_path: Path) -> None:
@@ -149,6 +155,75 @@ def test_manifest_that_lacks_elements_is_damaged() -> None:
     manifest["tensors"]["model/a"]["parts"].pop()
     with pytest.raises(DamagedError, match="model/a: 6 of 12 elements are in the shards"):
         shards.check_tensors(manifest)
+
+
+def test_manifest_that_lacks_a_weight_or_its_moments_is_damaged() -> None:
+    keys = ("model/a", "exp_avg/a", "exp_avg_sq/a", "model/frozen")
+    manifest: dict[str, Any] = {
+        "sizes": {"a": 6, "frozen": 2, "empty": 0},
+        "optimizer_steps": {"a": 1.0},
+        "tensors": shards.merged([{key: ["F32", [2 if key == "model/frozen" else 6], 0, 6] for key in keys}]),
+    }
+    manifest["tensors"]["model/frozen"]["parts"] = [[0, 0, 2]]
+    shards.check_tensors(manifest)
+    for key in keys:
+        tensors = {name: tensor for name, tensor in manifest["tensors"].items() if name != key}
+        with pytest.raises(DamagedError, match=f"{key}: 0 of [26] elements are in the shards"):
+            shards.check_tensors({**manifest, "tensors": tensors})
+
+
+def test_save_that_lacks_a_weight_costs_no_older_checkpoint(tmp_path: Path) -> None:
+    session = Session.start(tmp_path, checkpoint="sharded", save_total_limit=1)
+    session.train_and_save(1)
+    session.strategy.sizes = {**session.strategy.sizes, "frozen": 3}
+    with pytest.raises(StorageError, match="model/frozen: 0 of 3 elements are in the shards"):
+        session.train_and_save(2)
+    assert [path.name for path in files.newest_first(tmp_path)] == ["step_1"]
+
+
+def test_resumed_shards_do_not_stay_mapped(tmp_path: Path) -> None:
+    """Over NFS the removal of a mapped file leaves another one, and its folder cannot be removed."""
+    Session.start(tmp_path, checkpoint="sharded").train_and_save(1)
+    session = Session.start(tmp_path, checkpoint="sharded")
+    gc.collect()
+    gc.disable()
+    try:
+        assert session.resume().step == 1
+        mapped = Path("/proc/self/maps").read_text()
+    finally:
+        gc.enable()
+    assert str(tmp_path) not in mapped
+
+
+def test_shards_beyond_the_limit_of_open_files_are_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharded, "OPEN_FILES", 1)
+    values = torch.arange(6.0)
+    for rank in (0, 1):
+        with (tmp_path / shards.shard_name(rank)).open("wb") as file:
+            safetensors.write(file, {"model/a": values[3 * rank :][:3]}, {})
+    tensors = shards.merged([{"model/a": ["F32", [6], 3 * rank, 3 * rank + 3]} for rank in (0, 1)])
+    source = sharded.Shards(Checkpoint(tmp_path, {"tensors": tensors}))
+    assert torch.equal(source.whole("model/a"), values)
+    assert torch.equal(source.whole("model/a"), values)
+
+
+def test_missing_moments_of_a_parameter_without_gradients_are_loaded_as_zeros(tmp_path: Path) -> None:
+    """ZeRO has moments of all parameters, DDP only of those that had a gradient."""
+
+    class MomentsOfAll(Ddp):
+        def parts_to_load(self, steps: Mapping[str, float]) -> Sequence[Part]:
+            return super().parts_to_load(dict.fromkeys(self.sizes, next(iter(steps.values()))))
+
+    first = Session.start(tmp_path, checkpoint="sharded")
+    first.train()
+    name, unused = next(iter(first.strategy.unwrapped_model.named_parameters()))
+    del first.strategy.optimizer.state[unused]
+    first.checkpoints.save(TrainState(1, 2), first.strategy)
+    assert name not in files.verified(tmp_path / "step_1").manifest["optimizer_steps"]
+    second = Session.start(tmp_path, checkpoint="sharded")
+    strategy = MomentsOfAll(second.checkpoints.group, second.checkpoints.config, Gpt(second.checkpoints.config))
+    assert second.checkpoints.resume(strategy).step == 1
+    assert not strategy.optimizer.state[next(strategy.unwrapped_model.parameters())]["exp_avg"].any()
 
 
 def test_ranks_that_disagree_about_a_tensor_cannot_save() -> None:

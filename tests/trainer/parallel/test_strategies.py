@@ -21,7 +21,7 @@ from trainer.parallel import build_strategy
 from trainer.parallel.buffers import Buffers
 from trainer.parallel.ddp import Ddp
 from trainer.parallel.deepspeed.cpu_adam import cpu_adam
-from trainer.parallel.deepspeed.zero import Zero
+from trainer.parallel.deepspeed.zero import Zero, refuse_frozen_weights
 from trainer.parallel.fsdp import scattered
 from trainer.parallel.requirements import unmet_requirement
 from trainer.runtime.accelerators import NO_SCALER_T2X
@@ -252,3 +252,12 @@ def test_optimizer_gets_the_gradient_clipped_to_grad_clip(limit: float, clipped:
     given = float(torch.cat([mean.flatten() for mean in means]).norm()) / (1 - strategy.config.optim.betas[0])
     assert given == pytest.approx(limit if clipped else norm, rel=1e-4)
     assert norm > 0.01
+
+
+def test_zero_refuses_weights_that_it_cannot_save() -> None:
+    model = torch.nn.Linear(2, 2)
+    refuse_frozen_weights(model, "zero2")
+    model.bias.requires_grad_(False)  # noqa: FBT003 -- torch's own
+    message = "^strategy=zero2 does not save weights with requires_grad=False, such as bias: use strategy=ddp or fsdp2$"
+    with pytest.raises(UserError, match=message):
+        refuse_frozen_weights(model, "zero2")

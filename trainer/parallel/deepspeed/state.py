@@ -14,8 +14,9 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 import torch
 
 from trainer.optim.adamw import whole_shape
-from trainer.parallel.parts import MODEL, MOMENTS, Part, persistent_buffers
+from trainer.parallel.parts import Part, persistent_buffers
 from trainer.runtime.group import Group
+from trainer.state_keys import MODEL, MOMENTS
 
 # `Any` below stands for DeepSpeed's engine and optimizers, which have no types.
 SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")

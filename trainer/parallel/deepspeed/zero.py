@@ -59,6 +59,8 @@ class Zero:
         split = self.stage == SPLIT_STAGE and build_fillable(task, config) is not None
         model = _build_split(group, config, task, settings) if split else build_whole(group, config, task)
         self.sizes: Mapping[str, int] = sizes_of(model)
+        if self.stage > 0:
+            refuse_frozen_weights(model, config.strategy)
         if config.compile:
             model.compile()
         self.buffers = Buffers(model)
@@ -182,6 +184,15 @@ def _build_split(group: Group, config: TrainConfig, task: Task, settings: Mappin
         model = build_plain(task, config)
     fill(task, model, put)
     return model
+
+
+def refuse_frozen_weights(model: torch.nn.Module, strategy: str) -> None:
+    """Raise UserError for a weight without a gradient: DeepSpeed keeps no fp32 slice of it, from which to save."""
+    frozen = next((name for name, parameter in model.named_parameters() if not parameter.requires_grad), None)
+    if frozen is not None:
+        raise UserError.agreed(
+            f"strategy={strategy} does not save weights with requires_grad=False, such as {frozen}: use strategy=ddp or fsdp2"
+        )
 
 
 def _cast_inputs(model: torch.nn.Module, inputs: Tuple[Any, ...]) -> Tuple[Any, ...]:
