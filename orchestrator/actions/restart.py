@@ -60,6 +60,7 @@ def _start(
 ) -> LaunchPlan:
     """Check the nodes of an attempt and start its agents; return the plan as it was carried out."""
     launcher.prepare_attempt(planned.plan)  # before the log readers learn the nodes: a spare node may be unreachable
+    _require_not_stopped(folder)  # `orch stop` may have recorded the end meanwhile
     on_connected()
     launcher.begin_attempt(planned.plan)
     checked = checked_nodes(planned.plan) if planned.checked else ()
@@ -82,5 +83,5 @@ def _start(
 
 
 def _require_not_stopped(folder: RunFolder) -> None:
-    if folder.is_stop_requested():
+    if folder.is_stop_requested() or folder.read().state.ended:
         raise LaunchError("the run was stopped")

@@ -195,13 +195,17 @@ class Restarts:
             "decision": plan.restarted,
         }
         self._folder.change(
-            lambda record: replace(
-                record,
-                attempt=plan.attempt,
-                attempts=(*record.attempts[: plan.attempt - 2], ended),
-                state=RunState.STARTING,
-                message=None,
-                slow=None,
+            lambda record: (
+                record
+                if record.state.ended  # by a command, just now
+                else replace(
+                    record,
+                    attempt=plan.attempt,
+                    attempts=(*record.attempts[: plan.attempt - 2], ended),
+                    state=RunState.STARTING,
+                    message=None,
+                    slow=None,
+                )
             )
         )
 

@@ -19,7 +19,9 @@ from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Program, Request, RunRecord, RunState
 from orchestrator.store import Store
+from orchestrator.supervision.restart import DirectAttempt, Restarts
 from orchestrator.transports.local import LocalTransport
+from orchestrator.verdict.judge import Verdict
 
 
 class FailingLauncher(DirectLauncher):
@@ -46,15 +48,39 @@ def test_node_whose_agent_may_run_is_not_replaced(
     plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
     record = RunRecord(plan.run_id, "ssh", RunState.STARTING, "", {}, {"digest": "d"}, {}, {})
     folder = Store(tmp_path).create(record)
-    if stopped:
-        folder.request_stop()
+    on_connected = folder.request_stop if stopped else lambda: None
     planned = Planned(plan, cast("Any", None), record, (), (), cast("Any", None), {})
     launcher = FailingLauncher(plan, lambda node: LocalTransport(node.name))
     with pytest.raises(LaunchError) as caught:
-        _start(planned, launcher, folder, lambda _: None, on_connected=lambda: None)
+        _start(planned, launcher, folder, lambda _: None, on_connected=on_connected)
     first, *rest = str(caught.value).splitlines()
     assert cause in first
     assert [line.strip() for line in rest][-2:] == ["not everything could be stopped:", "s0: no route"]
+
+
+def test_run_that_is_stopped_while_the_next_attempt_connects_stays_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the nodes are connected, `orch stop` finds a run without processes, and records the end itself."""
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path))
+    inventory = Inventory(name="here", nodes=(Node(name="n0"),))
+    request = Request("ssh", Program("executable", ("true",)), max_retries=1)
+    plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
+    record = RunRecord(plan.run_id, "ssh", RunState.RUNNING, "", {}, {}, {}, {}, started=True)
+    folder = Store(tmp_path).create(record)
+    launcher = DirectLauncher(plan, lambda node: LocalTransport(node.name))
+    monkeypatch.setattr(launcher, "prepare_attempt", lambda _: folder.update(state=RunState.STOPPED))
+
+    def start(following: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
+        planned = Planned(following, *cast("Any", [None] * 7))
+        return _start(planned, launcher, folder, pytest.fail, on_connected=on_connected)
+
+    verdict = Verdict(RunState.FAILED, message="rank 0 failed")
+    attempt = DirectAttempt.of(verdict, [], (), ())
+    reason = Restarts(folder, 1, start, lambda: True).begin(plan, verdict, attempt)
+    assert reason == "attempt 2 could not be started: the run was stopped"
+    ended = folder.read()
+    assert (ended.state, ended.attempt, ended.attempts) == (RunState.STOPPED, 1, ())
 
 
 def test_attempt_whose_node_cannot_be_reached_is_not_shown_to_log_readers() -> None:

@@ -170,6 +170,13 @@ def _started(plan: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
     return plan
 
 
+def test_record_of_a_run_that_has_ended_is_not_opened_again(tmp_path: Path) -> None:
+    folder, plan = _plan(tmp_path)
+    folder.update(state=RunState.STOPPED)
+    assert Restarts(folder, 9, _started, lambda: True).begin(plan, _failed(), _attempt()) == ""
+    assert (folder.read().state, folder.read().attempt) == (RunState.STOPPED, 1)
+
+
 TRAINER = Program("trainer", ("lr=1e-3", "accumulation=3"))
 
 
