@@ -21,7 +21,7 @@ from orchestrator.endpoint.client import HEARTBEAT_ANSWER_S
 from orchestrator.endpoint.replies import AgentRecord, NodeObservation
 from orchestrator.errors import LoginRefused, NotListening, OrchError, Unreachable
 from orchestrator.failure_class import FailureClass
-from orchestrator.fanout import each
+from orchestrator.fanout import each, successes
 from orchestrator.launchers.direct import DirectLauncher, parse_rendezvous
 from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
@@ -144,8 +144,10 @@ class Supervisor:
         def end_returning_nodes() -> None:
             self._end_returning_nodes(unreached, (self._plan.isolation_timeout_s or 0.0) + RETURN_S)
 
-        # a diagnosis takes seconds, in which a node that answers again must not keep its ranks
-        each([report, end_returning_nodes] if unreached else [report], lambda work: work(), limit=2)
+        if unreached:  # a diagnosis takes seconds, in which a node that answers again must not keep its ranks
+            successes(each([report, end_returning_nodes], lambda work: work(), limit=2))
+        else:
+            report()
         return False
 
     def _end_standbys(self, used: Collection[str] = ()) -> None:
@@ -382,7 +384,7 @@ class Supervisor:
         if refused:
             text = f"the run may still run on {fold(refused)}, which refused the login"
             verdict = replace(verdict, message="; ".join(filter(None, (verdict.message, text))))
-        verdict = with_last_lines(verdict, self._launcher, self._plan.attempt)
+        verdict = with_last_lines(verdict, connected, self._plan.attempt)
         return EndedAttempt(verdict, unreached, frozenset(refusing), frozenset((refused - lost) | left))
 
     def _is_silent(self, state: NodeState) -> bool:

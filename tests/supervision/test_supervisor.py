@@ -25,7 +25,7 @@ from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import GRACE_S, NodePlan
-from orchestrator.run import Program, Request, RunRecord, RunState
+from orchestrator.run import Program, RankExit, Request, RunRecord, RunState
 from orchestrator.store import RunFolder
 from orchestrator.supervision.link import OwnerLink, frame, messages
 from orchestrator.supervision.poller import NodeState, Poller
@@ -186,7 +186,8 @@ def test_lost_and_silent_nodes_delay_the_end_by_one_unanswered_query_and_no_logi
         launcher.reach(plan.nodes[2]).close()
         supervisor._states["n3"].login_refused = True  # noqa: SLF001  nothing is polled here
         begun = time.monotonic()
-        ended = supervisor._end(Verdict(RunState.FAILED, message="n9 is gone"))  # noqa: SLF001  the end alone
+        failure = RankExit("n2", 2, 7, None)  # its last lines are on a lost node
+        ended = supervisor._end(Verdict(RunState.FAILED, failure, "n9 is gone"))  # noqa: SLF001  the end alone
         assert time.monotonic() - begun < 25
     assert sorted(logins) == ["n0", "n1", "n2", "n3"]
     assert [node.name for node in ended.unreached] == ["n1", "n2", "n3"]
@@ -373,6 +374,36 @@ def test_processes_of_a_returning_node_are_ended_during_the_diagnosis(
     monkeypatch.setattr(supervisor, "_stop", stop)
     assert not supervisor._finish(verdict, diagnose, None)  # noqa: SLF001  the end of a run alone
     assert calls == ["n1", "diagnosed"]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_diagnosis_that_fails_ends_the_supervision_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    supervisor = _supervisor_of(tmp_path, 2)
+    verdict = Verdict(RunState.FAILED, message="n1 is gone")
+    ended = EndedAttempt(verdict, supervisor._plan.nodes[:lost], frozenset(), frozenset())  # noqa: SLF001
+    monkeypatch.setattr(supervisor, "_end", lambda _: ended)
+    monkeypatch.setattr(supervisor, "_stop", lambda *_: [])
+
+    def diagnose() -> None:
+        raise RunNotFound("the record cannot be read")
+
+    with pytest.raises(RunNotFound, match="the record cannot be read"):
+        supervisor._finish(verdict, diagnose, None)  # noqa: SLF001  the end of a run alone
+
+
+def test_failure_is_diagnosed_without_another_thread_if_no_node_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = _supervisor_of(tmp_path, 1)
+    verdict = Verdict(RunState.FAILED, message="rank 0 failed")
+    monkeypatch.setattr(supervisor, "_end", lambda _: EndedAttempt(verdict, (), frozenset(), frozenset()))
+    diagnosed = list[bool]()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _refuse)
+        assert not supervisor._finish(verdict, lambda: diagnosed.append(True), None)  # noqa: SLF001  as above
+    assert diagnosed == [True]
 
 
 def test_wait_for_lost_nodes_ends_when_the_run_is_stopped(tmp_path: Path) -> None:
