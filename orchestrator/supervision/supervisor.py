@@ -24,6 +24,7 @@ from orchestrator.failure_class import FailureClass
 from orchestrator.fanout import each, successes
 from orchestrator.launchers.direct import DirectLauncher, parse_rendezvous
 from orchestrator.names.hostlist import fold
+from orchestrator.node.isolation import SILENT_S
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder
@@ -168,7 +169,13 @@ class Supervisor:
         if reason := restarts.reason_against(ended.verdict, attempt):
             return reason
         isolated = self._isolated(cut_off, ended.refusing)
-        unreached, running = self._until_isolated(ended.unreached)
+
+        def is_over() -> bool:
+            nonlocal isolated
+            isolated &= self._isolated(cut_off, ended.refusing)  # a node that reaches the head measures from 0 again
+            return self._is_over()
+
+        unreached, running = self._until_isolated(ended.unreached, is_over)
         if self._is_over():
             return "not restarted: it was stopped"
         lost = {node.name for node in unreached}
@@ -192,7 +199,11 @@ class Supervisor:
         if head.node.name in lost:
             is_isolated = set(lost) == {head.node.name} and not refusing and self._is_head_isolated(head, agent)
             return set(lost) if is_isolated else set()
-        addresses = {name: _address_of(self._states[name]) for name in lost if name not in refusing}
+        addresses = {
+            name: _address_of(self._states[name])
+            for name in lost
+            if name not in refusing and not self._is_stopped(name)
+        }
         try:
             reached = self._launcher.reach(head.node).reach(
                 sorted(addresses.values()), parse_rendezvous(agent.rendezvous).port
@@ -208,7 +219,7 @@ class Supervisor:
         All other nodes are queried: any of them may be one of the peers that its agent tries to reach.
         """
         peers = [state.node for state in self._states.values() if state is not head]
-        if not peers or head.observation is None or not head.observation.peer_answered:
+        if not peers or self._is_stopped(head.node.name) or not (head.observation and head.observation.peer_answered):
             return False
         rendezvous = parse_rendezvous(agent.rendezvous)
         addresses = sorted({rendezvous.address, _address_of(head)})
@@ -217,7 +228,14 @@ class Supervisor:
         )
         return all(answer == set() for answer in answers)
 
-    def _until_isolated(self, unreached: Sequence[NodePlan]) -> tuple[Sequence[NodePlan], frozenset[str]]:
+    def _is_stopped(self, name: str) -> bool:
+        """True if a signal (SIGSTOP) has stopped the node's agent, which then ends no ranks."""
+        observation = self._states[name].observation
+        return observation is not None and observation.stopped
+
+    def _until_isolated(
+        self, unreached: Sequence[NodePlan], is_over: Callable[[], bool]
+    ) -> tuple[Sequence[NodePlan], frozenset[str]]:
         """Wait until nodes that are cut off have ended their ranks themselves; returns as _end_returning_nodes."""
         if not unreached:
             return (), frozenset()
@@ -225,10 +243,11 @@ class Supervisor:
         now, cut_s = time.monotonic(), [self._states[node.name].unreached_s for node in unreached]
         passed_s = min(0.0 if since_s is None else now - max(since_s, self._polled_until_s) for since_s in cut_s)
         names = fold(node.name for node in unreached)
-        wait_s = max(RETRY_S, (self._plan.isolation_timeout_s or 0.0) + GRACE_S + END_S - passed_s)
+        # the node counts its isolation only from SILENT_S after the last heartbeat
+        wait_s = max(RETRY_S, (self._plan.isolation_timeout_s or 0.0) + SILENT_S + GRACE_S + END_S - passed_s)
         text = f"{names} must have ended its ranks before the run restarts: it does so itself within {wait_s:.0f} s"
         self._folder.add_event("restart-waits", text)
-        return self._end_returning_nodes(unreached, wait_s, self._is_over)
+        return self._end_returning_nodes(unreached, wait_s, is_over)
 
     def _until_over(self) -> Verdict | None:
         """The verdict that ends the run; None if no node can be polled any more."""

@@ -63,8 +63,10 @@ def test_nodes_in_messages_of_orch_itself_are_named() -> None:
     lines = (
         "  n0: the host key of n0 has changed: it is ssh-rsa A, but B has another one",
         "n[0-1]: no key was accepted (",
+        "orch: error: n0: the host key of n0 is unknown: x",
+        "orch: error: n[0-1]: no key was accepted (",
     )
-    assert [found_in(line).hits[0].node for line in lines] == ["n0", None]
+    assert [found_in(line).hits[-1].node for line in lines] == ["n0", None, "n0", None]
 
 
 def test_the_literal_of_a_plain_pattern_is_its_text() -> None:

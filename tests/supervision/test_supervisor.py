@@ -8,9 +8,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from orchestrator.endpoint.replies import AgentRecord, Finished, NodeObservation
 from orchestrator.errors import LoginRefused, NotListening, OrchError, RunNotFound, Unreachable
 from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import DirectLauncher
+from orchestrator.node.isolation import SILENT_S
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import GRACE_S, NodePlan
 from orchestrator.run import Program, RankExit, Request, RunRecord, RunState
@@ -30,6 +31,7 @@ from orchestrator.store import RunFolder
 from orchestrator.supervision.link import OwnerLink, frame, messages
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.supervision.queries import STOP
+from orchestrator.supervision.restart import Restarts
 from orchestrator.supervision.supervisor import END_S, EndedAttempt, Supervisor, supervise
 from orchestrator.transports.local import LocalTransport
 from orchestrator.verdict.judge import Verdict
@@ -164,7 +166,7 @@ def test_lost_and_silent_nodes_delay_the_end_by_one_unanswered_query_and_no_logi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait for the answer to a stop would be 50 s, and that for the first answer after a login 30 s."""
-    monkeypatch.setattr("orchestrator.supervision.supervisor.HEARTBEAT_ANSWER_S", 0.5)
+    monkeypatch.setattr("orchestrator.supervision.supervisor.HEARTBEAT_ANSWER_S", 5.0)
     monkeypatch.setattr("orchestrator.transports.local.EXIT_WAIT_S", 0.1)
     inventory = Inventory(name="here", nodes=tuple(Node(name=f"n{index}") for index in range(4)))
     request = Request("ssh", Program("executable", ("true",)))
@@ -413,6 +415,47 @@ def test_wait_for_lost_nodes_ends_when_the_run_is_stopped(tmp_path: Path) -> Non
     assert supervisor._end_returning_nodes(nodes, 600.0, supervisor._is_over) == (nodes, frozenset())  # noqa: SLF001
 
 
+def test_node_that_reached_the_head_during_the_wait_may_still_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node measures its isolation from 0 again, so the end of the wait proves nothing."""
+    supervisor = _supervisor_of(tmp_path, 2)
+    isolated = {"n1"}
+    monkeypatch.setattr(supervisor, "_isolated", lambda *_: set(isolated))
+
+    def wait(nodes: Sequence[NodePlan], _: float, is_over: Callable[[], bool]) -> object:
+        isolated.clear()
+        assert not is_over()
+        isolated.add("n1")
+        return nodes, frozenset[str]()
+
+    monkeypatch.setattr(supervisor, "_end_returning_nodes", wait)
+    restarts = Restarts(supervisor._folder, 3, lambda *_: pytest.fail("it restarts"), lambda: True)  # noqa: SLF001
+    ended = EndedAttempt(Verdict(RunState.FAILED), supervisor._plan.nodes[1:], frozenset(), frozenset())  # noqa: SLF001
+    assert supervisor._restart(restarts, ended) == "not restarted: processes of the run may still run on n1"  # noqa: SLF001
+
+
+def test_node_whose_agent_is_stopped_does_not_end_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = _supervisor_of(tmp_path, 3)
+    for name, state in supervisor._states.items():  # noqa: SLF001  nothing is polled here
+        state.observation = NodeObservation(
+            name, AGENT, alive=True, same_boot=True, finished=None, first_failure=None, peer_answered=True
+        )
+
+    class Peer:
+        def reach(self, _: list[str], __: int) -> set[str]:
+            return set()
+
+    monkeypatch.setattr(supervisor._launcher, "reach", lambda _: Peer())  # noqa: SLF001
+    for name in ("n0", "n1"):
+        state = supervisor._states[name]  # noqa: SLF001
+        assert supervisor._isolated({name}, ()) == {name}  # noqa: SLF001
+        assert state.observation is not None
+        state.observation = replace(state.observation, stopped=True)
+        assert supervisor._isolated({name}, ()) == set()  # noqa: SLF001
+        state.observation = replace(state.observation, stopped=False)
+
+
 @pytest.mark.parametrize(
     ("lost", "refusing", "reached", "isolated"),
     [
@@ -510,13 +553,13 @@ def test_restart_waits_from_when_the_head_did_not_reach_the_lost_nodes(
         assert verdict is not None
         assert (lost.unreached_s is not None) is has_moment
     lost.unreached_s = time.monotonic() - 30  # the end of the others took so long
-    supervisor._until_isolated([lost.node])  # noqa: SLF001
-    supervisor._until_isolated([lost.node, lost_later.node])  # noqa: SLF001  n2 was lost meanwhile
-    whole_s = 60 + GRACE_S + END_S
+    supervisor._until_isolated([lost.node], supervisor._is_over)  # noqa: SLF001
+    supervisor._until_isolated([lost.node, lost_later.node], supervisor._is_over)  # noqa: SLF001  n2 was lost meanwhile
+    whole_s = 60 + SILENT_S + GRACE_S + END_S
     assert waits[0] <= whole_s - 30
     assert waits[1] == whole_s
     lost.unreached_s, supervisor._polled_until_s = time.monotonic() - 74, time.monotonic()  # noqa: SLF001
-    supervisor._until_isolated([lost.node])  # noqa: SLF001  a heartbeat may have arrived after the query
+    supervisor._until_isolated([lost.node], supervisor._is_over)  # noqa: SLF001  a heartbeat may have arrived after the query
     assert waits[2] > waits[0] - 30
 
 

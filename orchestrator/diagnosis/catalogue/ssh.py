@@ -9,7 +9,7 @@ from orchestrator.diagnosis.signature import Role, Signature, signature
 _root = partial(signature, Role.ROOT)
 _symptom = partial(signature, Role.SYMPTOM)
 _SSH = "OpenSSH 9"
-_NODE = r"(?:(?:^|\s)(?P<node>[\w.-]+): (?:\S+: )?)?"
+_NODE = r"(?:(?:^|\s)(?!(?:orch|error|warning): )(?P<node>[\w.-]+): (?:\S+: )?)?"
 """Before the messages of orch itself: the node, unless it is several, and its address."""
 
 SSH: tuple[Signature, ...] = (
