@@ -79,6 +79,9 @@ def shape_of(config: Mapping[str, Any]) -> LlamaShape:
     kv_heads = _count(config, "num_key_value_heads", heads)
     if heads % kv_heads:
         raise ValueError(f"num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}")
+    head_width = _count(config, "head_dim", width // heads)
+    if head_width % 2:
+        raise ValueError(f"head_dim={head_width}: rotary positions need an even number")
     rope_theta, rope_scaling = _rope(config)
     has_bias = bool(config.get("attention_bias", False))
     return LlamaShape(
@@ -87,7 +90,7 @@ def shape_of(config: Mapping[str, Any]) -> LlamaShape:
         feed=_count(config, "intermediate_size"),
         heads=heads,
         kv_heads=kv_heads,
-        head_width=_count(config, "head_dim", width // heads),
+        head_width=head_width,
         vocabulary=_count(config, "vocab_size"),
         context=_count(config, "max_position_embeddings"),
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
@@ -125,4 +128,4 @@ def _rope(config: Mapping[str, Any]) -> Tuple[float, Tuple[float, ...]]:
 
 def _window(config: Mapping[str, Any]) -> int | None:
     is_used = config.get("use_sliding_window", config["model_type"] == "mistral")
-    return config.get("sliding_window") if is_used else None
+    return _count(config, "sliding_window") if is_used and config.get("sliding_window") is not None else None

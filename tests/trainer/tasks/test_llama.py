@@ -60,6 +60,11 @@ def test_config_json_of_older_transformers_gives_the_same_shape() -> None:
         ({"mlp_bias": True}, "hidden_act=silu mlp_bias=true: only silu"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has sliding_attention: only full"),
         ({"num_key_value_heads": 3}, "num_attention_heads=4 is no multiple of num_key_value_heads=3"),
+        ({"head_dim": 3}, "head_dim=3: rotary positions need an even number"),
+        (
+            {"model_type": "mistral", "sliding_window": "4096"},
+            'sliding_window="4096": a number from 1 on is needed',
+        ),
         ({"vocab_size": "11"}, 'vocab_size="11": a number from 1 on is needed'),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type=yarn: default and llama3 can be trained"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "has no 'low_freq_factor'"),
