@@ -84,7 +84,7 @@ class Timeline:
     training_s: float
     """From the first to the last step of each attempt."""
     utilization_percent: float | None = None
-    """The mean utilization of all cards since the first step of each attempt; None without cards."""
+    """The mean utilization of the cards that the ranks should use, since the first step of each attempt; None without cards."""
     utilization_samples: int = 0
 
     @property

@@ -80,7 +80,8 @@ class CardSampler:
         steps = reported_steps(self._folder, started_ranks(self._folder, self._job.rank_numbers))
         idle = [] if tool.error else self._idle_cards.add(loads, steps)
         if steps.newest and not tool.error:
-            self._add_loads([load for load in loads.values() if load is not None])
+            known = sorted((load for load in loads.values() if load is not None), reverse=True)
+            self._add_loads(known[: self._idle_cards.expected(loads)])
         body: CardsBody = {
             "time": self._events.clock.now(),
             "tool": tool.name,
@@ -105,7 +106,7 @@ class CardSampler:
             self._kind = None
 
     def _add_loads(self, percents: Sequence[float]) -> None:
-        """Add a sample to the mean utilization."""
+        """Add a sample to the mean utilization of the cards that the ranks should use."""
         if percents:
             self._samples += 1
             self._mean_percent += (sum(percents) / len(percents) - self._mean_percent) / self._samples

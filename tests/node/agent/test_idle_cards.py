@@ -222,6 +222,20 @@ def test_cards_of_a_t20_that_sleep_while_one_works_are_reported(
     until(lambda: sampler.unkillable is None, awaited="the end of the tool")
 
 
+def test_utilization_is_that_of_the_cards_that_the_ranks_should_use(
+    tmp_path: Path, tool: Callable[[str, str], None]
+) -> None:
+    table = (CASES / "vendor" / "efsmi-t20.txt").read_text()
+    (tmp_path / "table").write_text(table.replace("0.0%     W28001210504", "85.0%    W28001210504"))
+    tool("efsmi", f"exec cat '{tmp_path}/table'")
+    (tmp_path / "progress").mkdir()
+    sampler = CardSampler(_job("gcu", 1), str(tmp_path), EventLog(str(tmp_path), Clock()))
+    body = _sampled(sampler, tmp_path, lambda body: body["samples"])
+    assert (body["mean_percent"], body["expected"]) == (85.0, 1)
+    sampler.close()
+    until(lambda: sampler.unkillable is None, awaited="the end of the tool")
+
+
 def test_missing_tool_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("orchestrator.node.vendor.tool.FOLDERS", ())
