@@ -44,11 +44,12 @@ def main() -> int:
         draw = random.Random(options.seed)  # noqa: S311 -- not for secrets
         count = _disturb(disturbed, draw, every_s=options.every)
         problems = list(_problems(disturbed, undisturbed))
-        found = stats(disturbed)
-        _report(f"{count} faults, {disturbed.record().attempt} attempts, ETTR {found['ettr']:.1%}")
+        for problem in problems:
+            _report(f"BROKEN: {problem}")
+        ettr = stats(disturbed)["ettr"]
+        measured = "" if ettr is None else f", ETTR {ettr:.1%}"
+        _report(f"{count} faults, {disturbed.record().attempt} attempts{measured}")
         sys.stdout.write(disturbed.orch("stats", disturbed.run).stdout)
-    for problem in problems:
-        _report(f"BROKEN: {problem}")
     return 1 if problems else 0
 
 
