@@ -3,7 +3,7 @@
 
 The shared trainer on three ssh hosts of network namespaces and a spare; the same script under `torchrun --max-restarts` with c10d, which has no spare and
 so no row for the loss of a node. *Ended*: no rank of the attempt is left on a host that can be reached. *Next step*: one that no attempt had made.
-The lost node is never that of rank 0, without which orch does not restart (docs/ssh.md).
+The lost node is never that of rank 0, without which orch restarts only under further conditions (docs/ssh.md).
 """
 
 from __future__ import annotations
