@@ -23,7 +23,7 @@ from orchestrator.node.retry import (
     saved_step,
 )
 from orchestrator.plan.plan import LaunchPlan, NodePlan
-from orchestrator.run import Program, RankExit, RunState
+from orchestrator.run import Program, RankExit, RunRecord, RunState
 from orchestrator.store import RunFolder
 from orchestrator.verdict.classify import classify
 from orchestrator.verdict.judge import Verdict
@@ -125,8 +125,14 @@ class Restarts:
             return "not restarted: nothing was saved, and no node was lost"
         return reason_against_restart(attempts, self._max_retries)
 
-    def begin(self, plan: LaunchPlan, verdict: Verdict, attempt: DirectAttempt) -> str:
-        """Start the next attempt; return why that failed, or empty."""
+    def begin(
+        self,
+        plan: LaunchPlan,
+        verdict: Verdict,
+        attempt: DirectAttempt,
+        on_record: Callable[[RunRecord], None] = lambda _: None,
+    ) -> str:
+        """Start the next attempt, after a call of `on_record` with its record; return why it could not be started, or empty."""
         assert self._start is not None, "see reason_against"
         self._attempts.append(attempt)
         unusable: set[str] = set()  # spare nodes that cannot be reached
@@ -135,8 +141,9 @@ class Restarts:
             if not names:
                 return f"not restarted: {fold(attempt.lost)} cannot be reached, and {self._lack(plan, unusable)}"
             following = _following(plan, names, f"{verdict.message}; {newest_saved(self._attempts)}")
+            record = partial(self._record, following, verdict, attempt, on_record)
             try:
-                self._folder.write_plan(self._start(following, partial(self._record, following, verdict, attempt)))
+                self._folder.write_plan(self._start(following, record))
             except NodesError as error:
                 unreached = {failure.node for failure in error.failures} - {node.name for node in plan.nodes}
                 if not unreached:
@@ -178,7 +185,9 @@ class Restarts:
             return lack
         return f"{lack}; --elastic allows {', '.join(map(str, plan.sizes.counts))} nodes"
 
-    def _record(self, plan: LaunchPlan, verdict: Verdict, attempt: DirectAttempt) -> None:
+    def _record(
+        self, plan: LaunchPlan, verdict: Verdict, attempt: DirectAttempt, on_record: Callable[[RunRecord], None]
+    ) -> None:
         """Record the plan of the next attempt, the end of the last one and the decision; log readers then follow its nodes."""
         failure, record = classify(verdict), self._folder.read()
         outcome = replace(record, attempt=plan.attempt - 1, failure=failure, exit=verdict.exit, message=verdict.message)
@@ -194,7 +203,7 @@ class Restarts:
             "saved": attempt.saved,
             "decision": plan.restarted,
         }
-        self._folder.change(
+        changed = self._folder.change(
             lambda record: (
                 record
                 if record.state.ended  # by a command, just now
@@ -208,6 +217,7 @@ class Restarts:
                 )
             )
         )
+        on_record(changed)
 
 
 def _following(plan: LaunchPlan, names: Collection[str], cause: str) -> LaunchPlan:

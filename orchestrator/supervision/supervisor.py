@@ -183,7 +183,7 @@ class Supervisor:
         if may_run := ended.running | running | (lost - isolated):
             return f"not restarted: processes of the run may still run on {fold(may_run)}"
         attempt = DirectAttempt.of(ended.verdict, self._observations(), lost, cut_off)
-        return restarts.begin(self._launcher.plan, ended.verdict, attempt)
+        return restarts.begin(self._launcher.plan, ended.verdict, attempt, self._on_record)
 
     def _isolated(self, lost: Collection[str], refusing: Collection[str]) -> set[str]:
         """

@@ -14,7 +14,6 @@ from ruamel.yaml import YAML
 from bench.programs.simulated_nodes import Simulation
 from bench.scale import NODES_MISSING, measure, simulated_nodes
 from bench.workspace import Workspace
-from orchestrator.endpoint import connection
 from orchestrator.errors import NodeError
 from orchestrator.names.hostlist import expand
 from orchestrator.node import protocol
@@ -24,7 +23,7 @@ NODES = 64
 OF_OTHER_COMMANDS = {  # than those that launch, watch, stop and diagnose a run over SSH
     "find", "active_runs", "file_system", "strays", "clear", "list_files", "read_file", "command_once",
 }  # fmt: skip
-CONNECT_S = 5  # on a busy machine, nodes that answer take seconds
+CONNECT_S = 10  # on a busy machine, nodes that answer take seconds
 SILENT = {f"n{index}" for index in range(1, NODES, 8)}
 
 
@@ -55,7 +54,7 @@ def test_launch_with_silent_nodes_starts_none_and_names_them_in_one_message(tmp_
         assert done.code == NodeError.exit_code, done.output
         assert f"n[1,9]: timed out after {CONNECT_S} s (2 of 16)" in done.output
         assert done.output.count("timed out") == 1, done.output
-        assert done.wall < connection.ANSWER_S  # by far less than a login that hangs may take
+        assert done.wall < 60  # CONNECT_S, and the rest on a busy machine
         simulated = scale.simulated()
         assert (simulated["logins"], simulated["running"]) == (14, 0)
 

@@ -170,11 +170,28 @@ def _started(plan: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
     return plan
 
 
-def test_record_of_a_run_that_has_ended_is_not_opened_again(tmp_path: Path) -> None:
+def test_restart_does_not_change_the_record_of_a_run_that_has_ended(tmp_path: Path) -> None:
     folder, plan = _plan(tmp_path)
     folder.update(state=RunState.STOPPED)
     assert Restarts(folder, 9, _started, lambda: True).begin(plan, _failed(), _attempt()) == ""
     assert (folder.read().state, folder.read().attempt) == (RunState.STOPPED, 1)
+
+
+def test_record_of_the_next_attempt_is_reported_before_it_starts(tmp_path: Path) -> None:
+    """Supervision may find the attempt in another state already."""
+    folder, plan = _plan(tmp_path)
+    states: list[tuple[RunState, int]] = []
+
+    def start(plan: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
+        on_connected()
+        folder.update(state=RunState.RUNNING)
+        return plan
+
+    def on_record(record: RunRecord) -> None:
+        states.append((record.state, record.attempt))
+
+    assert Restarts(folder, 9, start, lambda: True).begin(plan, _failed(), _attempt(), on_record) == ""
+    assert states == [(RunState.STARTING, 2)]
 
 
 TRAINER = Program("trainer", ("lr=1e-3", "accumulation=3"))
