@@ -143,7 +143,7 @@ def test_named_interface_takes_precedence_over_the_inventorys_address(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a network namespace")
 def test_named_interface_that_has_only_ipv6_takes_precedence() -> None:
     network = "ip link set lo up; ip link add ib0 type veth peer name x; ip link set ib0 up; ip addr add fd00::5/64 dev ib0 nodad"
-    show = "from orchestrator.node.rendezvous import choose_address, hold_port as c; print(c(['127.0.0.1'], {'NCCL_SOCKET_IFNAME': 'ib'}))"
+    show = "from orchestrator.node.rendezvous import choose_address as c; print(c(['127.0.0.1'], {'NCCL_SOCKET_IFNAME': 'ib'}))"
     argv = [
         components.program("unshare"),
         "--net",
