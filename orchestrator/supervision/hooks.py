@@ -72,7 +72,7 @@ class _Worker:
             try:
                 thread.start()
             except RuntimeError as error:  # the user may have no more threads
-                self._folder.add_event("hook-failed", f"{self._hook}: {error}")
+                self._add_event("hook-failed", str(error))
             else:
                 self._thread = thread
 
@@ -83,7 +83,7 @@ class _Worker:
         self._notifications.put(None)
         self._thread.join(max(0.0, deadline_s - time.monotonic()))
         if self._thread.is_alive():
-            self._folder.add_event("hook-failed", f"{self._hook}: it was not finished {END_S:g} s after the run")
+            self._add_event("hook-failed", f"it was not finished {END_S:g} s after the run")
 
     def _deliver(self) -> None:
         for notification in iter(self._notifications.get, None):
@@ -93,6 +93,11 @@ class _Worker:
                 failure = f"a bug in orch: {type(error).__name__}"
             state = f"{notification.record.state.value}, attempt {notification.record.attempt}"
             event, text = ("hook-failed", f"{state}: {failure}") if failure else ("hook-ran", state)
+            self._add_event(event, text)
+
+    def _add_event(self, event: str, text: str) -> None:
+        """Record the event; if that fails, the supervision and the following deliveries continue."""
+        with suppress(OSError):
             self._folder.add_event(event, f"{self._hook}: {text}")
 
 

@@ -103,6 +103,18 @@ def test_command_gets_each_state_once_in_order_with_the_facts_of_the_run(tmp_pat
     assert _events(folder)[-1] == "hook-ran: command sh: FAILED, attempt 2"
 
 
+def test_hook_whose_result_cannot_be_recorded_is_run_for_the_next_state(tmp_path: Path) -> None:
+    shown = tmp_path / "shown"
+    folder = _run(
+        tmp_path, Hook(command=("sh", "-c", 'echo "$ORCH_STATE" >>"$1"', "hook", str(shown)), on=("STARTING", "DONE"))
+    )
+    (folder.path / "events.jsonl").mkdir()
+    with running_hooks(folder, folder.read_plan().hooks) as on_record:
+        on_record(folder.read())
+        _change(folder, on_record, RunState.DONE)
+    assert shown.read_text().splitlines() == ["STARTING", "DONE"]
+
+
 @pytest.mark.parametrize(
     ("answers", "requests", "event"),
     [
