@@ -353,7 +353,7 @@ class Endpoint:
     def stand_by(self, agent: messages.AgentStart | None, folder: str) -> None:
         """Let processes wait for the attempt after the one whose agent is described, in that node folder; None: end them."""
         request: messages.StandbyRequest = {"agent": agent, "folder": folder}
-        self._connection.call(protocol.STAND_BY, request)
+        self._connection.call(protocol.STAND_BY, request, answer_s=2 * HEARTBEAT_ANSWER_S)
 
     def write_marker(self, folder: str, token: str, *, wait_s: float = ANSWER_S) -> str:
         """Write a token to a new file in the folder, or in the nearest one above it that exists; return the file's path."""

@@ -267,6 +267,11 @@ class DirectLauncher:
                 self._endpoints[node.name] = self._open(node)
             return self._endpoints[node.name]
 
+    def connected_endpoint(self, node: NodePlan) -> Endpoint | None:
+        """The node's endpoint; None without a connection."""
+        endpoint = self._endpoints.get(node.name)
+        return endpoint if endpoint is not None and endpoint.connected else None
+
     def without_reconnects(self, until: threading.Event) -> DirectLauncher:
         """This launcher with the same connections; until the event, it leaves it to the other one to replace lost ones."""
         sharing = copy(self)
@@ -314,14 +319,14 @@ class DirectLauncher:
         node = next(
             node for node in self.plan.nodes if node.name == name
         )  # with its environment, unlike that of the record
-        agent = agent_start(self.plan, node, rendezvous)
-        if agent is not None:
-            self.reach(node).stand_by(agent, self.plan.node_dir(node))
+        agent, endpoint = agent_start(self.plan, node, rendezvous), self.connected_endpoint(node)
+        if agent is not None and endpoint is not None:  # it ends with the connection
+            endpoint.stand_by(agent, self.plan.node_dir(node))
 
     def end_standby(self, node: NodePlan) -> None:
         """End the processes of `stand_by`; without a connection, they have ended."""
-        endpoint = self._endpoints.get(node.name)
-        if endpoint is not None and endpoint.connected:
+        endpoint = self.connected_endpoint(node)
+        if endpoint is not None:
             endpoint.stand_by(None, self.plan.node_dir(node))
 
     def _on_each(

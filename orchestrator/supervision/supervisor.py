@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,6 +49,7 @@ WITNESSES = 3
 SLOW_RANKS_EVERY_S = 5.0  # the comparison reads the progress of all ranks
 _OF_NODE = (FailureClass.NODE, FailureClass.NODE.retry)
 END_S = 5.0  # that an agent needs to kill its ranks after the grace
+KEEP_S = 20.0  # between two requests to an endpoint, which ends after 60 s without one, and its standby with it
 RETURN_S = 30.0  # after the isolation timeout and this margin, a node that is cut off has ended its ranks itself
 
 
@@ -247,7 +248,32 @@ class Supervisor:
         wait_s = max(RETRY_S, (self._plan.isolation_timeout_s or 0.0) + SILENT_S + GRACE_S + END_S - passed_s)
         text = f"{names} must have ended its ranks before the run restarts: it does so itself within {wait_s:.0f} s"
         self._folder.add_event("restart-waits", text)
-        return self._end_returning_nodes(unreached, wait_s, is_over)
+        lost = {node.name for node in unreached}
+        with self._endpoints_kept([node for node in self._plan.nodes if node.name not in lost]):
+            return self._end_returning_nodes(unreached, wait_s, is_over)
+
+    @contextlib.contextmanager
+    def _endpoints_kept(self, nodes: Sequence[NodePlan]) -> Iterator[None]:
+        """Send requests to the endpoints of these nodes, as no heartbeats are sent any more; without a connection, none is opened."""
+        is_over = threading.Event()
+
+        def keep_endpoint(node: NodePlan) -> None:
+            endpoint = self._launcher.connected_endpoint(node)
+            if endpoint is not None:
+                endpoint.clock_ahead(wait_s=HEARTBEAT_ANSWER_S)
+
+        def keep_endpoints() -> None:
+            while not is_over.is_set():
+                each(nodes, keep_endpoint, limit=len(nodes))
+                is_over.wait(KEEP_S)
+
+        thread = threading.Thread(target=keep_endpoints, name="keep", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
 
     def _until_over(self) -> Verdict | None:
         """The verdict that ends the run; None if no node can be polled any more."""

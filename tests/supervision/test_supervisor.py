@@ -19,6 +19,7 @@ import pytest
 from orchestrator.actions import owner
 from orchestrator.actions.launch import Launched
 from orchestrator.endpoint.access import Destination
+from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import AgentRecord, Finished, NodeObservation
 from orchestrator.errors import LoginRefused, NotListening, OrchError, RunNotFound, Unreachable
 from orchestrator.inventory.model import Inventory, Node, SshOptions
@@ -36,6 +37,7 @@ from orchestrator.supervision.supervisor import END_S, EndedAttempt, Supervisor,
 from orchestrator.transports.local import LocalTransport
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.launching import this_process
+from tests.until import until
 
 
 class Answering(NodeState):
@@ -561,6 +563,33 @@ def test_restart_waits_from_when_the_head_did_not_reach_the_lost_nodes(
     lost.unreached_s, supervisor._polled_until_s = time.monotonic() - 74, time.monotonic()  # noqa: SLF001
     supervisor._until_isolated([lost.node], supervisor._is_over)  # noqa: SLF001  a heartbeat may have arrived after the query
     assert waits[2] > waits[0] - 30
+
+
+@pytest.mark.processes
+def test_endpoints_of_the_other_nodes_get_requests_while_the_restart_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An endpoint ends after a minute without one, and the wait may be longer."""
+    monkeypatch.setattr("orchestrator.supervision.supervisor.KEEP_S", 0.01)
+    supervisor = _supervisor_of(tmp_path, 3)
+    launcher, (n0, lost, _) = supervisor._launcher, supervisor._plan.nodes  # noqa: SLF001
+    times_s: list[float] = []
+
+    def wait(nodes: Sequence[NodePlan], *_: object) -> tuple[Sequence[NodePlan], frozenset[str]]:
+        until(lambda: len(times_s) > 2, awaited="requests to n0")
+        return nodes, frozenset()
+
+    def clock_ahead(endpoint: Endpoint, *, wait_s: float) -> tuple[float, float]:
+        assert endpoint.node == "n0", "n1 is lost, and n2 has no connection"
+        times_s.append(wait_s)
+        return 0.0, 0.0
+
+    with closing(launcher):
+        launcher.reach(n0)
+        launcher.reach(lost)
+        monkeypatch.setattr(supervisor, "_end_returning_nodes", wait)
+        monkeypatch.setattr(Endpoint, "clock_ahead", clock_ahead)
+        assert supervisor._until_isolated([lost], lambda: False) == ([lost], frozenset())  # noqa: SLF001  the wait alone
 
 
 AGENT = AgentRecord(1, 1, 1, "boot", "host", "n0", "3.11", "n0", 0, (0,), 1, "127.0.0.1 29500 host", 0.0)
