@@ -14,7 +14,7 @@ import importlib
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Dict, List, NoReturn, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, NoReturn, Optional, Tuple
 
 if TYPE_CHECKING:
     import socket
@@ -27,6 +27,8 @@ DESCRIPTORS_BYTES = 256  # enough for three descriptors with their header
 PR_SET_PDEATHSIG, SIGKILL = 1, 9
 
 Json = Dict[str, Any]
+Changes = Dict[bytes, Tuple[Optional[bytes], Optional[bytes]]]
+"""The former and the present values of variables by their names; None for a variable that is not set."""
 
 
 def become_rank(descriptor: int) -> None:
@@ -42,6 +44,7 @@ def become_rank(descriptor: int) -> None:
         _send(link, {"reason": reason})
         if reason:
             _end()
+        changes = _environment_changes()
         while True:
             request, descriptors = _receive(link)
             pid = os.fork()
@@ -51,7 +54,7 @@ def become_rank(descriptor: int) -> None:
                 os.close(number)
             _send(link, {"pid": pid})
     _rename(name)
-    _enter(request, descriptors)
+    _enter(request, descriptors, changes)
 
 
 def reason_against_fork(*known: int) -> str:
@@ -72,7 +75,16 @@ def _target(number: int) -> str:
         return ""
 
 
-def _enter(request: Json, descriptors: List[int]) -> None:
+def _environment_changes() -> Changes:
+    """The variables that Python's start and the imports have changed in the environment of this process."""
+    with open("/proc/self/environ", "rb") as file:
+        started = dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if b"=" in entry)
+    present = dict(os.environb)
+    values = {name: (started.get(name), present.get(name)) for name in {*started, *present}}
+    return {name: (former, value) for name, (former, value) in values.items() if former != value}
+
+
+def _enter(request: Json, descriptors: List[int], changes: Changes) -> None:
     """Get the settings that a rank has by exec, and wait until the agent is the parent."""
     os.setpgid(0, 0)
     stdout, stderr, permission = descriptors
@@ -86,8 +98,16 @@ def _enter(request: Json, descriptors: List[int]) -> None:
     if request["cpus"]:
         with contextlib.suppress(OSError):  # the cgroup has just changed: an unbound rank is better than none
             os.sched_setaffinity(0, request["cpus"])
+    environment = {key.encode("latin-1"): value.encode("latin-1") for key, value in request["env"].items()}
     os.environb.clear()
-    os.environb.update({key.encode("latin-1"): value.encode("latin-1") for key, value in request["env"].items()})
+    os.environb.update(environment)
+    for name, (former, value) in changes.items():
+        if environment.get(name) != former:  # set for this rank alone, as RANK is
+            continue
+        if value is None:
+            del os.environb[name]
+        else:
+            os.environb[name] = value
     if "numpy.random" in sys.modules:  # each rank would draw the same numbers; Python's own are seeded at every fork
         sys.modules["numpy.random"].seed()
 

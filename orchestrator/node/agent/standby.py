@@ -94,11 +94,13 @@ def stand_by_as_agent(standby: Standby, reader: int, record: Mapping[str, object
         warm = warm_parent(standby.options, {**os.environb, **standby.exports})
         warm.start(inherited, STDERR)
         warm.await_imports()
-        write_json(standby.record, {**record, "ready": True})
+        os.write(standby.status, READY)
+        write_json(
+            standby.record, {**record, "ready": True}
+        )  # after the status: a start may be ordered as soon as it is read
     except (NoFork, Refused, OSError) as error:
         os.write(standby.status, str(error).encode("utf-8", "backslashreplace"))
         return 0
-    os.write(standby.status, READY)
     order = read_all(reader)
     if not order:
         return 0

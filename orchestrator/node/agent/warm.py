@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 VARIABLE = b"ORCH_WARM"
 SIZE_BYTES = 8
+FORK_S = 10.0  # a fork takes milliseconds; a process that is stopped does not answer
 # Libraries read them at their import, to place threads on the CPUs that the process has then.
 PLACEMENT = (b"OMP_PROC_BIND", b"OMP_PLACES", b"GOMP_CPU_AFFINITY", b"KMP_AFFINITY")
 
@@ -92,6 +93,7 @@ class WarmParent:
         """Fork a rank for each environment; return their pids in that order. NoFork if one cannot be forked: then none is left."""
         pids: list[int] = []
         waiting, permission = os.pipe()
+        self.link.settimeout(FORK_S)
         try:
             for number, (environment, output) in enumerate(zip(environments, outputs)):
                 request = {

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -25,6 +26,9 @@ from tests.until import until
 RUN = "here-20260102-030405-0abc"
 PROGRAM = """
 import os, sys
+os.environ["SET_BY_PROGRAM"] = "1"
+os.environ.setdefault("RANK", "7")
+del os.environ["VALUE"]
 if "ORCH_WARM" in os.environ:
     from trainer.runtime import warm
     warm.MODULES = ("extra",)
@@ -241,6 +245,20 @@ def _children(pid: int) -> list[str]:
 
 def _start_time(pid: str) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+@pytest.mark.processes
+def test_agent_does_not_wait_for_a_process_that_is_stopped() -> None:
+    script = (
+        "from orchestrator.node.agent import warm; warm.FORK_S = 0.05; parent = warm.WarmParent([], '/', {}, ())\n"
+        "parent.link, parent_end = warm.socketpair()\n"
+        "try: parent.fork_ranks([{}], [(1, 2)], [])\n"
+        "except warm.NoFork as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "timed out" in done.stdout or "timeout" in done.stdout
 
 
 def test_ranks_are_started_by_exec_if_a_variable_has_changed(node: Node) -> None:
