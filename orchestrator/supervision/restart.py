@@ -23,7 +23,7 @@ from orchestrator.node.retry import (
     saved_step,
 )
 from orchestrator.plan.plan import LaunchPlan, NodePlan
-from orchestrator.run import Program, RankExit, RunRecord, RunState
+from orchestrator.run import Program, RunRecord, RunState
 from orchestrator.store import RunFolder
 from orchestrator.verdict.classify import classify
 from orchestrator.verdict.judge import Verdict
@@ -119,7 +119,7 @@ class Restarts:
         if self._start is None:
             return "not restarted: only the process that launched the run knows its environment, and it has ended"
         if attempt.no_retry:
-            return "not restarted: " + _reason_never(verdict.exit)
+            return "not restarted: " + _reason_never(verdict)
         requested = verdict.exit is not None and verdict.exit.code == REQUEUE
         if not requested and not retry_may_help(attempts):
             return "not restarted: nothing was saved, and no node was lost"
@@ -271,7 +271,7 @@ def _resized(plan: LaunchPlan, world_size: int) -> Program:
     return replace(plan.program, args=(*words, *(f"{name}={value}" for name, value in settings.items())))
 
 
-def _reason_never(failure: RankExit | None) -> str:
-    if failure is not None and failure.code != NO_RETRY:
+def _reason_never(verdict: Verdict) -> str:
+    if _is_out_of_memory(verdict):
         return "memory was exhausted, and would be again"
     return f"a rank exited with {NO_RETRY}: a retry cannot help"

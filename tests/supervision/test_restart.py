@@ -56,6 +56,7 @@ def _node(saved: int | None, code: int | None = 7, *, has_exit: bool = True) -> 
         (_failed(), _node(None), ("n1",), ""),
         (Verdict(RunState.FAILED, message="killed"), _node(None, has_exit=False), (), ""),
         (_failed(code=93), _node(3, 93), (), "not restarted: a rank exited with 93: a retry cannot help"),
+        (_failed(code=1), _node(3, 93), (), "not restarted: a rank exited with 93: a retry cannot help"),
         (_failed(kind="memory"), _node(3), (), "not restarted: memory was exhausted, and would be again"),
         (
             _failed(lines=("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",)),
