@@ -38,6 +38,8 @@ def load_initial(path: Path, strategy: Strategy, task: Task, group: Group) -> No
             state = {"model": tensors, "moments": {}}
         except UserError as exc:
             problem = f"init={path}: {exc}"
+        except OSError as exc:  # of is_dir() and exists(): no permission, too long
+            problem = f"init={path}: cannot be read: {exc.strerror}"
     problem = group.broadcast_bytes(problem.encode()).decode()
     if problem:
         raise UserError.agreed(problem)

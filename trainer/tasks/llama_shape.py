@@ -50,8 +50,8 @@ def read_shape(path: Path) -> LlamaShape:
     Raises:
         UserError: it cannot be read, or describes a model that is not shaped like a Llama.
     """
-    path = path / CONFIG_FILE if path.is_dir() else path
     try:
+        path = path / CONFIG_FILE if path.is_dir() else path
         config = json.loads(path.read_text("utf-8"))
     except OSError as exc:
         raise UserError(f"{path}: cannot be read: {exc.strerror}") from exc

@@ -24,7 +24,7 @@ from trainer.runtime.group import Group
 from trainer.runtime.init import initialise
 from trainer.tasks.llama import Llama
 from trainer.tasks.llama_model import LlamaModel
-from trainer.tasks.llama_shape import shape_of
+from trainer.tasks.llama_shape import read_shape, shape_of
 
 INDEX = "model.safetensors.index.json"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -160,6 +160,17 @@ def test_weights_that_do_not_fit_are_one_message_on_all_ranks(
         load(folder, group)
     assert str(caught.value).startswith(f"init={folder}: {message}")
     assert caught.value.is_agreed
+
+
+def test_path_that_the_system_refuses_is_one_message(folder: Path, group: Group) -> None:
+    """Its name is too long; a path without permission takes the same way, but root may read everything."""
+    path = folder / ("a" * 300)
+    with pytest.raises(UserError, match=r"cannot be read: File name too long$"):
+        read_shape(path)
+    config = load_config(words=["task=trainer.tasks.llama:Llama", f"init={folder}"])
+    task = Llama(config)
+    with pytest.raises(UserError, match=r"^init=.*a: cannot be read: File name too long$"):
+        load_initial(path, Ddp(group, config, task), task, group)
 
 
 def test_three_problems_are_named_and_the_others_counted(folder: Path, group: Group) -> None:
