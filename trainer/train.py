@@ -52,6 +52,7 @@ class Trainer:
         # (parallel/fsdp.py) or ZeRO; AdamW (optim/adamw.py).
         self.strategy = build_strategy(group, config, self.task, self.checkpoints.out)
         seed_everything(derive_seed(config.seed, "rank", group.rank.global_rank), group.accelerator)
+        self.checkpoints = self.checkpoints.for_model(self.strategy)
         self.saver = Saver(self.checkpoints, self.strategy, progress, self.metrics.flush)
         self.roll_back = RollBack(self.checkpoints, self.saver, self.strategy)
         self.loss_mean = LossMean(self.task, group)
@@ -105,7 +106,6 @@ class Trainer:
         if self.config.init and state.step == 0:
             load_initial(Path(self.config.init).expanduser(), self.strategy, self.task, self.group)
         self.checkpoints.check_space(self.strategy.sizes, state.step)
-        self.checkpoints.check_form(self.strategy)
         self.progress.reached("restored")
         self.progress.write("init", state.step, saved=state.step, resumed=state.step)
         self.strategy.warm_up(self.group.on_all(self.batches.peek))

@@ -29,7 +29,7 @@ STALE = re.compile(r"(step_\d+|latest|\.shared|metrics\.jsonl|summary\.json|deep
 QUARANTINED_PREFIX = "quarantined-"
 FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)*\Z")
 READ_BYTES = 256 << 10  # stays in the cache, and in memory that malloc reuses: 4 MB takes twice the CPU time
-MANIFEST_BYTES = 64 << 20  # a larger one was not written by this module
+MANIFEST_BYTES = 1 << 30  # about 30 per rank, parameter and kind of tensor: 8,192 ranks with 1,400 parameters
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -109,8 +109,11 @@ def write_hashed(path: Path, write_to: Callable[[Any], object]) -> Dict[str, Any
 
 def write_manifest(temporary: Path, manifest: Mapping[str, Any]) -> None:
     """Write the sealed manifest, and flush the folder with all its files."""
+    content = _seal(manifest).encode()
+    if len(content) > MANIFEST_BYTES:
+        raise OSError(f"{MANIFEST} would have {len(content)} bytes, over {MANIFEST_BYTES}: use checkpoint=whole")
     with create(temporary / MANIFEST) as file:
-        file.write(_seal(manifest).encode())
+        file.write(content)
         flush_to_disk(file)
     _flush_folder(temporary)
 

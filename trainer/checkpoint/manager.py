@@ -128,12 +128,25 @@ class Checkpoints:
         is_large = checkpoint_bytes(sizes, self.group.rank.world_size) >= sharded.SHARDED_FROM_BYTES
         return self.may_shard and (is_large or self.config.checkpoint == "sharded")
 
-    def check_form(self, strategy: Strategy) -> None:
-        """Report that checkpoints are sharded. Raises UserError on all ranks alike: the model has state of a type that shards do not hold."""
-        if self.writes_shards(strategy.sizes):
+    def for_model(self, strategy: Strategy) -> Checkpoints:
+        """
+        Return the checkpoints in the form that this model is saved in, and log it for a large model; a collective.
+
+        Raises:
+            UserError: on all ranks alike; checkpoint=sharded, but the model has state that shards do not hold.
+        """
+        if not self.writes_shards(strategy.sizes):
+            return self
+        checkpoints, form = self, f"one shard per rank, in {self.out}"
+        try:
             self.group.raise_if_any(sharded.unsupported(strategy.local_state()))
-            if self.group.rank.is_main:
-                log_line(f"checkpoints: one shard per rank, in {self.out}")
+        except UserError as exc:
+            if self.config.checkpoint == "sharded":
+                raise UserError.agreed(f"checkpoint=sharded: {exc}: use checkpoint=whole") from exc
+            checkpoints, form = replace(self, may_shard=False), f"whole files: {exc}"
+        if self.group.rank.is_main:
+            log_line(f"checkpoints: {form}")
+        return checkpoints
 
     def prepare(self) -> None:
         """

@@ -50,7 +50,7 @@ def unshared_problem(group: Group, out: Path) -> str:
 def unsupported(state: LocalState) -> str:
     """Return why the tensors of this rank cannot be in a shard, or ""."""
     found = next((part for part in state.parts if part.tensor.dtype not in DTYPES), None)
-    return f"{found.key}: shards do not hold {found.tensor.dtype}: use checkpoint=whole" if found else ""
+    return f"{found.key}: shards do not hold {found.tensor.dtype}" if found else ""
 
 
 def save(

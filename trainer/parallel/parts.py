@@ -78,7 +78,7 @@ def tied_names(model: torch.nn.Module) -> Dict[str, str]:
     everything = model.state_dict(keep_vars=True)
     plain = [name for name, value in everything.items() if not isinstance(value, torch.Tensor)]
     if plain:
-        raise UserError.agreed(f"{plain[0]}: shards hold tensors only: use checkpoint=whole")
+        raise UserError.agreed(f"{plain[0]}: shards hold tensors only")
     return {name: first[tensor] for name, tensor in everything.items() if first.get(tensor, name) != name}
 
 

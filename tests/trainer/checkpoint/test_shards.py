@@ -83,14 +83,27 @@ def test_model_with_state_that_is_no_tensor_is_refused_before_the_first_step(tmp
     session = Session.start(tmp_path, checkpoint="sharded")
     session.strategy.unwrapped_model.add_module("extra", Extra())
     with pytest.raises(UserError, match=r"extra\._extra_state: shards hold tensors only: use checkpoint=whole"):
-        session.checkpoints.check_form(session.strategy)
+        session.checkpoints.for_model(session.strategy)
 
 
 def test_model_with_numbers_that_safetensors_has_not_is_refused_before_the_first_step(tmp_path: Path) -> None:
     session = Session.start(tmp_path, checkpoint="sharded")
     session.strategy.unwrapped_model.register_buffer("angle", torch.zeros(2, dtype=torch.complex64))
     with pytest.raises(UserError, match=r"model/angle: shards do not hold torch\.complex64: use checkpoint=whole"):
-        session.checkpoints.check_form(session.strategy)
+        session.checkpoints.for_model(session.strategy)
+
+
+def test_large_model_with_numbers_that_safetensors_has_not_is_saved_whole_unless_shards_are_requested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sharded, "SHARDED_FROM_BYTES", 1)
+    session = Session.start(tmp_path, checkpoint="auto", may_shard=True)
+    assert session.checkpoints.for_model(session.strategy) == session.checkpoints
+    session.strategy.unwrapped_model.register_buffer("angle", torch.zeros(2, dtype=torch.complex64))
+    session.checkpoints = session.checkpoints.for_model(session.strategy)
+    assert "checkpoints: whole files: model/angle: shards do not hold torch.complex64\n" in capsys.readouterr().out
+    session.train_and_save(1)
+    assert (tmp_path / "step_1" / "state.pt").exists()
 
 
 def test_small_models_are_saved_whole_unless_shards_are_requested(tmp_path: Path) -> None:
@@ -224,6 +237,13 @@ def test_missing_moments_of_a_parameter_without_gradients_are_loaded_as_zeros(tm
     strategy = MomentsOfAll(second.checkpoints.group, second.checkpoints.config, Gpt(second.checkpoints.config))
     assert second.checkpoints.resume(strategy).step == 1
     assert not strategy.optimizer.state[next(strategy.unwrapped_model.parameters())]["exp_avg"].any()
+
+
+def test_too_large_manifest_is_refused_with_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MANIFEST_BYTES", 100)
+    with pytest.raises(OSError, match=r"^manifest\.json would have \d+ bytes, over 100: use checkpoint=whole$"):
+        save_shards(tmp_path, 1)
+    assert files.newest_first(tmp_path) == []
 
 
 def test_ranks_that_disagree_about_a_tensor_cannot_save() -> None:
