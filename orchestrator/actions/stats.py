@@ -27,7 +27,7 @@ RATES = ("tokens_per_s", "samples_per_s")
 SCALING_TARGET = (0.85, 0.95)
 """Two nodes should be 1.7 to 1.9 times as fast as one."""
 UTILIZATION_TARGETS = ("95% on one node", "85 to 95% on several")
-"""Of the cards, on one node and on two."""
+"""The targets for the mean utilization of the cards."""
 _FAILURES = (RunState.FAILED, RunState.LOST)
 
 
@@ -41,9 +41,9 @@ class History:
     node_s: float
     """Sum over the runs of nodes times duration."""
     failures: int
-    """Of all runs."""
+    """The number of failures of all runs."""
     timed_failures: int
-    """Of the runs whose time is in run_s and node_s."""
+    """The number of failures of those runs whose time is counted in run_s and node_s."""
     untimed: int = 0
     """The Slurm runs that have not been measured: their records do not have the time in the queue."""
     timelines: Sequence[Timeline] = ()

@@ -61,7 +61,7 @@ class Sizes:
     counts: tuple[int, ...]
     """Numbers of nodes, ascending; the last is that of the first attempt."""
     micro_batch: int | None = None
-    """Of the shared trainer, whose samples per step stay the same; None for another program."""
+    """The micro batch of the shared trainer, whose samples per step stay the same at every size; None for another program."""
     batch: int | None = None
     """The samples per step of all ranks."""
 
@@ -132,7 +132,7 @@ class LaunchPlan:
     skipped: tuple[str, ...] = ()
     """The names of checks that are left out."""
     hooks: tuple[Mapping[str, Any], ...] = ()
-    """What is run when the state of a run over SSH changes, in the fields of the inventory; without secrets."""
+    """The hooks of a run over SSH, in the fields of the inventory: a program or a message at each change of its state. Without secrets."""
 
     @property
     def job_name(self) -> str:

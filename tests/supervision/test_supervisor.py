@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -105,14 +106,25 @@ def test_supervisor_records_a_node_that_finishes_after_the_judgement(
     assert verdict.state is RunState.DONE
 
 
-def test_differing_replicas_are_recorded_once_and_the_run_continues(tmp_path: Path) -> None:
+def _running(path: Path) -> RunFolder:
+    """The folder of a running run on one node."""
     inventory = Inventory(name="here", nodes=(Node(name="n0"),))
     request = Request("ssh", Program("executable", ("true",)))
     plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
-    folder = RunFolder(tmp_path)
+    folder = RunFolder(path)
     folder.write(RunRecord(plan.run_id, "ssh", RunState.RUNNING, "", {}, {}, {}, {}, started=True))
     folder.write_plan(plan)
-    supervisor = Supervisor(folder, DirectLauncher(plan, lambda node: LocalTransport(node.name)))
+    return folder
+
+
+def _supervisor(folder: RunFolder) -> Supervisor:
+    """A supervisor that has polled no node yet."""
+    return Supervisor(folder, DirectLauncher(folder.read_plan(), lambda node: LocalTransport(node.name)))
+
+
+def test_differing_replicas_are_recorded_once_and_the_run_continues(tmp_path: Path) -> None:
+    folder = _running(tmp_path)
+    supervisor = _supervisor(folder)
     steps = [{"50": {"parameters": text}} for text in "aba"]
     progress = {rank: {"replicas": {"count": 3, "steps": of_rank}} for rank, of_rank in enumerate(steps)}
     node = NodeObservation("n0", None, alive=True, same_boot=True, finished=None, first_failure=None, progress=progress)
@@ -127,15 +139,10 @@ def test_differing_replicas_are_recorded_once_and_the_run_continues(tmp_path: Pa
 
 
 def test_slow_ranks_are_recorded_when_they_change_and_the_run_continues(tmp_path: Path) -> None:
-    inventory = Inventory(name="here", nodes=(Node(name="n0"),))
-    request = Request("ssh", Program("executable", ("true",)))
-    plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
-    folder = RunFolder(tmp_path)
-    folder.write(RunRecord(plan.run_id, "ssh", RunState.RUNNING, "", {}, {}, {}, {}, started=True))
-    folder.write_plan(plan)
-    supervisor = Supervisor(folder, DirectLauncher(plan, lambda node: LocalTransport(node.name)))
+    folder = _running(tmp_path)
+    supervisor = _supervisor(folder)
 
-    def report(*arrivals_s: float) -> None:
+    def report(*arrivals_s: float, is_due: bool = True) -> None:
         measured = [{"step_s": 0.5, "calls": 1, "at_s": [at], "error_s": 0.01} for at in arrivals_s]
         steps = [{"20": of_rank, "40": of_rank} for of_rank in measured]
         progress = {rank: {"arrivals": {"count": 3, "steps": of_rank}} for rank, of_rank in enumerate(steps)}
@@ -143,9 +150,8 @@ def test_slow_ranks_are_recorded_when_they_change_and_the_run_continues(tmp_path
             "n0", None, alive=True, same_boot=True, finished=None, first_failure=None, progress=progress
         )
         supervisor._states["n0"].observation = node  # noqa: SLF001  nothing is polled here
-        for _ in range(2):  # as in each round; the second is too early for another comparison
-            supervisor._report_slow_ranks(folder.read())  # noqa: SLF001
-        supervisor._slow_ranks_due_s = 0.0  # noqa: SLF001
+        supervisor._slow_ranks_due_s = 0.0 if is_due else math.inf  # noqa: SLF001
+        supervisor._report_slow_ranks(folder.read())  # noqa: SLF001  as in each round
 
     for arrivals_s in ((0.2, 0.4, 0.2), (0.2, 0.45, 0.2), (0.2, 0.2, 0.2), (0.2, 0.2, 0.2)):
         report(*arrivals_s)
@@ -154,10 +160,12 @@ def test_slow_ranks_are_recorded_when_they_change_and_the_run_continues(tmp_path
     assert slow["text"].startswith("n0: rank 1 is slow: it arrives 200 ms later than most")
     assert none["text"] == "no rank is slow any more"
     assert (folder.read().slow, folder.read().slow_nodes) == (None, ("n0",))
+    report(0.4, 0.2, 0.2, is_due=False)
+    assert folder.read().slow is None
     report(0.4, 0.2, 0.2)
     assert str(folder.read().slow).startswith("n0: rank 0 is slow")
     # a second supervisor, as of `orch attach`
-    supervisor = Supervisor(folder, DirectLauncher(plan, lambda node: LocalTransport(node.name)))
+    supervisor = _supervisor(folder)
     report(0.2, 0.2, 0.2)
     assert folder.read().slow is None
     assert folder.read().state is RunState.RUNNING
