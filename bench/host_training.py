@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import json
 import os
@@ -32,7 +33,7 @@ SHARE_NO_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 START_S = 180.0
 
 
-class HostTraining:
+class HostTraining(abc.ABC):
     """
     A training of one rank on each of three hosts, which writes its checkpoints and metrics to `out`.
 
@@ -62,13 +63,13 @@ class HostTraining:
             lambda: self.step() > step, deadline_s=deadline_s, awaited=lambda: f"step {step + 1} in {self.evidence()}"
         )
 
+    @abc.abstractmethod
     def rank(self, host: Host) -> int:
         """The pid, in the namespace of the tests, of the rank on a host."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def agent(self, host: Host) -> int:
         """The pid of the launcher's process that has started the rank."""
-        raise NotImplementedError
 
     def members(self) -> list[Host]:
         """The hosts of the ranks."""

@@ -132,7 +132,7 @@ class LaunchPlan:
     skipped: tuple[str, ...] = ()
     """The names of checks that are left out."""
     hooks: tuple[Mapping[str, Any], ...] = ()
-    """The hooks of a run over SSH, in the fields of the inventory: a program or a message at each change of its state. Without secrets."""
+    """The hooks of a run over SSH, in the fields of the inventory: a program or a message for each new state. Without secrets."""
 
     @property
     def job_name(self) -> str:
