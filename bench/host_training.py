@@ -1,4 +1,4 @@
-"""A training of the shared trainer on three hosts of network namespaces, started by orch or by torchrun, and faults for it."""
+"""A training of the shared trainer on three hosts of network namespaces, started by orch or another launcher, and faults for it."""
 
 from __future__ import annotations
 
@@ -128,23 +128,30 @@ class OrchTraining(HostTraining):
         return None
 
 
-class TorchrunTraining(HostTraining):
-    """Started by `torchrun --max-restarts` on every host, with c10d."""
+LAUNCHERS = {
+    "torchrun": ("torch.distributed.run",),
+    "ft_launcher": ("nvidia_resiliency_ext.fault_tolerance.launcher", "--ignore-missing-fault-tol-cfg"),
+}
+"""The module of each launcher, and its own options; the latter is NVRx's, without the heartbeats that a program may send it."""
 
-    def __init__(self, hosts: Hosts, *, steps: int) -> None:
-        super().__init__(hosts, "out-torchrun")
+
+class ElasticTraining(HostTraining):
+    """Started by `torchrun --max-restarts` on every host, with c10d, or by a launcher that is based on it."""
+
+    def __init__(self, hosts: Hosts, launcher: str, *, steps: int) -> None:
+        super().__init__(hosts, f"out-{launcher}")
         site = hosts.folder / "site"
         if not site.exists():
             shutil.copytree(ROOT / "trainer", site / "trainer", ignore=shutil.ignore_patterns("__pycache__"))
         (port,) = free_ports(1)
         shape = [f"--nnodes={RANKS}", "--nproc-per-node=1", "--max-restarts=100", "--rdzv-backend=c10d"]
         rendezvous = [f"--rdzv-endpoint={hosts[0].name}:{port}", "--rdzv-id=bench"]
-        torchrun = [str(hosts.python), "-m", "torch.distributed.run", *shape, *rendezvous]
+        command_line = [str(hosts.python), "-m", *LAUNCHERS[launcher], *shape, *rendezvous]
         environ = (f"PYTHONPATH={site}", "OMP_NUM_THREADS=1", "PYTHONWARNINGS=ignore", SHARE_NO_STORE)
-        self._log = hosts.folder / "torchrun.log"
+        self._log = hosts.folder / f"{launcher}.log"
         with self._log.open("wb") as log:
             for host in hosts.hosts[:RANKS]:
-                command = [*torchrun, f"--local-addr={host.address}", "-m", "trainer", *self.words(steps)]
+                command = [*command_line, f"--local-addr={host.address}", "-m", "trainer", *self.words(steps)]
                 argv = [*host.enter_as_account(), *environ, *command]
                 subprocess.Popen(
                     argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
@@ -157,7 +164,7 @@ class TorchrunTraining(HostTraining):
         return until(lambda: next(iter(self._pids(host, is_rank=True)), 0), deadline_s=START_S, awaited="a rank")
 
     def agent(self, host: Host) -> int:
-        return until(lambda: next(iter(self._pids(host, is_rank=False)), 0), deadline_s=START_S, awaited="a torchrun")
+        return until(lambda: min(self._pids(host, is_rank=False), default=0), deadline_s=START_S, awaited="a launcher")
 
     def evidence(self) -> str:
         return self._log.read_text("utf-8", "replace")[-3000:]
@@ -192,7 +199,7 @@ def stop_rank(training: HostTraining, host: Host) -> None:
 
 
 def kill_agent(training: HostTraining, host: Host) -> None:
-    """SIGKILL of the agent, or of torchrun."""
+    """SIGKILL of the agent, or of the other launcher."""
     kill(training.agent(host))
 
 

@@ -78,6 +78,11 @@ class NumbersError(TrainerError):
     kind = "numbers"
     is_agreed = True
 
+    def __init__(self, message: str, step: int = 0) -> None:
+        """`step` made no update; steps after it may have been made."""
+        super().__init__(message)
+        self.step = step
+
 
 def kind_of(error: BaseException) -> str:
     """The kind of an unexpected exception. torch's classes are compared by name: old versions lack them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 import torch
@@ -16,7 +17,7 @@ from trainer.metrics.jsonl import digits
 from trainer.parallel.base import Strategy
 from trainer.runtime.group import Group
 from trainer.runtime.progress import Progress
-from trainer.tasks.base import Task
+from trainer.tasks.base import Task, has_metrics
 
 Terms = Tuple[List[float], List[float]]  # sums and counts, element by element
 
@@ -30,31 +31,57 @@ class Evaluation:
         self.task, self.config, self.group, self.progress = task, config, group, progress
         self.batches = Batches(samples, task, config, group, split="validation") if samples is not None else None
 
+    def is_due(self, step: int, *, last: bool) -> bool:
+        """Return True if there are validation samples and an evaluation follows `step`."""
+        every = self.config.eval_steps
+        return self.batches is not None and (last or (every is not None and step % every == 0))
+
     def after_step(self, step: int, strategy: Strategy, *, last: bool) -> Dict[str, float]:
         """Evaluate if it is due; returns what run() does, or {}."""
-        every = self.config.eval_steps
-        if self.batches is None or not (last or (every is not None and step % every == 0)):
+        if self.batches is None or not self.is_due(step, last=last):
             return {}
         self.progress.write("eval", step)
+        return self.run(step, strategy, self.batches)
+
+    def on_all_samples(self, step: int, strategy: Strategy) -> Dict[str, float]:
+        """Evaluate once. Raises UserError: there are no validation samples."""
+        if self.batches is None:
+            raise UserError.agreed("evaluate_only=true: there are no validation samples: set data.validation")
         return self.run(step, strategy, self.batches)
 
     def run(self, step: int, strategy: Strategy, batches: Batches) -> Dict[str, float]:
         """Return the values over all batches and ranks by name, each with the prefix eval_; rank 0 logs them."""
         mine: List[Dict[str, Terms]] = []
         with strategy.evaluating() as model:
-            for batch, samples in batches.first_batches(self.config.eval_batches):
+            limit = sys.maxsize if self.config.evaluate_only else self.config.eval_batches
+            for batch, samples in batches.first_batches(limit):
                 found = self.task.evaluate(model, batch)
                 terms = self._terms(found, samples)
                 mine.append(terms if samples else {name: _zeros(pair) for name, pair in terms.items()})
         added = {name: add([terms[name] for terms in mine if name in terms]) for terms in mine for name in terms}
-        everyone: List[Any] = [json.loads(encoded) for encoded in self.group.gather_bytes(json.dumps(added).encode())]
-        if any(set(rank_terms) != set(added) for rank_terms in everyone):
-            names = [sorted(rank_terms) for rank_terms in everyone]
-            raise TrainerError.agreed(f"task={self.config.task}: evaluate() gave other names on other ranks: {names}")
-        values = {f"eval_{name}": quotient(add([rank_terms[name] for rank_terms in everyone])) for name in added}
+        means = self._over_ranks(added, "evaluate()")
+        values = {f"eval_{name}": value for name, value in means.items()}
         if self.group.rank.is_main:
             log_line(f"evaluated step={step} {' '.join(f'{name}={digits(value)}' for name, value in values.items())}")
         return values
+
+    def training_metrics(self, step: int, *, last: bool) -> Dict[str, float]:
+        """The task's metrics() over all ranks every log_steps steps, each with the prefix train_; rank 0 logs them."""
+        if not has_metrics(self.task) or not (last or step % self.config.log_steps == 0):
+            return {}
+        means = self._over_ranks(self._terms(self.task.metrics(), 1), "metrics()")
+        values = {f"train_{name}": value for name, value in means.items()}
+        if self.group.rank.is_main and values:
+            log_line(f"trained step={step} {' '.join(f'{name}={digits(value)}' for name, value in values.items())}")
+        return values
+
+    def _over_ranks(self, mine: Mapping[str, Terms], method: str) -> Dict[str, float]:
+        """The quotients of the sums over all ranks; a collective."""
+        everyone: List[Any] = [json.loads(encoded) for encoded in self.group.gather_bytes(json.dumps(mine).encode())]
+        if any(set(rank_terms) != set(mine) for rank_terms in everyone):
+            names = [sorted(rank_terms) for rank_terms in everyone]
+            raise TrainerError.agreed(f"task={self.config.task}: {method} gave other names on other ranks: {names}")
+        return {name: quotient(add([rank_terms[name] for rank_terms in everyone])) for name in mine}
 
     def _terms(self, found: Mapping[str, Any], samples: int) -> Dict[str, Terms]:
         """The sums and counts of a batch with this number of samples, by name."""

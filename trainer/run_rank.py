@@ -9,6 +9,7 @@ from typing import MutableMapping, NoReturn
 import torch
 
 from trainer.config.config import TrainConfig, with_ranks
+from trainer.config.defaults import expand_segments, with_device
 from trainer.console import log_line
 from trainer.errors import REQUEUE, TrainerError, report
 from trainer.runtime.channel import open_channel
@@ -41,8 +42,9 @@ def run_rank(config: TrainConfig, env: MutableMapping[str, str], preemption: Pre
     faulthandler.enable()
     exit_on_unexpected_errors()
     record_collectives(torch.__version__, env)
+    expand_segments(torch.__version__, env)
     watchdog = Watchdog(StackDump(rank), ddp_timeout_s=config.ddp_timeout, hang_timeout_s=config.hang_timeout)
-    progress = Progress(rank, config.steps, on_phase=watchdog.begin_phase)
+    progress = Progress(rank, config.steps, on_phase=watchdog.begin_phase, in_background=True)
     progress.write("init", 0)
     open_channel(rank, lambda: (progress.phase, progress.step))
     rendezvous = group = trainer = None
@@ -52,12 +54,20 @@ def run_rank(config: TrainConfig, env: MutableMapping[str, str], preemption: Pre
             exit_on_unexpected_errors(rendezvous)
         start_s = config.start_timeout
         group = initialise(config.device, config.ddp_timeout, env, start_timeout_s=start_s, rendezvous=rendezvous)
+        config, defaults = with_device(config, group.accelerator.name, group.accelerator.precisions())
+        if defaults and rank.is_main:
+            log_line(defaults)
+        if config.tf32:
+            # torch before 1.12 has no such function, and uses TF32 by default
+            getattr(torch, "set_float32_matmul_precision", lambda _precision: None)("high")
+            torch.backends.cudnn.allow_tf32 = True
         watchdog.set_timeout = group.set_timeout
         progress.write("init", 0, **({"ready": group.ready} if rank.is_main else {}))
         trainer = Trainer(config, group, progress, preemption)
         with report_nondeterminism(config):
             code = 0 if trainer.run() else REQUEUE
     except TrainerError as exc:
+        progress.add()  # the step that failed
         code = report(exc, env)
         if not exc.is_agreed and rank.world_size > 1:
             if rendezvous:
@@ -73,7 +83,7 @@ def _exit_without_group(code: int, trainer: Trainer | None, timeout_s: float) ->
     A checkpoint that rank 0 is writing may take as long as the others would wait in that collective.
     """
     if trainer:
-        wait_at_most(timeout_s, functools.partial(_finish_save, trainer))
+        wait_at_most(timeout_s, functools.partial(_finish_save, trainer, alone=True))
         wait_at_most(CLOSE_S, functools.partial(trainer.metrics.close, code))
     exit_now(code)
 
@@ -84,7 +94,7 @@ def _exit_with_group(
     """All ranks take this path."""
     if trainer:
         trainer.batches.close()
-        _finish_save(trainer)
+        _finish_save(trainer, alone=False)
         trainer.metrics.close(code)  # after the error is reported: it may take a while
     if group:
         group.close(code)
@@ -93,7 +103,7 @@ def _exit_with_group(
     exit_now(code)
 
 
-def _finish_save(trainer: Trainer) -> None:
-    problem = trainer.saver.finish()
+def _finish_save(trainer: Trainer, *, alone: bool) -> None:
+    problem = trainer.saver.finish(alone=alone)
     if problem:
         log_line(f"WARNING: {problem}")

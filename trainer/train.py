@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
-from typing import Tuple
+from typing import Mapping
 
 import torch
 
@@ -14,23 +15,26 @@ from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.checkpoint.roll_back import RollBack
 from trainer.checkpoint.saver import Saver
 from trainer.config.config import TrainConfig
+from trainer.config.defaults import Garbage
 from trainer.console import log_line
 from trainer.data.batches import Batches
 from trainer.data.split import open_split
-from trainer.errors import REQUEUE, NumbersError
+from trainer.errors import REQUEUE, NumbersError, UserError
 from trainer.evaluation import Evaluation
+from trainer.io import replace_text
 from trainer.metrics.hub import MetricsHub
 from trainer.metrics.jsonl import StepResult, Summary
+from trainer.metrics.profiler import StepProfiler, watch_memory
 from trainer.optim.schedule import Schedule
+from trainer.outcomes import Outcomes
 from trainer.parallel import build_strategy
-from trainer.parallel.checks import Skips, check_finite
 from trainer.parallel.replicas import Replicas
 from trainer.runtime.arrivals import Arrivals
 from trainer.runtime.group import Group
 from trainer.runtime.preemption import PreemptionSignal
 from trainer.runtime.progress import Progress
 from trainer.runtime.seeds import derive_seed, seed_everything
-from trainer.runtime.signals import Flag, Signals
+from trainer.runtime.signals import Flag
 from trainer.tasks.load import load_task
 from trainer.tasks.loss_mean import LossMean
 
@@ -49,19 +53,24 @@ class Trainer:
         self.checkpoints = Checkpoints.open(group, config, data_digest)
         self.metrics = MetricsHub(group, config, self.checkpoints.out, self.task.tokens_per_sample)
         # Model (parallel/building.py) with activation checkpointing and compile, in DDP, FSDP2 on a 1-D mesh
-        # (parallel/fsdp.py) or ZeRO; AdamW (optim/adamw.py).
+        # (parallel/fsdp.py) or ZeRO; the optimizer (optim/optimizer.py).
         self.strategy = build_strategy(group, config, self.task, self.checkpoints.out)
         seed_everything(derive_seed(config.seed, "rank", group.rank.global_rank), group.accelerator)
         self.checkpoints = self.checkpoints.for_model(self.strategy)
         self.saver = Saver(self.checkpoints, self.strategy, progress, self.metrics.flush)
         self.roll_back = RollBack(self.checkpoints, self.saver, self.strategy)
         self.loss_mean = LossMean(self.task, group)
-        self.signals = Signals(group)
+        self.outcomes = Outcomes(group, scales_loss=config.precision == "fp16")
         self.replicas = Replicas(
-            self.strategy.replicated, world_size=group.rank.world_size, every=config.fingerprint_steps
+            self.strategy.replicated,
+            group.accelerator.start_reading,
+            world_size=group.rank.world_size,
+            every=config.fingerprint_steps,
         )
         self.arrivals = Arrivals()
-        self.skips = Skips(scales_loss=config.precision == "fp16")
+        self.profiler = StepProfiler(group, config, self.checkpoints.out)
+        watch_memory(group, self.checkpoints.out)
+        self.is_preempted = False
 
     def run(self) -> Summary | None:
         """
@@ -76,39 +85,34 @@ class Trainer:
         self.progress.reached("restore")
         self.progress.write("init", 0)  # loading a checkpoint has the whole time limit
         state = self._resume()
-        while state.step < self.config.steps:
-            self.progress.write("step", state.step)
-            try:
-                result, flags = self._step(state.step + 1)
-            except NumbersError as exc:
-                self.progress.write("init", state.step)  # the other ranks wait while rank 0 reads a checkpoint
-                state = self.roll_back.after(exc, state, self.samples_per_step)
-                self._begin(state)
-                continue
-            tokens, samples, skipped = self.metrics.per_step, self.samples_per_step, self.skips.in_a_row
-            planned = self.schedule.steps
-            state = state.after_step(
-                result.loss, tokens=tokens, samples=samples, skipped=skipped, planned_steps=planned
-            )
-            is_preempted = bool(flags & Flag.PREEMPTED)
-            is_last = is_preempted or state.step == self.config.steps
-            # After a preemption signal there is time for a save only.
-            evaluated = {} if is_preempted else self.evaluation.after_step(state.step, self.strategy, last=is_last)
-            self.metrics.add(state.step, result, evaluated, last=is_last)
-            self.saver.after_step(state, flags, evaluated, last=is_last)
-            if is_preempted:
-                break
+        if self.config.evaluate_only:
+            return self._evaluate(state, started)
+        garbage = Garbage()
+        with garbage.held():
+            while state.step < self.config.steps and not self.is_preempted:
+                self.progress.write("step", state.step)
+                self.profiler.before_step(state.step + 1)
+                try:
+                    state = self._advance(state)
+                except NumbersError as exc:
+                    self.progress.write("init", state.step)  # the other ranks wait while rank 0 reads a checkpoint
+                    state = self.roll_back.after(exc, state, self.samples_per_step)
+                    self._begin(state)
+                else:
+                    self.profiler.after_step(state.step)
+                    garbage.after_step(state.step)
         return self._finish(state, time.perf_counter() - started)
 
     def _resume(self) -> TrainState:
         """Load the checkpoint to continue from, if any, and prepare the first step."""
         state = self.checkpoints.resume(self.strategy)
-        if self.config.init and state.step == 0:
+        if self.config.init and (state.step == 0 or self.config.lora.rank):  # checkpoints hold the adapters only
             load_initial(Path(self.config.init).expanduser(), self.strategy, self.task, self.group)
         self.checkpoints.check_space(self.strategy.sizes, state.step)
         self.progress.reached("restored")
         self.progress.write("init", state.step, saved=state.step, resumed=state.step)
         self.strategy.warm_up(self.group.on_all(self.batches.peek))
+        self.task.metrics()  # without those of the warm-up
         self._begin(state)
         return state
 
@@ -119,12 +123,43 @@ class Trainer:
             log_line(change)
         self.metrics.begin(state.step, self.task.flops_per_sample(self.strategy.sizes))
         self.batches.begin(state.position)
-        self.skips.reset(state.skipped)
+        self.outcomes.reset(state.skipped)
 
-    def _step(self, step: int) -> Tuple[StepResult, Flag]:
-        """Make one optimizer step. Raises NumbersError, the same on all ranks: it, or the step before, made no update on some rank."""
-        started, config = time.perf_counter(), self.config
-        lr = self.schedule.rate(step)
+    def _advance(self, state: TrainState) -> TrainState:
+        """
+        Make one optimizer step, and what follows it: records of the step before, an evaluation, a save.
+
+        Raises:
+            NumbersError: the same on all ranks; an earlier step, or this one if something follows it, made no update on some rank.
+        """
+        step = state.step + 1
+        before = self._step(step)
+        if before:
+            state = self._record(state, before, {}, last=False)
+        state = state.after_step(
+            tokens=self.metrics.per_step, samples=self.samples_per_step, planned_steps=self.schedule.steps
+        )
+        flags = self.outcomes.flags  # of the step before
+        self.is_preempted = is_preempted = bool(flags & Flag.PREEMPTED)
+        is_last = is_preempted or step == self.config.steps
+        # After a preemption signal there is time for a save only.
+        evaluates = not is_preempted and self.evaluation.is_due(step, last=is_last)
+        saves = is_last or self.saver.needs_check(step, flags)
+        trained = self.evaluation.training_metrics(step, last=is_last)
+        evaluated: Mapping[str, float] = {}
+        if trained or evaluates or saves:
+            result = self.outcomes.settle(final=step == self.config.steps)
+            evaluated = self.evaluation.after_step(step, self.strategy, last=is_last) if evaluates else {}
+            state = self._record(state, result, {**trained, **evaluated}, last=is_last)
+        self.saver.after_step(state, flags, evaluated, last=is_last)
+        if saves and not is_last:
+            self.outcomes.exchange(self._flags(step + 1))
+        return state
+
+    def _step(self, step: int) -> StepResult | None:
+        """Make one optimizer step; returns the result of the step before, unless it is known. Raises NumbersError as _advance() does."""
+        config, lr = self.config, self.schedule.rate(step)
+        self.outcomes.begin()
         total = torch.zeros((), device=self.group.device)
         waited_before_s = self.batches.waited_s
         batches = (self.batches.next() for _ in range(config.accumulation))
@@ -135,33 +170,47 @@ class Trainer:
                 loss = loss if factor is None else loss * factor
                 total = total + loss.detach() / config.accumulation
                 if last:
-                    self.signals.send(total, self._flags(step), self.skips.norm)
+                    self.outcomes.send(total, self._flags(step + 1))
                 self.strategy.backward(loss)
-        received = self.signals.receive()
-        self.skips.check(received.flags, received.norms)
-        check_finite("loss", received.losses, step)
-        self.progress.extra.update(self.arrivals.after_sync(step, self.group.rank.world_size))
-        norm = self.strategy.update(lr, total)
-        self.skips.add(step, norm)
-        is_last = step == self.config.steps
-        found = self.replicas.after_step(step, norm, roll_backs=self.roll_back.count, last=is_last)
-        self.progress.extra.update(found)  # written with the next phase
-        self._check_before_save(step, received.union, total)
-        self.group.accelerator.synchronize()
-        waited_s = self.batches.waited_s - waited_before_s
-        return StepResult(received.losses, lr, norm, time.perf_counter() - started, waited_s), received.union
+            self.batches.prepare()
+        is_good = self.outcomes.receive()
+        before = self.outcomes.judge()
+        self.progress.keep(self.arrivals.after_sync(step, self.group.rank.world_size))
+        norm = self.strategy.update(lr, total, is_good=is_good)
+        self.outcomes.add(step, norm, lr=lr, waited_s=self.batches.waited_s - waited_before_s)
+        self.replicas.after_step(step, last=step == config.steps)
+        return before
 
     def _flags(self, step: int) -> Flag:
-        preempted = Flag.PREEMPTED if self.preemption.is_received else Flag.NONE
-        return preempted | self.saver.poll(step) | self.skips.flag()
+        """This rank's flags for the end of `step`."""
+        return (Flag.PREEMPTED if self.preemption.is_received else Flag.NONE) | self.saver.poll(step)
 
-    def _check_before_save(self, step: int, flags: Flag, loss: torch.Tensor) -> None:
-        """Judge the update just made if a checkpoint follows; otherwise the flags of the next step do it."""
-        is_final = step == self.config.steps
-        if is_final or flags & Flag.PREEMPTED or self.saver.is_due(step, flags):
-            self.signals.send(loss, self.skips.flag(), self.skips.norm)
-            received = self.signals.receive()
-            self.skips.check(received.flags, received.norms, final=is_final)
+    def _record(
+        self, state: TrainState, result: StepResult, evaluated: Mapping[str, float], *, last: bool
+    ) -> TrainState:
+        """Report the numbers of the step that `state` follows; returns the state with its loss."""
+        self.metrics.add(state.step, result, evaluated, total=state.tokens, last=last)
+        self.saver.add_loss(result.loss)
+        self.progress.keep(self.replicas.read(state.step, result.grad_norm, roll_backs=self.roll_back.count))
+        return state.with_loss(result.loss, skipped=self.outcomes.skips.in_a_row)
+
+    def _evaluate(self, state: TrainState, started: float) -> Summary:
+        """Evaluate the weights on all validation samples, train nothing, and write evaluation.json."""
+        config, is_main = self.config, self.group.rank.is_main
+        if state.step == 0 and not config.init:
+            raise UserError.agreed(
+                f"evaluate_only=true: there is no checkpoint in {self.checkpoints.out}: name weights by init= or resume="
+            )
+        self.progress.write("eval", state.step)
+        values = self.evaluation.on_all_samples(state.step, self.strategy)
+        path = self.checkpoints.path(state.step) if state.step else config.init
+        summary = Summary(state.step, state.first_loss, state.last_loss, time.perf_counter() - started, str(path))
+        if is_main:
+            replace_text(
+                self.checkpoints.out / "evaluation.json", json.dumps({"step": state.step, **values}, indent=1) + "\n"
+            )
+        self.progress.write("done", state.step, **({"summary": {**summary.record(), **values}} if is_main else {}))
+        return summary
 
     def _finish(self, state: TrainState, wall_s: float) -> Summary | None:
         """Write the last phase before any teardown, so that a crash at exit does not fail the run."""
@@ -172,8 +221,19 @@ class Trainer:
             self.progress.write("saved", state.step)
             return None
         path, totals = self.checkpoints.path(state.step), self.metrics.totals()
-        summary = Summary(state.step, state.first_loss, state.last_loss, wall_s, str(path), **totals)
+        slowest = self.arrivals.slowest(self.group.gather_bytes)
+        summary = Summary(
+            state.step,
+            state.first_loss,
+            state.last_loss,
+            wall_s,
+            str(path),
+            **totals,
+            **self.metrics.total_work(state.tokens),
+        )
         if is_main:
+            if slowest:
+                log_line(slowest)
             log_line(summary.line())
         self.progress.write("done", state.step, **({"summary": summary.record()} if is_main else {}))
         self.metrics.finish(summary)

@@ -17,6 +17,7 @@ from trainer.config.config import TrainConfig, load_config
 from trainer.tasks.gpt_model import GPT
 
 LOG_STEPS = 10
+UNCOUNTED = 10  # as in bench/trainer.py
 
 
 def main() -> None:
@@ -48,7 +49,7 @@ def main() -> None:
         optimizer.zero_grad(set_to_none=True)
         if rank == 0 and step % LOG_STEPS == 0:
             sys.stdout.write(f"step {step} loss {loss.item():.4f}\n")
-        if on_cuda:
+        if on_cuda and step in (UNCOUNTED, config.steps):  # the steps between which the rate is taken
             torch.cuda.synchronize()
         moments.append(time.monotonic())
     if rank == 0:

@@ -17,6 +17,8 @@ from torch import nn
 from trainer.config.config import TrainConfig, load_config
 from trainer.tasks.gpt_model import GPT
 
+UNCOUNTED = 10  # as in bench/trainer.py
+
 
 class Windows(torch.utils.data.Dataset[Mapping[str, torch.Tensor]]):
     """Every sequence of the text, one for each start position."""
@@ -46,12 +48,12 @@ class Model(nn.Module):
 class Moments(transformers.TrainerCallback):
     """The end time of each step."""
 
-    def __init__(self, *, on_cuda: bool) -> None:
+    def __init__(self, steps: int, *, on_cuda: bool) -> None:
         self.moments: list[float] = []
-        self.on_cuda = on_cuda
+        self.steps, self.on_cuda = steps, on_cuda
 
     def on_step_end(self, *_: Any, **__: Any) -> None:  # noqa: ANN401 -- the Trainer's own types
-        if self.on_cuda:
+        if self.on_cuda and len(self.moments) + 1 in (UNCOUNTED, self.steps):  # as in train_by_hand.py
             torch.cuda.synchronize()
         self.moments.append(time.monotonic())
 
@@ -59,7 +61,7 @@ class Moments(transformers.TrainerCallback):
 def main() -> None:
     config = load_config(words=sys.argv[1:])
     on_cuda = config.device == "cuda"
-    moments = Moments(on_cuda=on_cuda)
+    moments = Moments(config.steps, on_cuda=on_cuda)
     settings = transformers.TrainingArguments(
         output_dir=config.out or "out",
         max_steps=config.steps,

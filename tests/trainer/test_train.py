@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from trainer.checkpoint import files
 from trainer.config.config import ModelConfig, OptimConfig, TrainConfig, load_config
 from trainer.errors import NumbersError, TrainerError, UserError
 from trainer.metrics.jsonl import Summary
-from trainer.optim.adamw import make_optimizer
+from trainer.optim.optimizer import make_optimizer, named_state
 from trainer.optim.schedule import Schedule
 from trainer.parallel.building import build_whole, warn_if_on_cpu
 from trainer.parallel.checks import MOST_SKIPS, Skips, check_finite
@@ -90,12 +91,12 @@ def test_learning_rate_is_defined_for_every_step(warmup: int) -> None:
 )
 def test_norm_that_differs_from_the_norm_of_other_ranks_is_named(norms: list[float], message: str) -> None:
     skips = Skips(scales_loss=False)
-    skips.add(7, norms[0])
     if not message:
-        skips.check([Flag.NONE] * 2, norms)
+        skips.check(7, norms)
         return
-    with pytest.raises(NumbersError, match=message):
-        skips.check([Flag.NONE] * len(norms), norms)
+    with pytest.raises(NumbersError, match=message) as caught:
+        skips.check(7, norms)
+    assert caught.value.step == 7
 
 
 @pytest.mark.parametrize(
@@ -109,21 +110,15 @@ def test_non_finite_loss_names_rank_and_step(values: list[float], message: str) 
     assert not isinstance(caught.value, UserError)
 
 
-def test_step_without_an_update_is_detected_once_from_the_flags_of_all_ranks() -> None:
+def test_step_without_an_update_is_detected_by_the_norms_of_all_ranks() -> None:
     skips = Skips(scales_loss=False)
-    skips.add(6, 1.0)
-    assert skips.flag() == Flag.NONE
-    skips.check([Flag.NONE, Flag.SAVE], [1.0, 1.0])
-    skips.add(7, math.inf)
-    assert skips.flag() == Flag.SKIPPED
+    skips.check(6, [1.0, 1.0])
     with pytest.raises(
         NumbersError, match=r"^rank 1: gradient norm is not finite at step 7 but finite on all other ranks"
     ):
-        skips.check([Flag.SAVE, Flag.SKIPPED | Flag.SAVE], [1.0, math.inf])
-    skips.check([Flag.SKIPPED, Flag.NONE], [math.inf, 1.0])
-    skips.add(8, 1.0)
+        skips.check(7, [1.0, math.inf])
     with pytest.raises(NumbersError, match=r"^all ranks: gradient norm is not finite at step 8; the weights were not"):
-        skips.check([Flag.SKIPPED, Flag.SKIPPED], [math.inf] * 2)
+        skips.check(8, [math.nan] * 2)
 
 
 @pytest.mark.parametrize(
@@ -146,9 +141,8 @@ def test_consecutive_skipped_fp16_steps_are_bounded_and_may_not_be_the_whole_tra
     skips, failed, message = Skips(scales_loss=True), None, ""
     skips.reset(max(0, resumed - first + 1))
     for step in range(resumed + 1, final + 1):
-        skips.add(step, math.nan if step >= first else 1.0)
         try:
-            skips.check([skips.flag()] * 2, [skips.norm] * 2, final=step == final)
+            skips.check(step, [math.nan if step >= first else 1.0] * 2, final=step == final)
         except NumbersError as exc:
             failed, message = step, str(exc)
             break
@@ -157,9 +151,9 @@ def test_consecutive_skipped_fp16_steps_are_bounded_and_may_not_be_the_whole_tra
 
 
 def test_steps_that_fp16_skipped_before_a_restart_count(tmp_path: Path) -> None:
-    """Neither attempt updates the weights; each has one of the two steps."""
+    """Neither attempt updates the weights; the first has two of the three steps."""
     words = ("task=tests.grounds.tasks:Points", "options.steep=true", "precision=fp16", "micro_batch=2", "device=cpu")
-    config = load_config(words=[*words, "report=", "steps=2", f"out={tmp_path}"])
+    config = load_config(words=[*words, "report=", "steps=3", f"out={tmp_path}"])
 
     def train(*, is_preempted: bool) -> Summary | None:
         group, preemption = _group_of_one(), SimpleNamespace(is_received=is_preempted)
@@ -170,19 +164,17 @@ def test_steps_that_fp16_skipped_before_a_restart_count(tmp_path: Path) -> None:
             trainer.metrics.close(1)
 
     assert train(is_preempted=True) is None
-    assert files.read_manifest(tmp_path / "step_1", 1)["skipped"] == 1
-    with pytest.raises(NumbersError, match="not finite at 2 steps in a row, 1 to 2, however"):
+    assert files.read_manifest(tmp_path / "step_2", 2)["skipped"] == 2
+    with pytest.raises(NumbersError, match="not finite at 3 steps in a row, 1 to 3, however"):
         train(is_preempted=False)
 
 
 def test_completed_fp16_step_resets_the_count_and_a_skip_of_one_rank_is_an_error() -> None:
     skips = Skips(scales_loss=True)
     for step in range(1, 4 * MOST_SKIPS):
-        skips.add(step, 1.0 if step % MOST_SKIPS == 0 else math.inf)
-        skips.check([skips.flag()] * 2, [skips.norm] * 2)
-    skips.add(step + 1, 1.0)
+        skips.check(step, [1.0 if step % MOST_SKIPS == 0 else math.inf] * 2)
     with pytest.raises(NumbersError, match=r"^rank 0: gradient norm is not finite at step \d+ but finite on all other"):
-        skips.check([Flag.SKIPPED, Flag.NONE], [math.inf, 1.0])
+        skips.check(step + 1, [math.inf, 1.0])
 
 
 @pytest.mark.skipif(FUSED_ATTENTION is None, reason="this torch has no scaled_dot_product_attention")
@@ -219,6 +211,32 @@ def test_only_matrices_and_embeddings_have_weight_decay() -> None:
     assert len(decayed["params"]) + len(undecayed["params"]) == len(list(model.parameters()))
 
 
+def test_parameters_with_other_settings_have_groups_of_their_own() -> None:
+    model = build_whole(initialise("cpu", 60.0, {}), load_config(words=["model.layers=1"]), Gpt(load_config()))
+
+    def settings(name: str) -> dict[str, float]:
+        return {"lr_factor": 0.5} if name.startswith("norm.") or name == "head.weight" else {}
+
+    config = OptimConfig(weight_decay=0.3)
+    optimizer = make_optimizer(model, 1e-3, config, settings)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    special = {
+        names[parameter]: (group["lr"], group["weight_decay"])
+        for group in optimizer.param_groups[2:]
+        for parameter in group["params"]
+    }
+    assert special == {"norm.weight": (5e-4, 0.0), "norm.bias": (5e-4, 0.0), "head.weight": (5e-4, 0.3)}
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(names)
+    assert named_state(optimizer, model)["names"][-1] in special
+    assert "names" not in named_state(make_optimizer(model, 1e-3, config), model)
+
+
+@pytest.mark.parametrize("wrong", [{"lr": 0.1}, {"lr_factor": -1}, {"weight_decay": math.nan}, {"lr_factor": True}])
+def test_wrong_settings_of_a_parameter_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(UserError, match=r"^param_group\('weight'\) gave .*: allowed: lr_factor and weight_decay, "):
+        make_optimizer(torch.nn.Linear(2, 2), 1e-3, OptimConfig(), lambda _: wrong)
+
+
 def test_parameters_left_on_the_cpu_are_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     cpu = choose("cpu", torch)
     warn_if_on_cpu(GPT(TINY), cpu, 3)
@@ -238,12 +256,44 @@ def test_one_process_forms_a_group_without_a_rendezvous() -> None:
     assert group.ready == "1/1 ranks ready, backend none, device cpu"
     signals = Signals(group)
     for flags in (Flag.NONE, Flag.PREEMPTED | Flag.SAVE):
-        signals.send(torch.tensor(2.5), flags, 0.5)
-        assert signals.receive() == Received((2.5,), [flags], (0.5,))
+        signals.send(torch.tensor(2.5), flags, torch.tensor(0.5))
+        assert Received.decode(signals.receive().flatten().tolist()) == Received((2.5,), flags, (0.5,))
     assert group.gather_bytes(b"abc") == [b"abc"]
     assert group.gather_bytes(b"") == [b""]
     assert group.broadcast_bytes(b"x" * 10) == b"x" * 10
     assert CHUNK_BYTES > 0
+
+
+@pytest.mark.parametrize("fails", ["all_gather", "broadcast", "nothing"])
+def test_bytes_of_a_backend_that_does_not_carry_them_are_sent_as_numbers(
+    monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """A library that refuses uint8, or changes it, is found at the start."""
+    dist: Any = torch.distributed
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("data type is not supported: Byte")
+
+    def change(tensor: torch.Tensor, source: int) -> None:
+        if tensor.dtype == torch.uint8:
+            tensor += 1
+        dist.broadcast(tensor, source)
+
+    wrong: dict[str, Any] = {"all_gather": refuse, "broadcast": change}
+    wrong = {name: function for name, function in wrong.items() if name == fails}
+    functions = {name: getattr(dist, name) for name in ("init_process_group", "all_gather", "all_reduce", "broadcast")}
+    monkeypatch.setattr("trainer.runtime.init.STOCK_BACKENDS", ())
+    accelerator = choose("cpu", torch).changed(distributed=SimpleNamespace(**{**functions, **wrong}))
+    monkeypatch.setattr("trainer.runtime.init.choose", lambda *_: accelerator)
+    group = initialise("cpu", 60.0, world_of_one())
+    everything = bytes(range(256)) * 3
+    try:
+        assert group.byte_type == (torch.uint8 if fails == "nothing" else torch.float32)
+        group = replace(group, accelerator=choose("cpu", torch))
+        assert group.gather_bytes(everything) == [everything]
+        assert group.broadcast_bytes(everything) == everything
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_raise_if_any_raises_the_problem_unchanged() -> None:
@@ -294,6 +344,7 @@ def test_missing_or_failing_device_is_named(monkeypatch: pytest.MonkeyPatch, cou
     accelerator = choose("cpu", torch).changed(
         name="cuda",
         device="cuda:{n}",
+        visible_variable="CUDA_VISIBLE_DEVICES",
         device_count=lambda: count,
         set_device=refuse,
     )
@@ -301,6 +352,17 @@ def test_missing_or_failing_device_is_named(monkeypatch: pytest.MonkeyPatch, cou
     with pytest.raises(UserError, match=r"^rank 0: ") as caught:
         initialise("cuda", 60.0, {**world_of_one(), "LOCAL_RANK": "1"})
     assert part in str(caught.value)
+
+
+def test_rank_whose_launcher_shows_it_one_device_uses_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with --gpus-per-task of Slurm: local rank 3 sees its own card as number 0."""
+    taken: list[int] = []
+    accelerator = choose("cpu", torch).changed(visible_variable="CUDA_VISIBLE_DEVICES", device_count=lambda: 1)
+    monkeypatch.setattr("trainer.runtime.init.choose", lambda *_: accelerator.changed(set_device=taken.append))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    group = initialise("cuda", 60.0, {**world_of_one(), "LOCAL_RANK": "3"})
+    torch.distributed.destroy_process_group()
+    assert (taken, group.rank.local_rank) == ([0], 3)
 
 
 def test_launch_without_a_rendezvous_address_is_a_user_error() -> None:

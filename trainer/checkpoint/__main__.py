@@ -29,20 +29,31 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in {
         "list": "what is in a folder, by manifests and sizes; reads no tensor",
         "verify": "read every byte and compare hashes; nothing is moved or changed",
-        "export": "the weights as one safetensors file, or a Llama's as a folder of Hugging Face",
+        "export": "the weights as one safetensors file, or as a folder of Hugging Face, torch or peft",
     }.items():
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         command.add_argument("folder", metavar="FOLDER", type=Path, help="a training's `out`, or one step_N in it")
         if name == "export":
             command.add_argument(
-                "target", metavar="TARGET", nargs="?", type=Path, help="default: step_N.safetensors or step_N_hf here"
+                "target",
+                metavar="TARGET",
+                nargs="?",
+                type=Path,
+                help="default: step_N.safetensors, step_N_hf, step_N_dcp or step_N_adapter here",
             )
+            command.add_argument(
+                "--adapter", action="store_true", help="a folder of peft, of a training with lora.rank"
+            )
+            command.add_argument("--dcp", action="store_true", help="a folder of torch.distributed.checkpoint")
             command.add_argument("--hf", action="store_true", help="a folder: config.json, bf16 safetensors, tokenizer")
             command.add_argument(
                 "--shape",
                 metavar="PATH",
                 type=Path,
                 help="with --hf: config.json or its folder; default: of the training",
+            )
+            command.add_argument(
+                "--no-ema", action="store_true", help="the weights as trained, not their average (optim.ema)"
             )
     return parser
 
@@ -106,18 +117,27 @@ def _verify(folder: Path) -> int:
     return code
 
 
-def _export(folder: Path, target: Path | None, *, hf: bool, shape: Path | None) -> int:
-    if shape and not hf:
+def _export(request: argparse.Namespace) -> int:
+    if request.shape and not request.hf:
         raise UserError("--shape goes with --hf")
+    forms = [form for form in ("adapter", "dcp", "hf") if getattr(request, form)]
+    if len(forms) > 1:
+        raise UserError(f"{' and '.join(f'--{form}' for form in forms)} write different folders: name one")
     if importlib.util.find_spec("torch") is None:
         raise UserError(f"export needs torch, which is not installed for {sys.executable}")
-    from trainer.checkpoint.export import export  # noqa: PLC0415 -- list and verify work without torch
+    from trainer.checkpoint.dcp import export_dcp  # noqa: PLC0415 -- list and verify work without torch
+    from trainer.checkpoint.export import export  # noqa: PLC0415 -- as above
     from trainer.checkpoint.export_folder import export_folder  # noqa: PLC0415 -- as above
+    from trainer.checkpoint.lora import export_adapter  # noqa: PLC0415 -- as above
 
-    path = _step_folders(folder)[0]
-    target = target or Path(f"{path.name}_hf" if hf else f"{path.name}.safetensors")
+    path = _step_folders(request.folder)[0]
+    target = request.target or Path(f"{path.name}_{forms[0]}" if forms else f"{path.name}.safetensors")
     try:
-        count = export_folder(path, target, shape) if hf else export(path, target)
+        if request.hf:
+            count = export_folder(path, target, request.shape, averaged=not request.no_ema)
+        else:
+            write = export_adapter if request.adapter else export_dcp if request.dcp else export
+            count = write(path, target, averaged=not request.no_ema)
     except DamagedError as exc:
         raise UserError(f"{path}: damaged: {exc}; name an older one") from exc
     except OSError as exc:
@@ -131,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         request = _parser().parse_args(argv)
         if request.command == "export":
-            return _export(request.folder, request.target, hf=request.hf, shape=request.shape)
+            return _export(request)
         return _list(request.folder) if request.command == "list" else _verify(request.folder)
     except UserError as exc:
         sys.stderr.write(f"error: {exc}\n")

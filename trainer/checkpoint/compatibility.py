@@ -10,7 +10,7 @@ from trainer.console import log_line
 from trainer.errors import UserError
 from trainer.parallel.base import Strategy
 
-BINDING = ("model.", "task", "options.")  # a change of these makes it another model
+BINDING = ("model.", "task", "options.", "lora.")  # a change of these makes it another model
 # Settings that may change between two attempts without changing the losses.
 FREE_KEYS = frozenset(
     [
@@ -26,9 +26,19 @@ FREE_KEYS = frozenset(
             "log_steps",
         ),
         *("fingerprint_steps", "start_timeout"),
-        *("data.workers", "data.prefetch", "data.pin_memory", "data.validation", "eval_steps", "eval_batches"),
+        *(
+            "data.workers",
+            "data.prefetch",
+            "data.pin_memory",
+            "data.validation",
+            "data.tokenizer",
+            "eval_steps",
+            "eval_batches",
+        ),
         *(
             "save_minutes",
+            "save_share",
+            "memory_steps",
             "keep_best",
             "keep_every",
             "roll_back",
@@ -38,14 +48,20 @@ FREE_KEYS = frozenset(
             "report",
             "peak_tflops",
         ),
-        *("activation_checkpointing", "find_unused_parameters", "gradient_as_bucket_view"),
+        *("activation_checkpointing", "find_unused_parameters", "gradient_as_bucket_view", "fsdp.reshard"),
     ]
 )
 NAMED_AT_MOST = 3
 
 
 def check_compatible(
-    manifest: Mapping[str, Any], config: TrainConfig, strategy: Strategy, *, world_size: int, data_digest: str
+    manifest: Mapping[str, Any],
+    config: TrainConfig,
+    strategy: Strategy,
+    *,
+    world_size: int,
+    data_digest: str,
+    base_digest: str,
 ) -> None:
     """
     Check that training can resume from the checkpoint with this manifest; warn about what will differ.
@@ -59,6 +75,11 @@ def check_compatible(
             "other batches, so other losses than without the change"
         )
     step, changed = manifest["step"], differences(manifest["config"], config.as_dict())
+    if "optim.name" in changed:
+        raise UserError(
+            f"the checkpoint at step {step} has the moments of another optimizer: {changed['optim.name']} (saved -> now): "
+            "use the earlier one, or start from its weights: python -m trainer.checkpoint export, then init= and another out="
+        )
     binding = [text for key, text in changed.items() if key.startswith(BINDING)] or _other_parameters(
         manifest, strategy
     )
@@ -66,6 +87,11 @@ def check_compatible(
         raise UserError(f"the checkpoint at step {step} does not fit: {', '.join(binding)} (saved -> now)")
     if changed:
         log_line(f"WARNING: resuming with other settings (saved -> now): {', '.join(changed.values())}")
+    if manifest.get("base_sha256", "") != base_digest:
+        raise UserError(
+            f"the checkpoint at step {step} has adapters of other frozen weights than init={config.init}: sha256 "
+            f"{manifest.get('base_sha256', '')[:12]} -> {base_digest[:12]} (saved -> now)"
+        )
     if manifest["data_sha256"] != data_digest:
         raise UserError(
             f"the checkpoint at step {step} was trained on other data, so its position in them is meaningless: use the "

@@ -109,7 +109,7 @@ def write_hashed(path: Path, write_to: Callable[[Any], object]) -> Dict[str, Any
 
 def write_manifest(temporary: Path, manifest: Mapping[str, Any]) -> None:
     """Write the sealed manifest, and flush the folder with all its files."""
-    content = _seal(manifest).encode()
+    content = seal(manifest).encode()
     if len(content) > MANIFEST_BYTES:
         raise OSError(f"{MANIFEST} would have {len(content)} bytes, over {MANIFEST_BYTES}: use checkpoint=whole")
     with create(temporary / MANIFEST) as file:
@@ -142,6 +142,19 @@ def verify_files(path: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
             sha256.update(part)
             size += len(part)
         _compare(name, expected, size, sha256.hexdigest())
+
+
+def hash_of(path: Path, size: int) -> str:
+    """The hash of the first `size` bytes of a file."""
+    digest, rest = hashlib.sha256(), size
+    with path.open("rb", buffering=0) as file:
+        while rest:
+            part = file.read(min(READ_BYTES, rest))
+            if not part:
+                break
+            digest.update(part)
+            rest -= len(part)
+    return digest.hexdigest()
 
 
 def is_sharded(manifest: Mapping[str, Any]) -> bool:
@@ -245,7 +258,7 @@ def _entries(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-def _seal(manifest: Mapping[str, Any]) -> str:
+def seal(manifest: Mapping[str, Any]) -> str:
     """Add the manifest's own hash, which detects a damaged step or world size."""
     body = json.dumps(manifest, sort_keys=True)
     sealed = {**manifest, "seal": hashlib.sha256(body.encode()).hexdigest()}
@@ -261,7 +274,7 @@ def read_manifest(path: Path, step: int | None) -> dict[str, Any]:
         manifest = json.loads(text)
     except (ValueError, RecursionError) as exc:
         raise DamagedError(f"{MANIFEST}: not readable: {exc}") from exc
-    if not isinstance(manifest, dict) or _seal({k: v for k, v in manifest.items() if k != "seal"}) != text:
+    if not isinstance(manifest, dict) or seal({k: v for k, v in manifest.items() if k != "seal"}) != text:
         raise DamagedError(f"{MANIFEST}: its own hash does not match")
     if manifest["version"] not in (VERSION, SHARDED_VERSION):
         raise DamagedError(

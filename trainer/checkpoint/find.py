@@ -29,6 +29,7 @@ class Finder:
     rank: Rank
     data_digest: str
     verified: Callable[[Path], Checkpoint]
+    base_digest: str = ""
 
     def find(self, strategy: Strategy) -> Checkpoint | None:
         """The verified checkpoint of this model and data to resume from; None for a fresh start. Raises UserError."""
@@ -46,7 +47,14 @@ class Finder:
         if found is None:
             return None
         world_size, data_digest = self.rank.world_size, self.data_digest
-        check_compatible(found.manifest, self.config, strategy, world_size=world_size, data_digest=data_digest)
+        check_compatible(
+            found.manifest,
+            self.config,
+            strategy,
+            world_size=world_size,
+            data_digest=data_digest,
+            base_digest=self.base_digest,
+        )
         self._quarantine_later(found)
         log_line(f"resuming from {found.path}, step {found.manifest['step']}")
         return found

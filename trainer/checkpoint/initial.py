@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import os
 from fnmatch import fnmatch
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, Tuple
 
 import torch
 
+from trainer.checkpoint import dcp
 from trainer.checkpoint.state_file import allocate, outline
+from trainer.checkpoint.weight import Weight
+from trainer.config.config import TrainConfig
 from trainer.console import log_line
 from trainer.errors import UserError
-from trainer.optim.adamw import whole_shape
-from trainer.parallel.base import Strategy
+from trainer.optim.optimizer import whole_shape
+from trainer.parallel.base import Strategy, TorchStrategy
+from trainer.parallel.parts import tied_names
 from trainer.runtime.group import Group
-from trainer.safetensors import KINDS, Entry, FormatError, SafetensorsFile
+from trainer.safetensors import KINDS, FormatError, SafetensorsFile
 from trainer.tasks.base import Task
+from trainer.tasks.lora import frozen_weights
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 NAMED_AT_MOST = 3
+READ_BYTES = 1 << 20
 
 
 def load_initial(path: Path, strategy: Strategy, task: Task, group: Group) -> None:
     """
-    Load the weights at `path` into the model; only rank 0 reads files.
+    Load the weights at `path` into the model; only rank 0 reads files. Beside adapters, only the frozen weights.
 
     Raises:
         UserError: on all ranks alike; there are none, or they are not those of this model.
     """
-    problem, state = "", None
+    problem, state, model = "", None, strategy.unwrapped_model
+    tensors: Dict[str, torch.Tensor] = {}
+    frozen = frozen_weights(model)
     if group.rank.is_main:
         try:
-            tensors = read_weights(path, shapes_of(strategy.unwrapped_model), task)
+            shapes = {name: tuple(whole_shape(weight)) for name, weight in frozen.items()} or shapes_of(model)
+            tensors = read_weights(path, shapes, task, tied_names(model))
             state = {"model": tensors, "moments": {}}
         except UserError as exc:
             problem = f"init={path}: {exc}"
@@ -43,6 +55,12 @@ def load_initial(path: Path, strategy: Strategy, task: Task, group: Group) -> No
     problem = group.broadcast_bytes(problem.encode()).decode()
     if problem:
         raise UserError.agreed(problem)
+    if frozen:
+        assert isinstance(strategy, TorchStrategy)
+        with torch.no_grad():
+            for name, weight in frozen.items():
+                strategy.put(weight, functools.partial(tensors.__getitem__, name))
+        return
     outline_bytes = group.broadcast_bytes(b"" if state is None else outline(state))
     strategy.load(allocate(outline_bytes, f"init={path}") if state is None else state)
 
@@ -52,42 +70,94 @@ def shapes_of(model: torch.nn.Module) -> Dict[str, Tuple[int, ...]]:
     return {name: tuple(whole_shape(tensor)) for name, tensor in model.state_dict(keep_vars=True).items()}
 
 
-def read_weights(path: Path, shapes: Mapping[str, Tuple[int, ...]], task: Task) -> Dict[str, torch.Tensor]:
+def base_digest(group: Group, config: TrainConfig) -> str:
     """
-    Return the tensors of the model by name, mapped from their files.
+    On rank 0, the digest of the weights beside which adapters are trained, or ""; a collective.
+
+    Raises:
+        UserError: on all ranks alike; they cannot be read.
+    """
+    digest = problem = ""
+    if group.rank.is_main and config.lora.rank and config.init:
+        try:
+            digest = digest_of(Path(config.init).expanduser())
+        except UserError as exc:
+            problem = f"init={config.init}: {exc}"
+        except OSError as exc:
+            problem = f"init={config.init}: cannot be read: {exc.strerror}"
+    group.raise_if_any(problem)
+    return digest
+
+
+def digest_of(path: Path) -> str:
+    """sha256 of all files of weights at `path` with their names. Raises OSError, and UserError as file_shapes()."""
+    total = hashlib.sha256()
+    folder = path if path.is_dir() else path.parent
+    for name in sorted(_open_files(path)):
+        total.update(name.encode())
+        with (folder / name).open("rb") as file:
+            for part in iter(lambda: file.read(READ_BYTES), b""):
+                total.update(part)
+    return total.hexdigest()
+
+
+def read_tensors(path: Path) -> Dict[str, torch.Tensor]:
+    """The tensors in the files at `path`, by name, mapped. Raises UserError: there are none; the message lacks `path`."""
+    opened = _open_files(path)
+    return {name: file.tensor(name) for file in opened.values() for name in file.header.entries}
+
+
+def read_weights(
+    path: Path, shapes: Mapping[str, Tuple[int, ...]], task: Task, tied: Mapping[str, str] = MappingProxyType({})
+) -> Dict[str, torch.Tensor]:
+    """
+    Return the tensors of the model by name, mapped from their files, if these are of safetensors.
 
     Args:
-        path: a safetensors file, or a folder of Hugging Face.
+        path: a safetensors file, a folder of Hugging Face, or one of torch.distributed.checkpoint.
         shapes: what the model needs.
         task: for the names that it leaves out, and for messages.
+        tied: further names of tied weights -> the first, whose values are read. Files need not have the further ones.
 
     Raises:
         UserError: there is no such file, or a tensor is missing, foreign, or of another shape or type; the message lacks `path`.
     """
-    files = _open_files(path)
-    found = {name: file for file, opened in files.items() for name in opened.header.entries}
+    found = _weights_at(path, shapes)
     unused = [name for name in found if any(fnmatch(name, pattern) for pattern in task.unused_weights)]
-    problems = [f"{name} is missing, of shape {list(shapes[name])}" for name in shapes if name not in found]
-    for name, file in found.items():
+    problems = [
+        f"{name} is missing, of shape {list(shapes[name])}" for name in shapes if tied.get(name, name) not in found
+    ]
+    for name, weight in found.items():
         if name in shapes:
-            misfit = _misfit(files[file].header.entries[name], shapes[name])
-            problems += [f"{file}: {name} {misfit}"] if misfit else []
+            misfit = _misfit(weight, shapes[name])
+            problems += [f"{weight.file}: {name} {misfit}"] if misfit else []
         elif name not in unused:
-            problems.append(f"{file}: {name} is not in the model")
+            problems.append(f"{weight.file}: {name} is not in the model")
     if problems:
         more = f"; and {len(problems) - NAMED_AT_MOST} more" if len(problems) > NAMED_AT_MOST else ""
         raise UserError(
             f"these are not the weights of task={task.config.task}: {'; '.join(problems[:NAMED_AT_MOST])}{more}"
         )
-    entries = [files[file].header.entries[name] for name, file in found.items() if name in shapes]
+    read = {name: weight for name, weight in found.items() if name in shapes and name not in tied}
     log_line(
-        f"starting from {path}: {len(entries)} tensors, {', '.join(sorted({entry.kind for entry in entries}))}, "
-        f"{sum(entry.end - entry.start for entry in entries) / 1e9:.2f} GB"
+        f"starting from {path}: {len(read)} tensors, {', '.join(sorted({weight.kind for weight in read.values()}))}, "
+        f"{sum(weight.size for weight in read.values()) / 1e9:.2f} GB"
     )
-    return {name: files[found[name]].tensor(name) for name in shapes}
+    tensors = {name: weight.read() for name, weight in read.items()}
+    return {name: tensors[tied.get(name, name)] for name in shapes}
 
 
-def _misfit(entry: Entry, shape: Tuple[int, ...]) -> str:
+def _weights_at(path: Path, names: Mapping[str, Any]) -> Dict[str, Weight]:
+    if path.is_dir() and dcp.is_dcp(path):
+        return dcp.weights_in(path, names)
+    return {
+        name: Weight(file, entry.kind, entry.shape, entry.end - entry.start, functools.partial(opened.tensor, name))
+        for file, opened in _open_files(path).items()
+        for name, entry in opened.header.entries.items()
+    }
+
+
+def _misfit(entry: Weight, shape: Tuple[int, ...]) -> str:
     """Return how the tensor differs from the one that is needed, or ""."""
     if entry.shape != shape:
         return f"has shape {list(entry.shape)}, the model needs {list(shape)}"
@@ -132,4 +202,6 @@ def _names_in(folder: Path) -> Dict[str, List[str]]:
         raise UserError(
             "this is a checkpoint: resume=PATH continues it; python -m trainer.checkpoint export writes its weights"
         )
+    if dcp.is_dcp(folder):
+        raise UserError("folders of torch.distributed.checkpoint are not read here: adapters and --hf need safetensors")
     raise UserError(f"holds neither {WEIGHTS_FILE} nor {INDEX_FILE}; other formats, such as .bin, are not read")

@@ -16,10 +16,13 @@ from typing import Any, BinaryIO, Callable, Dict, Mapping
 import torch
 
 from trainer.checkpoint import files, lock, sharded
+from trainer.checkpoint.background import ShardedSave, Writer
 from trainer.checkpoint.code import code_version
 from trainer.checkpoint.compatibility import check_parameters
 from trainer.checkpoint.files import Checkpoint
 from trainer.checkpoint.find import Finder
+from trainer.checkpoint.initial import base_digest
+from trainer.checkpoint.memory import MemoryStates
 from trainer.checkpoint.named import named
 from trainer.checkpoint.random_state import random_state, restore_random_state
 from trainer.checkpoint.space import checkpoint_bytes, checkpoints_to_hold
@@ -30,6 +33,7 @@ from trainer.config.config import TrainConfig
 from trainer.console import log_line
 from trainer.errors import StorageError, StorageUserError, UserError
 from trainer.parallel.base import Strategy
+from trainer.parallel.parts import first_names
 from trainer.runtime.group import Group
 
 
@@ -54,21 +58,22 @@ class TrainState:
     skipped: int = 0
     planned_steps: int | None = None
 
-    def after_step(
-        self, loss: float, *, tokens: int, samples: int, skipped: int, planned_steps: int | None = None
-    ) -> TrainState:
-        """Return the state after one more step, with its mean loss, and its tokens and samples on all ranks."""
-        first_loss = loss if self.first_loss is None else self.first_loss
-        position = self.position + samples
-        return TrainState(
-            self.step + 1,
-            self.tokens + tokens,
-            first_loss,
-            loss,
-            position=position,
-            skipped=skipped,
+    def after_step(self, *, tokens: int, samples: int, planned_steps: int | None = None) -> TrainState:
+        """Return the state after one more step, with its tokens and samples on all ranks; its loss is not read yet."""
+        return replace(
+            self,
+            step=self.step + 1,
+            tokens=self.tokens + tokens,
+            mean_loss=None,
+            position=self.position + samples,
+            eval_loss=None,
             planned_steps=planned_steps,
         )
+
+    def with_loss(self, loss: float, *, skipped: int) -> TrainState:
+        """Return the state with the loss of a step, read later than the step was made."""
+        first_loss = loss if self.first_loss is None else self.first_loss
+        return replace(self, first_loss=first_loss, last_loss=loss, skipped=skipped)
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,8 @@ class Checkpoints:
     The checkpoint folder of one run.
 
     may_shard: all ranks see the folder, and the settings do not demand whole files.
+    base_digest: on rank 0, of the frozen weights that checkpoints of adapters do not hold; "" without adapters.
+    memory: the states of memory_steps.
     """
 
     group: Group
@@ -95,6 +102,8 @@ class Checkpoints:
     data_digest: str
     code: str | None = None
     may_shard: bool = False
+    base_digest: str = ""
+    memory: MemoryStates | None = None
 
     @classmethod
     def open(cls, group: Group, config: TrainConfig, data_digest: str) -> Checkpoints:
@@ -104,7 +113,9 @@ class Checkpoints:
         code = code_version(Path(__file__).parents[1], Path.cwd()) if group.rank.is_main else None
         checkpoints = cls(group, config, out.absolute(), data_digest, code=code)
         checkpoints.prepare()
-        return replace(checkpoints, may_shard=checkpoints.find_may_shard())
+        memory = MemoryStates.open(group, config, data_digest, os.environ)
+        digest = base_digest(group, config)
+        return replace(checkpoints, may_shard=checkpoints.find_may_shard(), base_digest=digest, memory=memory)
 
     def find_may_shard(self) -> bool:
         """
@@ -114,7 +125,7 @@ class Checkpoints:
             UserError: on all ranks alike; checkpoint=sharded, but the ranks do not share the folder.
         """
         chosen = self.config.checkpoint
-        if chosen == "whole" or (chosen == "auto" and (self.group.rank.world_size == 1 or self.config.async_save)):
+        if chosen == "whole" or (chosen == "auto" and self.group.rank.world_size == 1):
             return False
         problem = sharded.unshared_problem(self.group, self.out)
         if problem and chosen == "sharded":
@@ -125,7 +136,7 @@ class Checkpoints:
 
     def writes_shards(self, sizes: Mapping[str, int]) -> bool:
         """Return True if a model with parameters of these sizes is saved in shards."""
-        is_large = checkpoint_bytes(sizes, self.group.rank.world_size) >= sharded.SHARDED_FROM_BYTES
+        is_large = checkpoint_bytes(sizes, self.group.rank.world_size, self.config) >= sharded.SHARDED_FROM_BYTES
         return self.may_shard and (is_large or self.config.checkpoint == "sharded")
 
     def for_model(self, strategy: Strategy) -> Checkpoints:
@@ -135,6 +146,12 @@ class Checkpoints:
         Raises:
             UserError: on all ranks alike; checkpoint=sharded, but the model has state that shards do not hold.
         """
+        if self.memory is not None:
+            try:
+                self.group.raise_if_any(sharded.unsupported(strategy.local_state()))
+            except UserError as exc:
+                raise UserError.agreed(f"memory_steps={self.config.memory_steps}: {exc}") from exc
+            self.memory.check_space(strategy.local_state())
         if not self.writes_shards(strategy.sizes):
             return self
         checkpoints, form = self, f"one shard per rank, in {self.out}"
@@ -182,7 +199,7 @@ class Checkpoints:
         Raises:
             UserError: on all ranks alike; it cannot.
         """
-        problem, size = "", checkpoint_bytes(sizes, self.group.rank.world_size)
+        problem, size = "", checkpoint_bytes(sizes, self.group.rank.world_size, self.config)
         if self.group.rank.is_main:
             count = checkpoints_to_hold(step, self.config, files.newest_first(self.out))
             free = shutil.disk_usage(str(self.out)).free
@@ -214,6 +231,20 @@ class Checkpoints:
         snapshot = self.snapshot(state, strategy, is_async=False)
         self.group.raise_if_any(self.write(snapshot) if snapshot else "", kind=StorageError)
         return self.path(state.step)
+
+    def begin_shards(self, state: TrainState, strategy: Strategy, writer: Writer) -> ShardedSave:
+        """Begin to save in shards while training continues, on every rank."""
+        config = self.config
+        return ShardedSave(
+            self.group,
+            writer,
+            self.out,
+            step=state.step,
+            state=strategy.local_state(),
+            random_state=random_state(self.group.accelerator),
+            metadata=self._metadata(state, strategy),
+            kept={"limit": config.save_total_limit, "best": config.keep_best, "every": config.keep_every},
+        )
 
     @property
     def _run_id(self) -> str | None:
@@ -270,7 +301,27 @@ class Checkpoints:
         Raises:
             UserError: on all ranks alike; the selected checkpoint cannot be loaded, or has another model.
         """
+        record = self._load_memory(strategy)
+        if record is not None:
+            return _train_state(record)
         return self._load(strategy, lambda finder: finder.find(strategy)) or TrainState()
+
+    def _load_memory(self, strategy: Strategy) -> Mapping[str, Any] | None:
+        """Load the newest state in memory that an earlier attempt of this run has left; returns its record, None if there is none."""
+        if self.memory is None or not self.group.rank.is_retry:
+            return None
+        present = files.newest_first(self.out) if self.group.rank.is_main else []
+        record = self.memory.load(strategy, (files.step_of(present[0]) or 0) if present else 0)
+        if record is not None:
+            restore_random_state(json.loads(record["rng"]), self.group.accelerator)
+        return record
+
+    def keep_in_memory(self, state: TrainState, strategy: Strategy) -> None:
+        """Keep the state in memory, if memory_steps is set."""
+        if self.memory is not None:
+            states = random_state(self.group.accelerator)
+            metadata = self._metadata(state, strategy)
+            self.memory.keep(state.step, strategy.local_state(), random_state=states, metadata=metadata)
 
     def load_earlier(self, strategy: Strategy, last: int | None) -> TrainState | None:
         """
@@ -288,7 +339,11 @@ class Checkpoints:
         state, random_states = None, b""
         if self.group.rank.is_main:
             try:
-                found = find(Finder(self.out, self.config, self.group.rank, self.data_digest, verifier.verified))
+                found = find(
+                    Finder(
+                        self.out, self.config, self.group.rank, self.data_digest, verifier.verified, self.base_digest
+                    )
+                )
                 if found:
                     state = None if files.is_sharded(found.manifest) else self._read_whole(found, strategy)
                     random_states = (found.path / "rng.json").read_bytes()
@@ -303,20 +358,18 @@ class Checkpoints:
             return None
         if files.is_sharded(manifest):
             found = Checkpoint(Path(header["path"]), manifest)
-            sharded.load(self.group, found, strategy, keep_scale=self._keeps_scale(manifest))
+            sharded.load(
+                self.group,
+                found,
+                strategy,
+                keep_scale=self._keeps_scale(manifest),
+                keep_ema=bool(self.config.optim.ema),
+            )
         else:
             outline_bytes = self.group.broadcast_bytes(b"" if state is None else outline(state))
             strategy.load(allocate(outline_bytes, f"step_{manifest['step']}") if state is None else state)
         self._restore_random_states(self.group.broadcast_bytes(random_states))
-        return TrainState(
-            manifest["step"],
-            manifest["tokens"],
-            manifest["first_loss"],
-            manifest["last_loss"],
-            position=manifest["position"],
-            skipped=manifest.get("skipped", 0),  # older trainers saved neither
-            planned_steps=manifest.get("planned_steps", manifest["config"].get("steps")),
-        )
+        return _train_state(manifest)
 
     def _read_whole(self, found: Checkpoint, strategy: Strategy) -> Dict[str, Any]:
         """The state in a whole file, in the form of named.py. Raises UserError: it has another model."""
@@ -324,7 +377,12 @@ class Checkpoints:
         mapped = self.group.device.type != "cpu"
         saved = load_state(found.path / "state.pt", found.path.name, mapped=mapped)
         check_parameters(saved["model"], strategy.sizes, found.manifest["step"])
-        return named(saved, strategy.sizes, keep_scale=self._keeps_scale(found.manifest))
+        return named(
+            saved,
+            strategy.sizes,
+            keep_scale=self._keeps_scale(found.manifest),
+            keep_ema=bool(self.config.optim.ema),
+        )
 
     def _keeps_scale(self, manifest: Mapping[str, Any]) -> bool:
         return bool(manifest["config"].get("precision") == self.config.precision == "fp16")
@@ -338,12 +396,26 @@ class Checkpoints:
     def _metadata(self, state: TrainState, strategy: Strategy) -> Dict[str, Any]:
         return {
             "sizes": dict(strategy.sizes),
+            "aliases": first_names(strategy.unwrapped_model) if self.config.optim.ema else {},  # for export
             "world_size": self.group.rank.world_size,
             **asdict(state),
             "code": self.code,
             "run": self._run_id,
             "seed": self.config.seed,
             "data_sha256": self.data_digest,
+            **({"base_sha256": self.base_digest} if self.base_digest else {}),
             "torch": torch.__version__,
             "config": self.config.as_dict(),
         }
+
+
+def _train_state(manifest: Mapping[str, Any]) -> TrainState:
+    return TrainState(
+        manifest["step"],
+        manifest["tokens"],
+        manifest["first_loss"],
+        manifest["last_loss"],
+        position=manifest["position"],
+        skipped=manifest.get("skipped", 0),  # older trainers saved neither
+        planned_steps=manifest.get("planned_steps", manifest["config"].get("steps")),
+    )

@@ -6,10 +6,14 @@ from typing import Any, Dict, Mapping, Sequence
 
 import torch
 
+from trainer.state_keys import EMA
+
 # `Any` below stands for nested state: dicts and lists with tensors and plain values.
 
 
-def named(state: Mapping[str, Any], sizes: Mapping[str, int], *, keep_scale: bool) -> Dict[str, Any]:
+def named(
+    state: Mapping[str, Any], sizes: Mapping[str, int], *, keep_scale: bool, keep_ema: bool = False
+) -> Dict[str, Any]:
     """
     Convert what Strategy.state() returned; no tensor is copied but the step counts.
 
@@ -17,9 +21,10 @@ def named(state: Mapping[str, Any], sizes: Mapping[str, int], *, keep_scale: boo
         state: as saved. DDP and ZeRO-0 number the parameters, FSDP2 names them, ZeRO 1 to 3 have one step count for all.
         sizes: parameters of the model, in its order.
         keep_scale: keep the state of fp16's loss scaler.
+        keep_ema: keep the averages of the weights.
 
     Returns:
-        "model": name -> tensor, buffers included; "moments": name -> Adam's state with its step, nothing before the first step;
+        "model": name -> tensor, buffers included; "moments": name -> the optimizer's state, Adam's with its step, nothing before the first step;
         "scaler", if kept: as torch or DeepSpeed save it.
     """
     optimizer = state["optimizer"]
@@ -31,14 +36,19 @@ def named(state: Mapping[str, Any], sizes: Mapping[str, int], *, keep_scale: boo
             else {name: {"step": _tensor(step), **values} for name, values in optimizer["moments"].items()}
         )
     else:
-        numbered = numbered_names({name: state["model"][name].dim() for name in sizes})
+        usual = numbered_names({name: state["model"][name].dim() for name in sizes})
+        numbered = optimizer.get("names", usual)
         moments = {numbered[key] if isinstance(key, int) else key: values for key, values in optimizer["state"].items()}
+    moments = {
+        name: {key: value for key, value in values.items() if key != EMA or keep_ema}
+        for name, values in moments.items()
+    }
     scaler = {"scaler": state["scaler"]} if keep_scale and "scaler" in state else {}
-    return {"model": state["model"], "moments": moments, **scaler}
+    return {"model": state["model"], "moments": {name: values for name, values in moments.items() if values}, **scaler}
 
 
 def numbered_names(dimensions: Mapping[str, int]) -> Sequence[str]:
-    """The names in the order of the optimizer's groups (optim/adamw.py): matrices first."""
+    """The names in the order of the optimizer's groups (optim/optimizer.py): matrices first."""
     return sorted(dimensions, key=lambda name: dimensions[name] <= 1)
 
 

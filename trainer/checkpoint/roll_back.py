@@ -28,7 +28,7 @@ class RollBack:
 
     def after(self, error: NumbersError, state: TrainState, samples: int) -> TrainState:
         """
-        The state to continue from after a failed step of `samples` samples that followed `state`.
+        The state to continue from after an error in a step of `samples` samples, found in a step after `state`.
 
         Raises:
             NumbersError: the given error, if the limit is reached or nothing was saved yet.
@@ -42,7 +42,7 @@ class RollBack:
         if found is None:
             raise error
         self.count, self.last_step = self.count + 1, found.step
-        position = state.position + samples
+        position = state.position + (error.step - state.step) * samples
         if self.checkpoints.group.rank.is_main:
             cause, left_out = str(error).partition(";")[0], (position - found.position) // samples
             log_line(

@@ -1,4 +1,4 @@
-"""When to save, decided by rank 0 for all; and, with async_save, the thread that writes while training continues."""
+"""When to save, decided by rank 0 for all; and, with async_save, the save under way while training continues."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Callable, List, Mapping
 
+from trainer.checkpoint.background import ShardedSave, Writer
 from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.console import log_line
 from trainer.errors import StorageError
@@ -16,13 +17,32 @@ from trainer.runtime.signals import Flag
 
 
 @dataclass(frozen=True)
+class _WholeSave:
+    """A whole file that a thread of rank 0 writes; the future returns the problem, or ""."""
+
+    future: Future[str]
+    is_busy = False  # for the other ranks
+    is_written_by_all = is_committed = True  # that is, by rank 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.future.done()
+
+    def problem(self) -> str:
+        return self.future.result()
+
+    def finish_alone(self) -> str:
+        return self.future.result()
+
+
+@dataclass(frozen=True)
 class _Writing:
-    """A checkpoint being written; the future returns the problem, or ""."""
+    """A checkpoint being written."""
 
     step: int
     started: float
     stopped_s: float
-    problem: Future[str]
+    save: _WholeSave | ShardedSave
 
 
 class Saver:
@@ -34,35 +54,57 @@ class Saver:
         """Calls `flush` before each save."""
         self.checkpoints, self.strategy, self.progress, self.flush = checkpoints, strategy, progress, flush
         self.config, self.is_main = checkpoints.config, checkpoints.group.rank.is_main
+        self.memory = checkpoints.memory
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._writing: _Writing | None = None
         self._problem = ""  # of a save that ended and is not reported yet
         self._postponed = False
         self._staging: Any = None  # the tensors of the last snapshot; it is written before the next one is taken
+        self._writer: Writer | None = None  # of shards
+        self._cost_s = 0.0  # of the last save: the time for which training stood still
         self._saved_at = time.monotonic()
         self._losses: List[float] = []
         self._saves, self._save_s = 0, 0.0
 
     def poll(self, step: int) -> Flag:
         """
-        Take note of a background save that has ended, and return rank 0's flags; call it once per step.
+        Take note of a background save that has ended, and return this rank's flags for the end of `step`.
 
-        Rank 0 alone knows the time and the state of the checkpoint being written.
+        Each rank knows whether its shard is written. Rank 0 alone knows the time and the state of the whole checkpoint.
         """
+        writing = self._writing.save if self._writing else None
+        mine = self._poll_memory()
+        if writing and writing.is_busy and not writing.is_written_by_all:
+            mine |= Flag.WRITING
         if not self.is_main:
-            return Flag.NONE
+            return mine | Flag.SAVE_FAILED if writing and writing.is_done and writing.problem() else mine
         wanted = self._postponed or self._is_due_by_time()
-        if self._writing and not self._writing.problem.done():
+        if self._writing and writing and not writing.is_done:
             due = wanted or self._is_due_by_step(step)
             if due and not self._postponed:
                 log_line(
                     f"step {self._writing.step} is still being written: the save at step {step} is put off until it is"
                 )
             self._postponed = due
-            return Flag.POSTPONE
-        if self.finish():
-            return Flag.SAVE_FAILED
-        return Flag.SAVE if wanted else Flag.NONE
+            return Flag.POSTPONE | mine
+        if writing and writing.problem():
+            return mine | Flag.SAVE_FAILED
+        self._report_end()
+        if self._is_too_soon():
+            return mine | Flag.POSTPONE
+        return mine | Flag.SAVE if wanted else mine
+
+    def _poll_memory(self) -> Flag:
+        if self.memory is None:
+            return Flag.NONE
+        flag = self.memory.poll()
+        if self.memory.kept > self.progress.extra.get("saved", 0):
+            self.progress.extra.update(saved=self.memory.kept)  # orch restarts a run that has saved something
+        return flag
+
+    def needs_check(self, step: int, flags: Flag) -> bool:
+        """Return True if the state after `step` is saved or kept in memory, so that it must be right; the same on every rank."""
+        return self.is_due(step, flags) or (self.memory is not None and self.memory.is_due(step, flags))
 
     def is_due(self, step: int, flags: Flag) -> bool:
         """Return True if a save follows `step`, or the report of a failed one; the same on every rank, as `flags` come from all ranks."""
@@ -83,8 +125,11 @@ class Saver:
         Raises:
             StorageError: on all ranks alike; this save failed, or the one being written did.
         """
-        if state.last_loss is not None:
-            self._losses.append(state.last_loss)
+        self._prepare(last=last)
+        if not flags & (Flag.WRITING | Flag.SAVE_FAILED):
+            self._complete_shards()
+        if self.memory is not None and not last and self.memory.is_due(state.step, flags):
+            self.checkpoints.keep_in_memory(state, self.strategy)
         if not (last or self.is_due(state.step, flags)):
             return
         started = time.monotonic()
@@ -103,36 +148,73 @@ class Saver:
             self._save(state)
         self._saves += 1
         self._save_s += time.monotonic() - started
-        self.progress.extra.update(saves=self._saves, save_s=self._save_s)  # written with the next phase
+        self.progress.keep({"saves": self._saves, "save_s": self._save_s})
+
+    def add_loss(self, loss: float) -> None:
+        """Record the loss of a step, for the mean since the last save."""
+        self._losses.append(loss)
 
     def before_roll_back(self) -> None:
         """Finish the save being written and forget the losses since it; call it before loading. Raises as after_step() does."""
         self._raise_problem()
         self._losses = []
+        if self.memory is not None:
+            self.memory.forget()
 
-    def finish(self) -> str:
-        """Wait for the checkpoint being written, if any; returns the problem that is not reported yet, or ""."""
+    def finish(self, *, alone: bool = False) -> str:
+        """
+        Wait for the checkpoint being written and the state being kept in memory; returns the problem that is not reported yet, or "".
+
+        Args:
+            alone: the other ranks may not call it, so shards that are not all written are given up.
+        """
+        if not alone:
+            if self.memory is not None:
+                self.memory.finish()
+            self._complete_shards()
+        return self._report_end()
+
+    def _report_end(self) -> str:
+        """Take note of the end of the save under way, if there is one, as finish() does."""
         writing = self._writing
         if writing:
             self._writing = None
-            self._problem = writing.problem.result()
-            if not self._problem:
+            self._problem = writing.save.finish_alone()
+            if not self._problem and writing.save.is_committed:
                 log_line(
                     f"saved {self.checkpoints.path(writing.step)} in {time.monotonic() - writing.started:.2f} s, "
-                    f"of which training stood still for {writing.stopped_s:.2f} s"
+                    f"of which training stood still for {writing.stopped_s:.2f} s{self._next_save()}"
                 )
                 self.progress.add(saved=writing.step)
         return self._problem
 
+    def _complete_shards(self) -> None:
+        """Let rank 0 complete a checkpoint in shards, if one is being written; a collective that waits for the shards."""
+        save = self._writing.save if self._writing else None
+        if isinstance(save, ShardedSave) and not save.is_written_by_all:
+            save.complete()
+            if not self.is_main and not save.problem():
+                self._writing = None
+
     def _raise_problem(self) -> None:
-        """Wait as finish() does; raises StorageError on all ranks alike if a save failed, once."""
-        problem = self.finish()
+        """Wait for the checkpoint being written, if any; raises StorageError on all ranks alike if a save failed, once."""
+        self._complete_shards()  # a state on its way to memory does not delay the save of a preempted run
+        problem = self._report_end()
         self._problem = ""
         self.checkpoints.group.raise_if_any(problem, kind=StorageError)
 
     def _is_due_by_time(self) -> bool:
         minutes = self.config.save_minutes
         return minutes is not None and time.monotonic() - self._saved_at >= minutes * 60
+
+    def _is_too_soon(self) -> bool:
+        """Return True if a save now would make the share of time spent on saves larger than save_share."""
+        share = self.config.save_share
+        return share is not None and time.monotonic() - self._saved_at < self._cost_s / share
+
+    def _next_save(self) -> str:
+        share = self.config.save_share
+        return f"; save_share={share:g}: the next in {self._cost_s / share:.0f} s at the earliest" if share else ""
 
     def _is_due_by_step(self, step: int) -> bool:
         """Return True if save_steps or keep_every requires a save at this step."""
@@ -142,13 +224,33 @@ class Saver:
     def _save(self, state: TrainState) -> None:
         path = self.checkpoints.save(state, self.strategy)
         if self.is_main:
-            log_line(f"saved {path} in {time.monotonic() - self._saved_at:.2f} s")
+            self._cost_s = time.monotonic() - self._saved_at
+            log_line(f"saved {path} in {self._cost_s:.2f} s{self._next_save()}")
         self.progress.write("save", state.step, saved=state.step)
 
     def _begin(self, state: TrainState) -> None:
+        save = self._begin_shards(state) if self._in_shards else self._begin_whole(state)
+        self._cost_s = time.monotonic() - self._saved_at
+        if save:
+            self._writing = _Writing(state.step, self._saved_at, self._cost_s, save)
+
+    def _prepare(self, *, last: bool) -> None:
+        """After the first step, which allocates the moments, prepare the writer of shards in the background; a collective."""
+        if self._writer is None and self.config.async_save and not last and self._in_shards:
+            self._writer = Writer(self.checkpoints.group)
+            self._writer.prepare(self.strategy.local_state())
+
+    def _begin_shards(self, state: TrainState) -> ShardedSave:
+        assert self._writer is not None
+        return self.checkpoints.begin_shards(state, self.strategy, self._writer)
+
+    def _begin_whole(self, state: TrainState) -> _WholeSave | None:
         snapshot = self.checkpoints.snapshot(state, self.strategy, is_async=True, staging=self._staging)
-        if snapshot:
-            self._staging = snapshot.tensors if self.strategy.state_is_live else None
-            stopped_s = time.monotonic() - self._saved_at
-            problem = self._thread.submit(self.checkpoints.write, snapshot)
-            self._writing = _Writing(state.step, self._saved_at, stopped_s, problem)
+        if not snapshot:
+            return None
+        self._staging = snapshot.tensors if self.strategy.state_is_live else None
+        return _WholeSave(self._thread.submit(self.checkpoints.write, snapshot))
+
+    @property
+    def _in_shards(self) -> bool:
+        return self.checkpoints.writes_shards(self.strategy.sizes)

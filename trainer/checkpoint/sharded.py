@@ -8,21 +8,21 @@ import math
 import os
 import secrets
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 import torch
 
-from trainer import safetensors
 from trainer.checkpoint import files, shards
 from trainer.checkpoint.files import Checkpoint
-from trainer.checkpoint.intervals import Interval, overlaps, split_evenly
+from trainer.checkpoint.intervals import Interval, Overlap, overlaps, split_evenly
 from trainer.checkpoint.shards import intervals_of, shard_name
+from trainer.checkpoint.shared_memory import SharedMemory
 from trainer.errors import StorageError
 from trainer.parallel.base import Strategy
 from trainer.parallel.parts import LocalState, Part
 from trainer.runtime.group import Group
 from trainer.safetensors import DTYPES, KINDS, FormatError, SafetensorsFile
-from trainer.state_keys import MODEL
+from trainer.state_keys import EMA, MODEL, MOMENTS
 
 OPEN_FILES = 64  # of 1,024 that many systems allow
 SHARDED_FROM_BYTES = 1_000_000_000  # checkpoint=auto; the time of a smaller whole file does not matter
@@ -86,17 +86,27 @@ def save(
         except OSError as exc:
             problem = f"cannot save {out / f'step_{step}'}: {exc}"
     answers = group.gather_bytes(json.dumps(record).encode())
-    random_states = group.gather_bytes(random_state)
+    rng = random_states(group, random_state)
     records: List[Dict[str, Any]] = [json.loads(answer) for answer in answers]
     if group.rank.is_main and temporary is not None and all(records):
-        more = {"optimizer_steps": state.steps, "scaler": state.scaler, "aliases": state.aliases}
-        rng = b"[" + b",\n".join(random_states) + b"]"
+        everything = {**metadata, **state_metadata(state)}
         try:
-            shards.commit(out, temporary, step=step, records=records, rng=rng, metadata={**metadata, **more})
+            shards.commit(out, temporary, step=step, records=records, rng=rng, metadata=everything)
             retain()
         except OSError as exc:
             problem = f"cannot save {out / f'step_{step}'}: {exc}"
     group.raise_if_any(problem, kind=StorageError)
+
+
+def state_metadata(state: LocalState) -> Dict[str, Any]:
+    """Return the values of the state that the manifest has beside the tensors."""
+    further = {shards.FURTHER: state.further} if state.further else {}
+    return {"optimizer_steps": state.steps, "scaler": state.scaler, "aliases": state.aliases, **further}
+
+
+def random_states(group: Group, mine: bytes) -> bytes:
+    """The random states of all ranks, as JSON; a collective."""
+    return b"[" + b",\n".join(group.gather_bytes(mine)) + b"]"
 
 
 def _create_temporary(group: Group, out: Path, step: int) -> Tuple[Path | None, str]:
@@ -113,33 +123,64 @@ def _create_temporary(group: Group, out: Path, step: int) -> Tuple[Path | None, 
 
 def write_own_shard(temporary: Path, group: Group, state: LocalState) -> Dict[str, Any]:
     """Write this rank's parts, and its share of those that all ranks have; returns its record (shards.py)."""
+    tensors, intervals = own_tensors(group, state)
+    memory = SharedMemory.anonymous(group.accelerator)
+    try:
+        size = memory.fill(tensors)
+        group.accelerator.synchronize()
+        written = shards.write_shard(temporary, group.rank.global_rank, memory.view(size))
+    finally:
+        memory.close()
+    return {**written, "tensors": intervals}
+
+
+def own_tensors(
+    group: Group, state: LocalState, *, keep_copies: bool = False
+) -> Tuple[Dict[str, torch.Tensor], Dict[str, Any]]:
+    """
+    Return the flat tensors of this rank's shard, on their device, and the intervals that they are, as in a record (shards.py).
+
+    Larger elements come first, so that each is aligned in the file. With `keep_copies`, a part that some other ranks have as well is
+    not divided among them.
+    """
     rank, tensors, intervals_by_key = group.rank, {}, {}
     split = iter(split_evenly(_replicated_sizes(state.parts), rank.world_size))
     for part in state.parts:
-        intervals = next(split) if part.is_replicated else [Interval(rank.global_rank, 0, part.tensor.numel())]
+        share = (0, part.tensor.numel()) if keep_copies else part.share()
+        intervals = next(split) if part.is_replicated else [Interval(rank.global_rank, *share)]
         for _, start, stop in (interval for interval in intervals if interval.rank == rank.global_rank):
             if start < stop:
-                tensors[part.key] = part.tensor.detach().reshape(-1)[start:stop].to("cpu")
+                tensors[part.key] = part.tensor.detach().reshape(-1)[start:stop]
                 dtype = DTYPES[part.tensor.dtype]
                 intervals_by_key[part.key] = [dtype, list(part.shape), part.start + start, part.start + stop]
-    written = shards.write_shard(temporary, rank.global_rank, lambda file: safetensors.write(file, tensors, {}))
-    return {**written, "tensors": intervals_by_key}
+    return dict(sorted(tensors.items(), key=lambda item: -item[1].element_size())), intervals_by_key
 
 
-def load(group: Group, found: Checkpoint, strategy: Strategy, *, keep_scale: bool) -> None:
+def load(
+    group: Group,
+    found: Checkpoint,
+    strategy: Strategy,
+    *,
+    keep_scale: bool,
+    keep_ema: bool,
+    source: Shards | None = None,
+) -> None:
     """
     Load a verified checkpoint into all ranks: each reads its own parts, and its share of those that all ranks have.
+
+    `source` has the shards, by default those in the folder.
 
     Raises:
         UserError: on all ranks alike; a shard cannot be read, or lacks a tensor of the model.
     """
     manifest, problem = found.manifest, ""
-    source, parts = Shards(found), strategy.parts_to_load(manifest["optimizer_steps"])
-    split = iter(split_evenly(_replicated_sizes(parts), group.rank.world_size))
+    further = {key: names for key, names in manifest.get(shards.FURTHER, {}).items() if key != EMA or keep_ema}
+    source, parts = source or Shards(found), strategy.parts_to_load(manifest["optimizer_steps"], further)
+    readers = iter(source.readers([part for part in parts if part.is_replicated], group.rank.world_size))
     for part in parts:
-        intervals = next(split) if part.is_replicated else None
+        intervals = next(readers) if part.is_replicated else None
         kind, _, name = part.key.partition("/")
-        if kind != MODEL and name not in manifest["optimizer_steps"]:
+        if kind in MOMENTS and name not in manifest["optimizer_steps"]:
             continue  # it had no moments: zeros are allocated
         if not source.has(part.key, part.shape):
             problem = problem or f"{found.path.name}: {part.key} of shape {list(part.shape)} is not in it"
@@ -179,6 +220,10 @@ class Shards:
         self.path, self.tensors = found.path, found.manifest["tensors"]
         self._files: Dict[int, SafetensorsFile] = {}
 
+    def readers(self, parts: Sequence[Part], ranks: int) -> List[List[Interval]]:
+        """The intervals of each part that the ranks read, to send them to all others."""
+        return split_evenly(_replicated_sizes(parts), ranks)
+
     def has(self, key: str, shape: Sequence[int]) -> bool:
         """Return True if there is such a tensor; one without elements is in no shard."""
         return not math.prod(shape) or (key in self.tensors and list(shape) == self.tensors[key]["shape"])
@@ -186,11 +231,15 @@ class Shards:
     def dtype(self, key: str) -> torch.dtype:
         return KINDS[self.tensors[key]["dtype"]] if key in self.tensors else torch.float32
 
+    def sources(self, key: str, start: int, stop: int) -> Iterator[Overlap]:
+        """The places of elements in the shards."""
+        return overlaps(intervals_of(self.tensors[key]), start, stop)
+
     def read(self, key: str, start: int, target: torch.Tensor) -> None:
         """Copy the elements from `start` on into the flat tensor `target`. Raises OSError and FormatError."""
         if not target.numel():
             return
-        for overlap in overlaps(intervals_of(self.tensors[key]), start, start + target.numel()):
+        for overlap in self.sources(key, start, start + target.numel()):
             part = self._open(overlap.rank).tensor(key)[overlap.source :][: overlap.size]
             target[overlap.target :][: overlap.size] = part
 
@@ -199,8 +248,11 @@ class Shards:
         if rank not in self._files:
             if len(self._files) == OPEN_FILES:
                 del self._files[next(iter(self._files))]
-            self._files[rank] = SafetensorsFile(self.path / shard_name(rank))
+            self._files[rank] = SafetensorsFile(self.file_of(rank))
         return self._files[rank]
+
+    def file_of(self, rank: int) -> Path:
+        return self.path / shard_name(rank)
 
     def whole(self, key: str) -> torch.Tensor:
         values = torch.empty(math.prod(self.tensors[key]["shape"]), dtype=self.dtype(key))
@@ -208,8 +260,37 @@ class Shards:
         return values.view(self.tensors[key]["shape"])
 
 
-def read_weights(found: Checkpoint) -> Dict[str, torch.Tensor]:
-    """The weights and buffers of a verified sharded checkpoint, by all their names. Raises OSError and FormatError."""
+class OwnShard(Shards):
+    """The shard of one rank, at the path of the checkpoint: each rank reads what it has written, and no other. Others may have the same."""
+
+    def __init__(self, found: Checkpoint, rank: int) -> None:
+        super().__init__(found)
+        self.rank = rank
+
+    def sources(self, key: str, start: int, stop: int) -> Iterator[Overlap]:
+        """This rank's shard, if it has all of the elements."""
+        mine = [interval for interval in intervals_of(self.tensors[key]) if interval.rank == self.rank]
+        has_all = any(interval.start <= start and stop <= interval.stop for interval in mine)
+        return overlaps(mine if has_all else intervals_of(self.tensors[key]), start, stop)
+
+    def readers(self, parts: Sequence[Part], ranks: int) -> List[List[Interval]]:  # noqa: ARG002 -- as there
+        """The intervals as they are in the shards."""
+        return [intervals_of(self.tensors[part.key]) if part.key in self.tensors else [] for part in parts]
+
+    def file_of(self, rank: int) -> Path:
+        if rank != self.rank:
+            raise FormatError(f"it is a part of rank {rank}")
+        return self.path
+
+
+def read_weights(found: Checkpoint, *, averaged: bool = False) -> Dict[str, torch.Tensor]:
+    """
+    The weights and buffers of a verified sharded checkpoint, by all their names. Raises OSError and FormatError.
+
+    averaged: read the averages of those that have one.
+    """
     source, start = Shards(found), f"{MODEL}/"
-    weights = {key[len(start) :]: source.whole(key) for key in source.tensors if key.startswith(start)}
+    names = [key[len(start) :] for key in source.tensors if key.startswith(start)]
+    replaced = {name for name in names if averaged and f"{EMA}/{name}" in source.tensors}
+    weights = {name: source.whole(f"{EMA if name in replaced else MODEL}/{name}") for name in names}
     return {**weights, **{alias: weights[name] for alias, name in found.manifest["aliases"].items()}}

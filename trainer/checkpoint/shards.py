@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Dict, Iterable, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Sequence
 
 from trainer.checkpoint import files
+from trainer.checkpoint.direct import write_verified
 from trainer.checkpoint.files import DamagedError
 from trainer.checkpoint.intervals import Interval, cover_problem
 from trainer.state_keys import MODEL, MOMENTS
 
 RNG = "rng.json"
+FURTHER = "further_moments"  # in the manifest: LocalState.further, if there are any
 
 # A record is what one rank wrote: {"bytes", "sha256", "tensors": {key: [dtype, shape, start, stop]}}, as JSON.
 
@@ -27,48 +29,9 @@ def shard_name(rank: int) -> str:
     return f"r{rank:05d}.safetensors"
 
 
-def write_shard(folder: Path, rank: int, write_to: Callable[[Any], object]) -> Dict[str, Any]:
-    """
-    Write the shard of one rank, flush it to disk and compare it with the memory it was written from.
-
-    Args:
-        folder: of the unfinished checkpoint.
-        rank: names the file.
-        write_to: called twice with an object that has write() and writelines(); it must write the same both times.
-
-    Returns:
-        The size and hash of the file.
-
-    Raises:
-        OSError: no space, no permission, or the data read back differ from the data written.
-    """
-    path = folder / shard_name(rank)
-    written = files.write_hashed(path, write_to)
-    with path.open("rb", buffering=0) as file:
-        write_to(_Comparison(file, path))
-        if file.read(1):
-            raise OSError(f"{path} reads back differently: it is longer")
-    return written
-
-
-class _Comparison:
-    """Compares what is written to it with the content of a file."""
-
-    def __init__(self, file: BinaryIO, path: Path) -> None:
-        self.file, self.path = file, path
-
-    def write(self, data: bytes) -> int:
-        start = 0
-        while start < len(data):
-            part = self.file.read(min(files.READ_BYTES, len(data) - start))
-            if not part or part != data[start : start + len(part)]:
-                raise OSError(f"{self.path} reads back differently")
-            start += len(part)
-        return len(data)
-
-    def writelines(self, parts: Iterable[bytes]) -> None:
-        for part in parts:
-            self.write(part)
+def write_shard(folder: Path, rank: int, data: memoryview) -> Dict[str, Any]:
+    """Write the shard of a rank to the folder of an unfinished checkpoint, as direct.write_verified() does."""
+    return write_verified(folder / shard_name(rank), data)
 
 
 def commit(
@@ -92,7 +55,7 @@ def commit(
         metadata: JSON values kept in the manifest.
 
     Raises:
-        OSError: as write_shard(); or the shards of other ranks are not here, or do not make up whole tensors.
+        OSError: no space, no permission; or the shards of other ranks are not here, or do not make up whole tensors.
     """
     written = {
         shard_name(rank): {key: record[key] for key in ("bytes", "sha256")} for rank, record in enumerate(records)
@@ -131,9 +94,10 @@ def merged(tensors: Sequence[Mapping[str, Sequence[Any]]]) -> Dict[str, Dict[str
 
 def check_tensors(manifest: Mapping[str, Any]) -> None:
     """Check that every weight of the model is there, with its moments if it has any, and complete; raises DamagedError."""
-    steps = manifest.get("optimizer_steps", {})
-    for name, size in manifest.get("sizes", {}).items():
-        for kind in (MODEL, *MOMENTS) if name in steps else (MODEL,):
+    sizes, with_adams = manifest.get("sizes", {}), manifest.get("optimizer_steps", {})
+    having = {MODEL: sizes, **dict.fromkeys(MOMENTS, with_adams), **manifest.get(FURTHER, {})}
+    for kind, names in having.items():
+        for name, size in ((name, sizes[name]) for name in names if name in sizes):
             found = manifest["tensors"].get(f"{kind}/{name}", {"shape": [0]})
             if math.prod(found["shape"]) != size:
                 raise DamagedError(f"{kind}/{name}: {math.prod(found['shape'])} of {size} elements are in the shards")

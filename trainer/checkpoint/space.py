@@ -10,9 +10,9 @@ from trainer.checkpoint.files import milestones
 from trainer.config.config import TrainConfig
 
 
-def checkpoint_bytes(sizes: Mapping[str, int], world_size: int) -> int:
-    """Estimate: weights and Adam's two moments in fp32, and the random states of all ranks as text."""
-    return 12 * sum(sizes.values()) + 32_000 * world_size + 1_000_000
+def checkpoint_bytes(sizes: Mapping[str, int], world_size: int, config: TrainConfig) -> int:
+    """Estimate: weights, Adam's two moments and averages in fp32, and the random states of all ranks as text."""
+    return (16 if config.optim.ema else 12) * sum(sizes.values()) + 32_000 * world_size + 1_000_000
 
 
 def checkpoints_to_hold(step: int, config: TrainConfig, present: Sequence[Path]) -> int:

@@ -17,9 +17,12 @@ STRATEGIES = ("ddp", *ZERO_STAGES, "fsdp2")
 CHECKPOINTS = ("auto", "whole", "sharded")
 REPORTS = ("plot", "tensorboard", "wandb")
 GPT_TASK = "trainer.tasks.gpt:Gpt"
+HF_TASK = "hf:"  # followed by a folder
 FORMATS = ("auto", "bytes", "uint16", "uint32")
+OPTIMIZERS = ("adamw", "sgd", "muon")
 SCHEDULES = ("cosine", "wsd", "linear", "constant", "poly")
 OPTIONS = "options."
+SELECTIVE = "selective"  # of activation_checkpointing
 BY_BATCH = 0  # accumulation is derived from batch once the world size is known
 
 
@@ -64,6 +67,7 @@ class DataConfig:
     paths: tuple[str, ...] = _text_list_field()
     validation: tuple[str, ...] = _text_list_field()
     format: str = _text_field("auto", choices=FORMATS)
+    tokenizer: str | None = _text_field(None)
     workers: int = _int_field(0, low=0)
     prefetch: int = _int_field(2)
     pin_memory: bool = _flag_field()
@@ -71,10 +75,18 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW and its learning rate (optim/schedule.py); grad_clip=0 does not clip."""
+    """
+    The optimizer and its learning rate (optim/schedule.py); grad_clip=0 does not clip, ema=0 keeps no average.
 
+    momentum, nesterov: None: the usual ones of SGD or Muon.
+    """
+
+    name: str = _text_field("adamw", choices=OPTIMIZERS)
     weight_decay: float = _float_field(0.1)
     betas: tuple[float, float] = field(default=(0.9, 0.95), metadata={"schema": KeySchema("betas")})
+    momentum: float | None = field(default=None, metadata={"schema": KeySchema("float", optional=True)})
+    nesterov: bool | None = _flag_field(None)
+    ema: float = _float_field(0.0)
     grad_clip: float = _float_field(1.0)
     warmup_steps: int = _int_field(10, low=0)
     fused: bool = _flag_field()
@@ -83,6 +95,23 @@ class OptimConfig:
     lr_floor: float = _float_field(0.1)
     decay_steps: int | None = _int_field(None)
     poly_power: float = _float_field(0.9, above=True)
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Adapters beside frozen weights; none without a rank."""
+
+    rank: int | None = _int_field(None)
+    alpha: float = _float_field(16.0, above=True)
+    targets: tuple[str, ...] = _text_list_field("q_proj", "v_proj")
+
+
+@dataclass(frozen=True)
+class FsdpConfig:
+    """replicas: copies of the state, each sharded over its part of the ranks; reshard: free a block's weights after its forward pass."""
+
+    replicas: int = _int_field(1)
+    reshard: bool = _flag_field(default=True)
 
 
 @dataclass(frozen=True)
@@ -102,6 +131,8 @@ class TrainConfig:
     init: str | None = _text_field(None)
     save_steps: int = _int_field(50)
     save_minutes: float | None = field(default=None, metadata={"schema": KeySchema("float", above=True, optional=True)})
+    save_share: float | None = field(default=None, metadata={"schema": KeySchema("float", above=True, optional=True)})
+    memory_steps: int | None = _int_field(None)
     save_total_limit: int = _int_field(3, low=2)
     keep_best: int = _int_field(0, low=0)
     keep_every: int | None = field(default=None, metadata={"schema": KeySchema("int", low=1, optional=True)})
@@ -114,8 +145,13 @@ class TrainConfig:
     offload_param: bool = _flag_field()
     find_unused_parameters: bool = _flag_field()
     gradient_as_bucket_view: bool | None = _flag_field(None)
+    sync_batchnorm: bool = _flag_field()
+    channels_last: bool = _flag_field()
     precision: str = _text_field("fp32", choices=("fp32", "bf16", "fp16"))
-    activation_checkpointing: bool = _flag_field()
+    tf32: bool = _flag_field()
+    activation_checkpointing: bool | str = field(
+        default=False, metadata={"schema": KeySchema("flag", choices=(SELECTIVE,))}
+    )
     compile: bool = _flag_field()
     micro_batch: int = _int_field(8)
     accumulation: int = field(default=1, metadata={"schema": KeySchema("int", low=1, optional=True)})
@@ -126,23 +162,43 @@ class TrainConfig:
     start_timeout: float = _float_field(120.0, above=True)
     hang_timeout: float = _float_field(300.0, above=True)
     log_steps: int = _int_field(10)
+    profile: str | None = _text_field(None)
+    profile_ranks: tuple[str, ...] = _text_list_field("0")
     fingerprint_steps: int = _int_field(50, low=0)
     eval_steps: int | None = _int_field(None)
     eval_batches: int = _int_field(20)
+    evaluate_only: bool = _flag_field()
     report: tuple[str, ...] = _text_list_field("plot", choices=REPORTS)
     peak_tflops: float | None = field(default=None, metadata={"schema": KeySchema("float", above=True, optional=True)})
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    fsdp: FsdpConfig = field(default_factory=FsdpConfig)
     options: Mapping[str, Any] = field(default_factory=dict)
+    given: frozenset[str] = field(default=frozenset(), compare=False)
+    """The dotted keys that were set, which the defaults of a device (defaults.py) leave as they are."""
+
+    @property
+    def profiled_steps(self) -> tuple[int, int]:
+        """The first and the last step of `profile`; none if the last is 0."""
+        first, _, last = (self.profile or "0:0").partition(":")
+        return int(first), int(last)
+
+    @property
+    def profiled_ranks(self) -> tuple[int, ...]:
+        return tuple(map(int, self.profile_ranks)) if self.profile else ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain nested values, as JSON has them."""
         plain = dataclasses.asdict(self)
+        del plain["given"]
         plain["accumulation"] = self.accumulation or None
         plain["report"] = list(self.report)
+        plain["profile_ranks"] = list(self.profile_ranks)
         plain["data"].update(paths=list(self.data.paths), validation=list(self.data.validation))
         plain["optim"]["betas"] = list(self.optim.betas)
+        plain["lora"]["targets"] = list(self.lora.targets)
         return plain
 
 
@@ -153,9 +209,23 @@ BELONGS_TO = {
     "offload_param": ("zero3",),
     "find_unused_parameters": ("ddp",),
     "gradient_as_bucket_view": ("ddp",),
+    "sync_batchnorm": ("ddp",),
+    "channels_last": ("ddp",),
     "compile": ("ddp", "fsdp2", "zero0", "zero1", "zero2"),
 }
-GROUPS: Dict[str, Any] = {"model": ModelConfig, "data": DataConfig, "optim": OptimConfig}
+LORA_STRATEGIES = ("ddp", "fsdp2")
+GROUPS: Dict[str, Any] = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "optim": OptimConfig,
+    "lora": LoraConfig,
+    "fsdp": FsdpConfig,
+}
+# Below this number of parameters, this learning rate.
+RATES = (
+    *((20e6, 3e-3), (80e6, 1e-3), (250e6, 6e-4), (550e6, 3e-4), (1e9, 2.5e-4), (2e9, 2e-4), (4.5e9, 1.6e-4)),
+    (float("inf"), 1.2e-4),
+)
 
 
 def load_config(path: str | None = None, words: Sequence[str] = ()) -> TrainConfig:
@@ -182,8 +252,14 @@ def with_ranks(config: TrainConfig, world_size: int) -> TrainConfig:
     Derive the accumulation from `batch` and the world size, if `batch` is given.
 
     Raises:
-        UserError: `batch` is no multiple of micro_batch x world size, or contradicts the given accumulation.
+        UserError: `batch` is no multiple of micro_batch x world size, or contradicts the given accumulation; or the ranks cannot be
+            divided into fsdp.replicas.
     """
+    if world_size % config.fsdp.replicas:
+        raise UserError(
+            f"fsdp.replicas={config.fsdp.replicas} does not divide {world_size} rank{'s' if world_size > 1 else ''} into equal "
+            "parts: take a number that does, such as the number of nodes"
+        )
     if config.batch is None:
         return config
     unit = config.micro_batch * world_size
@@ -262,29 +338,105 @@ def _build(values: Mapping[str, Any]) -> TrainConfig:
         raise UserError(f"{given}: for the GPT only; options of task={top['task']} are written {OPTIONS}NAME=VALUE")
     if top.get("accumulation") is None:
         top["accumulation"] = BY_BATCH if top.get("batch") else 1
-    return TrainConfig(**top, **groups, options=nested["options"])
+    config = TrainConfig(**top, **groups, options=nested["options"], given=frozenset(values))
+    return (
+        config if "lr" in values or config.task != GPT_TASK else dataclasses.replace(config, lr=rate_of(config.model))
+    )
+
+
+def rate_of(model: ModelConfig) -> float:
+    """The default learning rate of a GPT: from 100 M parameters on that of GPT-3, by size (Brown et al. 2020, table 2.1)."""
+    parameters = 12 * model.layers * model.width**2 + 2 * model.vocabulary * model.width
+    return next(rate for limit, rate in RATES if parameters < limit)
 
 
 def _check_combinations(config: TrainConfig) -> TrainConfig:
     """Check the limits that involve two keys, and the form of `task`."""
     module, _, name = config.task.partition(":")
-    if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
-        raise UserError(f"task={config.task}: allowed: package.module:Class, such as mypackage.tasks:Segmentation")
+    is_class = name.isidentifier() and all(part.isidentifier() for part in module.split("."))
+    if not is_class and not (config.task.startswith(HF_TASK) and name):
+        raise UserError(
+            f"task={config.task}: allowed: package.module:Class, such as mypackage.tasks:Segmentation, or {HF_TASK}FOLDER, "
+            "a model of Hugging Face"
+        )
+    _check_profile(config)
+    _check_optimizer(config)
     if config.init and config.resume not in ("auto", "none"):
         raise UserError(
             f"init={config.init} starts from weights, resume={config.resume} continues a training: name one"
         )
+    if config.task.startswith(HF_TASK) and config.init is None:
+        config = dataclasses.replace(config, init=name)
     if config.model.width % config.model.heads:
         raise UserError(
             f"model.width={config.model.width} must be a multiple of model.heads={config.model.heads}: "
             "every head gets an equal part"
         )
+    _check_lora(config)
+    _check_strategy(config)
+    if config.save_share is not None and config.save_share >= 1:
+        raise UserError(f"save_share={config.save_share:g}: allowed: a share of the time below 1, such as 0.02")
+    if (config.strategy, config.precision) == ("zero0", "fp16"):
+        raise UserError("strategy=zero0 shards nothing and has no exact resume with precision=fp16: use strategy=ddp")
+    return config
+
+
+def _check_optimizer(config: TrainConfig) -> None:
+    optim, strategy = config.optim, config.strategy
+    if optim.name == "sgd" and strategy in ZERO_STAGES:
+        raise UserError(
+            f"optim.name=sgd goes with strategy=ddp or fsdp2, not {strategy}, whose state is saved as Adam's"
+        )
+    if optim.name == "muon" and strategy != "ddp":
+        raise UserError(f"optim.name=muon needs whole matrices: it goes with strategy=ddp, not {strategy}")
+    if optim.ema and strategy in ZERO_STAGES:
+        raise UserError(f"optim.ema={optim.ema:g} goes with strategy=ddp or fsdp2, not {strategy}")
+    if optim.ema >= 1:
+        raise UserError(f"optim.ema={optim.ema:g}: allowed: a number from 0 to below 1, such as 0.999")
+    for key, value in (("momentum", optim.momentum), ("nesterov", optim.nesterov)):
+        if value is not None and optim.name == "adamw":
+            raise UserError(f"optim.{key} goes with optim.name=sgd or muon; AdamW has optim.betas")
+    if optim.momentum is not None and optim.momentum >= 1:
+        raise UserError(f"optim.momentum={optim.momentum:g}: allowed: a number from 0 to below 1, such as 0.9")
+    if optim.nesterov and optim.momentum == 0:
+        raise UserError("optim.nesterov=true needs a momentum: leave out optim.momentum=0")
+
+
+def _check_strategy(config: TrainConfig) -> None:
+    """Check the settings that only some strategies have."""
     for key, strategies in BELONGS_TO.items():
         if getattr(config, key) and config.strategy not in strategies:
             value = config.deepspeed if key == "deepspeed" else "true"
             raise UserError(f"{key}={value} goes with strategy={' or '.join(strategies)}, not {config.strategy}")
-    if config.checkpoint == "sharded" and config.async_save:
-        raise UserError("async_save=true writes whole files: use checkpoint=whole, or leave async_save out")
-    if (config.strategy, config.precision) == ("zero0", "fp16"):
-        raise UserError("strategy=zero0 shards nothing and has no exact resume with precision=fp16: use strategy=ddp")
-    return config
+    if config.activation_checkpointing == SELECTIVE and config.strategy == "zero3":
+        raise UserError("activation_checkpointing=selective does not go with strategy=zero3: take true, or fsdp2")
+    if config.fsdp != FsdpConfig() and config.strategy != "fsdp2":
+        raise UserError(f"fsdp.replicas and fsdp.reshard go with strategy=fsdp2, not {config.strategy}")
+
+
+def _check_profile(config: TrainConfig) -> None:
+    if config.profile and not _is_range(config.profile):
+        raise UserError(f"profile={config.profile}: allowed: START:STOP, the first and the last step, such as 10:12")
+    if not all(rank.isdecimal() for rank in config.profile_ranks):
+        raise UserError(f"profile_ranks={','.join(config.profile_ranks)}: allowed: numbers of ranks, such as 0,1")
+
+
+def _is_range(text: str) -> bool:
+    first, _, last = text.partition(":")
+    return first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)
+
+
+def _check_lora(config: TrainConfig) -> None:
+    if config.lora == LoraConfig():
+        return
+    if config.lora.rank is None:
+        raise UserError("lora.alpha and lora.targets need lora.rank, such as lora.rank=8")
+    if not config.lora.targets:
+        raise UserError("lora.targets is empty: name linear layers, such as q_proj,v_proj")
+    if not config.task.startswith(HF_TASK):
+        raise UserError(f"lora.rank={config.lora.rank} goes with task={HF_TASK}FOLDER, not {config.task}")
+    if config.strategy not in LORA_STRATEGIES:
+        raise UserError(
+            f"lora.rank={config.lora.rank} goes with strategy={' or '.join(LORA_STRATEGIES)}, not {config.strategy}: "
+            "DeepSpeed's slices have no frozen weights"
+        )

@@ -15,7 +15,7 @@ class KeySchema:
     """
     The kind of a key's value, and its limits.
 
-    kind: int, float, flag, text, texts (list of text), betas (two numbers in [0, 1)) or value (anything that JSON has).
+    kind: int, float, flag (with `choices`: or one of these words), text, texts (list of text), betas (two numbers in [0, 1)) or value (anything that JSON has).
     above: `low` itself is not allowed.
     """
 
@@ -28,12 +28,13 @@ class KeySchema:
     @property
     def allowed(self) -> str:
         """The allowed values in words, for error messages."""
+        if self.kind == "flag":
+            return ", ".join(("true", "false", *self.choices))
         if self.choices:
             return ("any of " if self.kind == "texts" else "") + ", ".join(self.choices)
         words = {
             "int": f"a whole number >= {self.low:g}",
             "float": f"a number {'>' if self.above else '>='} {self.low:g}",
-            "flag": "true, false",
             "text": "text, not empty",
             "texts": 'names separated by commas, or a list ["a", "b"]',
             "betas": "two numbers in [0, 1), such as 0.9,0.95",
@@ -69,7 +70,7 @@ class KeySchema:
         is_valid = {
             "int": _is_int(value) and value >= self.low,
             "float": _is_number(value) and (value > self.low or (value == self.low and not self.above)),
-            "flag": isinstance(value, bool),
+            "flag": isinstance(value, bool) or value in self.choices,
             "text": self._is_text(value),
             "value": True,
             "texts": isinstance(value, (list, tuple)) and all(self._is_text(item) for item in value),

@@ -79,6 +79,8 @@ class Batches:
         if self.worker_start == "spawn":
             group.raise_if_any(_pickling_problem(self.source))
         self._iterator: Iterator[Any] = iter(())
+        self._copies = group.accelerator.copy_stream()
+        self._ahead: Any = None
         self.waited_s = 0.0
         """The time spent in next() so far."""
 
@@ -89,13 +91,28 @@ class Batches:
     def begin(self, position: int) -> None:
         """Continue after this number of samples of all ranks, without end."""
         self._iterator = iter(self._loader(range(position + self.first, sys.maxsize, self.stride)))
+        self._ahead = None
 
     def next(self) -> Any:  # noqa: ANN401
         """The next batch. Raises UserError for an invalid sample."""
         requested = time.perf_counter()
-        batch = self._receive(next(self._iterator))
+        batch, self._ahead = self._ahead, None
+        if batch is None or isinstance(batch, _Problem):
+            batch = self._receive(next(self._iterator) if batch is None else batch)
+        else:
+            self._copies.wait(tensors_in(batch))
         self.waited_s += time.perf_counter() - requested
         return batch
+
+    def prepare(self) -> None:
+        """Start to copy the next batch to a card, while it computes; call it once the work on the batch before is queued."""
+        if self._copies is None or self._ahead is not None:
+            return
+        requested = time.perf_counter()
+        batch = next(self._iterator)
+        with self._copies.block():
+            self._ahead = batch if isinstance(batch, _Problem) else self._receive(batch)
+        self.waited_s += time.perf_counter() - requested
 
     def first_batches(self, limit: int) -> Iterator[Tuple[Any, int]]:
         """
@@ -146,6 +163,15 @@ def to_device(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:  
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*map(move, batch))
     return type(batch)(map(move, batch)) if isinstance(batch, (list, tuple)) else batch
+
+
+def tensors_in(batch: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401
+    """All tensors of a batch."""
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, (dict, list, tuple)):
+        for part in batch.values() if isinstance(batch, dict) else batch:
+            yield from tensors_in(part)
 
 
 def _pickling_problem(source: Source) -> str:

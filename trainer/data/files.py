@@ -133,7 +133,7 @@ def find_tokens(paths: Sequence[str], form: str, key: str = "data.paths") -> Tok
     Raises:
         UserError: nothing matches, or a file cannot be read or does not match its header.
     """
-    found = [path for name in paths for path in _matching(name, key)] if paths else _standard_library()
+    found = [path for name in paths for path in matching_files(name, key)] if paths else _standard_library()
     indexes = {path for path in found if path.suffix == ".idx" and path.with_suffix(".bin") in found}
     files = [_token_file(path, form, key) for path in found if path not in indexes]
     texts, arrays = ([file for file in files if (file.kind == "u1") == is_text] for is_text in (True, False))
@@ -213,7 +213,7 @@ def _literal(text: bytes) -> Dict[str, Any]:
     return found
 
 
-def _matching(name: str, key: str) -> List[Path]:
+def matching_files(name: str, key: str) -> List[Path]:
     """The files of one entry, in an order that does not depend on the folder's own order."""
     path = Path(os.path.expanduser(name))
     if path.is_dir():

@@ -62,7 +62,8 @@ def check_text(path: Path, head: bytes) -> None:
     """Raises ValueError: a file of this name and these first bytes is no text."""
     if path.suffix in RECORDS:
         raise ValueError(
-            f"records ({path.suffix}), whose braces and keys would be trained on: extract their text, or {REMEDY}"
+            f"records ({path.suffix}), whose braces and keys would be trained on: chats are for task=hf:PATH and "
+            f"trainer.tasks.llama:Llama; extract their text, or {REMEDY}"
         )
     found = next((name for magic, name in BINARY.items() if head.startswith(magic)), "")
     if found or b"\0" in head:

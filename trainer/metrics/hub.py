@@ -80,12 +80,12 @@ class MetricsHub:
         """The tokens or samples of one step on all ranks, with their unit."""
         return f"{self.per_step} {self.unit}"
 
-    def add(self, step: int, result: StepResult, evaluated: Mapping[str, float], *, last: bool) -> None:
-        """Record one step and its evaluation, if any."""
+    def add(self, step: int, result: StepResult, evaluated: Mapping[str, float], *, total: int, last: bool) -> None:
+        """Record one step, its evaluation, if any, and the tokens or samples of all steps so far."""
         self._seconds.append(result.seconds)
         self._waited_s += result.data_wait_s
         if self._metrics:
-            numbers = {**self._record(step, result), **evaluated}
+            numbers = {**self._record(step, result), **self.total_work(total), **evaluated}
             record = {key: value if math.isfinite(value) else None for key, value in numbers.items()}  # JSON has no NaN
             self._metrics.write(record)
             self._for_each_reporter(lambda reporter: reporter.write(record))
@@ -111,6 +111,10 @@ class MetricsHub:
             "peak_memory_bytes": self.group.accelerator.peak_memory(),
             **self._allocator_counts(),
         }
+
+    def total_work(self, total: int) -> Dict[str, int]:
+        """The tokens or samples of all steps, those before a resume included, by name."""
+        return {f"total_{self.unit}": total}
 
     def finish(self, summary: Summary) -> None:
         """Report the result of the training. Everything is saved by then, so a full disk costs only the file."""

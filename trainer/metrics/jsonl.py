@@ -41,6 +41,8 @@ class Summary:
     peak_memory_bytes: int | None = None
     num_alloc_retries: int | None = None
     num_ooms: int | None = None
+    total_tokens: int | None = None
+    total_samples: int | None = None
 
     def line(self) -> str:
         """key=value, as all log lines."""
@@ -50,7 +52,10 @@ class Summary:
             "step_time_p99_s": digits(self.step_time_p99_s),
             "data_wait_s": digits(self.data_wait_s),
             "mfu": digits(self.mfu),
-            **{key: str(getattr(self, key)) for key in ("peak_memory_bytes", *ALLOCATOR_COUNTS)},
+            **{
+                key: str(getattr(self, key))
+                for key in ("peak_memory_bytes", *ALLOCATOR_COUNTS, "total_tokens", "total_samples")
+            },
         }
         measured = "".join(f"{key}={text} " for key, text in known.items() if getattr(self, key) is not None)
         return (
@@ -65,7 +70,12 @@ class Summary:
 
 @dataclass(frozen=True)
 class StepResult:
-    """One optimizer step; `losses` in rank order. `data_wait_s` is the part of `seconds` spent waiting for batches."""
+    """
+    One optimizer step; `losses` in rank order.
+
+    seconds: from the end of the step before, or from its begin after an evaluation or a save, to its end.
+    data_wait_s: the time that the host waited for batches.
+    """
 
     losses: Sequence[float]
     lr: float

@@ -1,32 +1,65 @@
-"""Activation checkpointing: the activations of a block are freed and recomputed in the backward pass."""
+"""Activation checkpointing: the activations of a block are freed and recomputed in the backward pass, all or the cheap ones."""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, FrozenSet, Mapping, Sequence
 
 import torch
 import torch.utils.checkpoint
 
-from trainer.config.config import TrainConfig
+from trainer.config.config import SELECTIVE, TrainConfig
+
+KEPT = (
+    *("mm", "addmm", "bmm", "baddbmm"),
+    *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"),
+    *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"),
+)
+"""Operations of aten of which `selective` keeps the results: those that take most of the time."""
 
 
 def recompute(config: TrainConfig, blocks: Sequence[torch.nn.Module]) -> None:
-    """Keep only the inputs of the blocks, if configured."""
+    """Keep only the inputs of the blocks, if configured; or also the results of KEPT."""
     if not config.activation_checkpointing:
         return
     for block in blocks:
+        if config.activation_checkpointing == SELECTIVE:
+            api: Any = torch.utils.checkpoint
+            kept = functools.partial(api.create_selective_checkpoint_contexts, _policy)
+            block.forward = _non_reentrant(block.forward, context_fn=kept)
+            continue
         # ZeRO-3 has freed the weights by the backward pass, and the non-reentrant variant compares their shapes.
         reentrant = config.strategy == "zero3" or not can_recompute_without_reentry()
         block.forward = (_reentrant if reentrant else _non_reentrant)(block.forward)
 
 
-def _non_reentrant(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _policy(_: object, operation: Any, *inputs: Any, **named: Any) -> Any:  # noqa: ANN401 -- aten's
+    """Keep the result of an operation, or recompute it."""
+    policies: Any = torch.utils.checkpoint
+    keeps = operation in kept_operations() and not _draws(operation, inputs, named)
+    return policies.CheckpointPolicy.MUST_SAVE if keeps else policies.CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _draws(operation: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -> bool:  # noqa: ANN401 -- aten's
+    """Return True for attention with dropout: if it were not recomputed, later operations would draw other numbers than before."""
+    names = [argument.name for argument in operation._schema.arguments]  # noqa: SLF001 -- has no public name
+    return bool({**dict(zip(names, inputs)), **named}.get("dropout_p"))
+
+
+@functools.lru_cache(maxsize=None)
+def kept_operations() -> FrozenSet[Any]:
+    """Those of KEPT that this torch has."""
+    found = (getattr(torch.ops.aten, name, None) for name in KEPT)
+    return frozenset(operation.default for operation in found if operation is not None)
+
+
+def _non_reentrant(forward: Callable[..., Any], **options: Any) -> Callable[..., Any]:  # noqa: ANN401 -- torch's
     checkpoint: Any = torch.utils.checkpoint.checkpoint
 
     # A function of this file, not a partial(): torch.compile skips torch's own frames, so it would compile nothing.
     def recomputed(*inputs: Any, **named: Any) -> Any:  # noqa: ANN401 -- a module's
-        return checkpoint(forward, *inputs, use_reentrant=False, **named)
+        return checkpoint(forward, *inputs, use_reentrant=False, **options, **named)
 
     return recomputed
 
@@ -35,13 +68,19 @@ def _reentrant(forward: Callable[..., Any]) -> Callable[..., Any]:
     option = {"use_reentrant": True} if can_recompute_without_reentry() else {}
     checkpoint: Any = torch.utils.checkpoint.checkpoint
 
-    def recomputed(*inputs: Any) -> Any:  # noqa: ANN401 -- a module's
+    def recomputed(*inputs: Any, **named: Any) -> Any:  # noqa: ANN401 -- a module's
         if any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs):
-            return checkpoint(forward, *inputs, **option)
+            # Named inputs, such as masks, get no gradient.
+            return checkpoint(functools.partial(forward, **named), *inputs, **option)
         # No input needs a gradient, as in the first block of an image model: the reentrant variant would return none.
-        return forward(*inputs)
+        return forward(*inputs, **named)
 
     return recomputed
+
+
+def can_recompute_selectively() -> bool:
+    """Return True from torch 2.4 on."""
+    return hasattr(torch.utils.checkpoint, "create_selective_checkpoint_contexts")
 
 
 def can_recompute_without_reentry() -> bool:

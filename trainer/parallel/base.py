@@ -5,16 +5,19 @@ from __future__ import annotations
 import abc
 import contextlib
 import math
-from typing import Any, ContextManager, Dict, Iterator, Mapping, Protocol, Sequence
+from typing import Any, Callable, ContextManager, Dict, Iterator, Mapping, Protocol, Sequence
 
 import torch
 
 from trainer.config.config import TrainConfig
+from trainer.optim.clip import CLIP_MARGIN, gradient_norm
+from trainer.optim.ema import Ema
 from trainer.parallel.parts import (
     LocalState,
     Part,
     allocate_moments,
     buffer_parts,
+    further_moments,
     saved_buffers,
     tied_names,
     torch_parts,
@@ -53,12 +56,17 @@ class Strategy(Protocol):
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of loss / accumulation; inside the same block as forward()."""
 
-    def update(self, lr: float, loss: torch.Tensor) -> float:
+    def update(self, lr: float, loss: torch.Tensor, *, is_good: torch.Tensor) -> torch.Tensor:
         """
         Clip by the norm over the whole model, make one optimizer step, and free the gradients.
 
+        Args:
+            lr: of this step.
+            loss: of this rank.
+            is_good: on the device; if False, no update is made.
+
         Returns:
-            The norm before clipping. If it is not finite, the weights are unchanged; the ranks have yet to compare.
+            The norm before clipping, on the device. If it is not finite, the weights are unchanged; the ranks have yet to compare.
         """
 
     def discard_gradients(self) -> None:
@@ -81,9 +89,11 @@ class Strategy(Protocol):
     def local_state(self) -> LocalState:
         """Return what this rank writes of a sharded checkpoint. The parts of all ranks make up the training state."""
 
-    def parts_to_load(self, steps: Mapping[str, float]) -> Sequence[Part]:
+    def parts_to_load(self, steps: Mapping[str, float], further: Mapping[str, Sequence[str]]) -> Sequence[Part]:
         """
-        Prepare Adam's state of the parameters in `steps`, and return the parts that this rank has to load.
+        Prepare the optimizer's state, and return the parts that this rank has to load.
+
+        Adam's is that of the parameters in `steps`; `further` moments are as in LocalState.
 
         Replicated parts are the same on all ranks, in the same order.
         """
@@ -99,12 +109,16 @@ class TorchStrategy(abc.ABC):
     model: Any  # a module, wrapped or not
     unwrapped_model: torch.nn.Module
     optimizer: torch.optim.Optimizer
+    ema: Ema
     sizes: Mapping[str, int]
     replicated: Sequence[torch.Tensor] = ()
 
     def __init__(self, group: Group, config: TrainConfig, task: Task) -> None:
         self.group, self.config, self.task = group, config, task
         self.scaler = group.accelerator.scaler() if config.precision == "fp16" else None
+        # The fused AdamW and SGD take the divisor of the gradients, and whether to do nothing, from the device.
+        is_whole = config.optim.fused and config.optim.name != "muon"
+        self.decides_on_device = is_whole and self.scaler is None and group.accelerator.name in ("cpu", "cuda")
 
     def warm_up(self, batch: Any) -> None:  # noqa: ANN401, B027  only DDP needs it
         """Do nothing."""
@@ -118,18 +132,39 @@ class TorchStrategy(abc.ABC):
         scaled: torch.Tensor = self.scaler.scale(share) if self.scaler else share
         scaled.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
-    def update(self, lr: float, loss: torch.Tensor) -> float:
+    def update(self, lr: float, loss: torch.Tensor, *, is_good: torch.Tensor) -> torch.Tensor:
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        if self.scaler:
-            self.scaler.unscale_(self.optimizer)
-        norm = self.clip(self.config.optim.grad_clip or math.inf)
-        if self.scaler:
-            self.scaler.step(self.optimizer)  # after an overflow it skips the step and halves the scale
-            self.scaler.update()
-        elif math.isfinite(norm):
-            self.group.accelerator.step(self.optimizer, loss, self.model)
+            group["lr"] = lr * group.get("lr_factor", 1.0)
+        limit = self.config.optim.grad_clip or math.inf
+        norm = self._fused_step(limit, is_good) if self.decides_on_device else self._read_and_step(limit, loss, is_good)
+        self.ema.update(torch.isfinite(norm) & is_good)
         self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _fused_step(self, limit: float, is_good: torch.Tensor) -> torch.Tensor:
+        """Clip and update without waiting for the device: torch's GradScaler hands the fused AdamW the same two values."""
+        norm, optimizer = self.norm(), self.optimizer
+        fused: Any = optimizer
+        fused.grad_scale = ((norm + CLIP_MARGIN) / limit).clamp(min=1.0).float()
+        fused.found_inf = torch.logical_not(torch.isfinite(norm) & is_good).float()
+        optimizer.step()
+        return norm
+
+    def _read_and_step(self, limit: float, loss: torch.Tensor, is_good: torch.Tensor) -> torch.Tensor:
+        """Clip and update; the host waits for the norm."""
+        if not self.scaler:
+            norm = self.clip(limit)
+            if bool(torch.isfinite(norm) & is_good):
+                self.group.accelerator.step(self.optimizer, loss, self.model)
+            return norm
+        if not bool(
+            is_good
+        ):  # the scaler stays as it is: unscale_() without update() would refuse the step after a roll-back
+            return torch.full_like(is_good, math.inf, dtype=torch.float32)
+        self.scaler.unscale_(self.optimizer)
+        norm = self.clip(limit)
+        self.scaler.step(self.optimizer)  # after an overflow it skips the step and halves the scale
+        self.scaler.update()
         return norm
 
     def discard_gradients(self) -> None:
@@ -146,11 +181,12 @@ class TorchStrategy(abc.ABC):
         model, scaler = self.unwrapped_model, self.scaler.state_dict() if self.scaler else {}
         buffers = saved_buffers(model, self.group)
         parts = [*torch_parts(model, self.optimizer, self.part), *buffers]
-        return LocalState(parts, torch_steps(model, self.optimizer), scaler, tied_names(model))
+        steps, further = torch_steps(model, self.optimizer), further_moments(model, self.optimizer)
+        return LocalState(parts, steps, scaler, tied_names(model), further)
 
-    def parts_to_load(self, steps: Mapping[str, float]) -> Sequence[Part]:
+    def parts_to_load(self, steps: Mapping[str, float], further: Mapping[str, Sequence[str]]) -> Sequence[Part]:
         step_device = self.group.device if self.config.optim.fused else torch.device("cpu")
-        allocate_moments(self.unwrapped_model, self.optimizer, steps, step_device)
+        allocate_moments(self.unwrapped_model, self.optimizer, steps, further, step_device=step_device)
         return [*torch_parts(self.unwrapped_model, self.optimizer, self.part), *buffer_parts(self.unwrapped_model)]
 
     def finish_load(self, scaler: Mapping[str, Any]) -> None:
@@ -160,7 +196,7 @@ class TorchStrategy(abc.ABC):
     def evaluating(self) -> Iterator[Any]:
         self.model.eval()
         try:
-            with torch.no_grad(), self.computing():
+            with self.ema.swapped(), torch.no_grad(), self.computing():
                 yield self.model
         finally:
             self.model.train()
@@ -170,6 +206,10 @@ class TorchStrategy(abc.ABC):
         """Return the block of one micro batch; gradients are reduced over the ranks in the `last` of a step."""
 
     @abc.abstractmethod
+    def put(self, weight: torch.Tensor, whole: Callable[[], torch.Tensor]) -> None:
+        """Fill a weight with the values that `whole` returns on rank 0; without gradients."""
+
+    @abc.abstractmethod
     def part(self, key: str, tensor: torch.Tensor) -> Part:
         """Return the part of a weight or moment that this rank has."""
 
@@ -177,6 +217,10 @@ class TorchStrategy(abc.ABC):
     def computing(self) -> ContextManager[Any]:
         """Return the block of the forward pass."""
 
+    def norm(self) -> torch.Tensor:
+        """The norm of the gradients over the whole model."""
+        return gradient_norm(self.unwrapped_model.parameters())
+
     @abc.abstractmethod
-    def clip(self, limit: float) -> float:
+    def clip(self, limit: float) -> torch.Tensor:
         """Scale the gradients down to the norm `limit`; returns the norm before."""

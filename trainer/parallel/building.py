@@ -11,7 +11,7 @@ import torch
 
 from trainer.config.config import TrainConfig
 from trainer.errors import UserError
-from trainer.optim.adamw import whole_shape
+from trainer.optim.optimizer import whole_shape
 from trainer.parallel.activation_checkpoint import recompute
 from trainer.runtime.accelerators import Accelerator
 from trainer.runtime.group import Group
@@ -54,7 +54,8 @@ def build_fillable(task: Task, config: TrainConfig) -> torch.nn.Module | None:
 
 def name_counts(model: torch.nn.Module) -> Counter[torch.nn.Parameter]:
     """Count the names of each parameter: a tied one has several; torch >= 2.0."""
-    return Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
+    modules = model.named_modules(remove_duplicate=False)
+    return Counter(parameter for _, module in modules for parameter in module.parameters(recurse=False))
 
 
 def _has_other_tensors(model: torch.nn.Module) -> bool:
@@ -74,7 +75,8 @@ def build_plain(task: Task, config: TrainConfig) -> torch.nn.Module:
     model = task.build_model()
     blocks = task.blocks(model)
     if config.activation_checkpointing and not blocks:
-        raise UserError.agreed(f"activation_checkpointing=true: task={config.task} names no blocks(); leave it out")
+        kind = str(config.activation_checkpointing).lower()
+        raise UserError.agreed(f"activation_checkpointing={kind}: task={config.task} names no blocks(); leave it out")
     recompute(config, blocks)
     return model
 

@@ -6,7 +6,6 @@ import math
 from typing import Sequence
 
 from trainer.errors import NumbersError
-from trainer.runtime.signals import Flag
 from trainer.text import by_rank, fold
 
 # Relative. All ranks compute the norm of the same gradient; different CPUs may add in another order.
@@ -17,12 +16,12 @@ MOST_SKIPS = 40
 
 def check_finite(quantity: str, values: Sequence[float], step: int) -> None:
     """
-    Check one value per rank, before the weights are updated.
+    Check one value per rank.
 
     Args:
         quantity: name of the values, for the message.
         values: in rank order.
-        step: the step they belong to.
+        step: the step they belong to; the device made no update if one of them is not finite.
 
     Raises:
         NumbersError: names rank and step.
@@ -32,7 +31,8 @@ def check_finite(quantity: str, values: Sequence[float], step: int) -> None:
         ranks = f"rank {fold(bad)}" if len(values) > 1 else "all ranks"
         raise NumbersError(
             f"{ranks}: {quantity} is {values[bad[0]]} at step {step}; the weights were not updated. "
-            "Continue from the last checkpoint with a smaller lr, or look at the data and the device of that rank"
+            "Continue from the last checkpoint with a smaller lr, or look at the data and the device of that rank",
+            step,
         )
 
 
@@ -47,48 +47,32 @@ class Skips:
     def __init__(self, *, scales_loss: bool) -> None:
         """With loss scaling (fp16), all ranks may skip a step together: the scale is then halved."""
         self.scales_loss = scales_loss
-        self.norm = 0.0
-        """This rank's norm of the last update, to be sent next."""
         self.in_a_row = 0
         """The number of steps in a row that all ranks skipped, up to the last one that was judged."""
-        self._step = 0
-        self._is_pending = False  # the last step is not judged yet
-        self._skipped = False
 
     def reset(self, in_a_row: int) -> None:
         """Forget the steps so far, after weights were loaded before which all ranks skipped `in_a_row` steps."""
         self.in_a_row = in_a_row
-        self._is_pending = self._skipped = False
 
-    def add(self, step: int, norm: float) -> None:
-        """Record this rank's gradient norm of `step`; the update was made if it is finite."""
-        self._step, self._is_pending, self._skipped, self.norm = step, True, not math.isfinite(norm), norm
-
-    def flag(self) -> Flag:
-        """Return the flag to send next."""
-        return Flag.SKIPPED if self._skipped else Flag.NONE
-
-    def check(self, flags: Sequence[Flag], norms: Sequence[float], *, final: bool = False) -> None:
+    def check(self, step: int, norms: Sequence[float], *, final: bool = False) -> None:
         """
-        Judge the last step, once, by the flags and norms of all ranks; `final` if no other step follows.
+        Judge a step, once, by the norms of all ranks; `final` if no other step follows.
 
         Raises:
             NumbersError: names ranks and step; or, with loss scaling, too many steps in a row were skipped, or all of them.
         """
-        if not self._is_pending:
-            return
-        self._is_pending = self._skipped = False
-        bad = [rank for rank, flag in enumerate(flags) if flag & Flag.SKIPPED]
-        if bad and not (self.scales_loss and len(bad) == len(flags)):
-            raise NumbersError(_message(bad, len(flags), self._step))
+        bad = [rank for rank, norm in enumerate(norms) if not math.isfinite(norm)]
+        if bad and not (self.scales_loss and len(bad) == len(norms)):
+            raise NumbersError(_message(bad, len(norms), step), step)
         if not bad:
-            check_equal_norms(norms, self._step)
+            check_equal_norms(norms, step)
         self.in_a_row = self.in_a_row + 1 if bad else 0
-        if self.in_a_row == MOST_SKIPS or (final and self.in_a_row == self._step):
+        if self.in_a_row == MOST_SKIPS or (final and self.in_a_row == step):
             raise NumbersError(
-                f"all ranks: gradient norm is not finite at {self.in_a_row} steps in a row, {self._step - self.in_a_row + 1} "
-                f"to {self._step}, however small the loss scale of fp16 became; the weights were not updated. Take "
-                "precision=bf16, or a smaller lr; if the norm is not finite with precision=fp32 either, look at the model"
+                f"all ranks: gradient norm is not finite at {self.in_a_row} steps in a row, {step - self.in_a_row + 1} "
+                f"to {step}, however small the loss scale of fp16 became; the weights were not updated. Take "
+                "precision=bf16, or a smaller lr; if the norm is not finite with precision=fp32 either, look at the model",
+                step,
             )
 
 
@@ -111,7 +95,8 @@ def check_equal_norms(norms: Sequence[float], step: int) -> None:
             {rank: f"{norm:g}" for rank, norm in enumerate(norms)}
         ).replace("\n", "; ")
         suspect = "one of these devices probably computes wrongly. Test their nodes (orch check --level full)"
-    raise NumbersError(f"{found}, though all have the same gradient; {suspect}, and restart from the last checkpoint")
+    message = f"{found}, though all have the same gradient; {suspect}, and restart from the last checkpoint"
+    raise NumbersError(message, step)
 
 
 def _message(bad: Sequence[int], ranks: int, step: int) -> str:

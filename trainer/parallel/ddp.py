@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, ContextManager, Dict, Mapping
+from typing import Any, Callable, ContextManager, Dict, Mapping
 
 import torch
 
 from trainer.config.config import TrainConfig
-from trainer.optim.adamw import load_moments, make_optimizer
 from trainer.optim.clip import clip_gradients
+from trainer.optim.ema import Ema
+from trainer.optim.optimizer import load_moments, make_optimizer, named_state
 from trainer.parallel.base import TorchStrategy
 from trainer.parallel.building import build_whole, sizes_of, warn_if_on_cpu
 from trainer.parallel.parts import Part, whole_part
@@ -24,12 +25,20 @@ class Ddp(TorchStrategy):
 
     def __init__(self, group: Group, config: TrainConfig, task: Task) -> None:
         super().__init__(group, config, task)
-        self.unwrapped_model = model = build_whole(group, config, task)
+        model = build_whole(group, config, task)
+        if config.sync_batchnorm:
+            convert: Any = torch.nn.SyncBatchNorm.convert_sync_batchnorm  # torch leaves it untyped
+            model = convert(model)
+        if config.channels_last:
+            to: Any = model.to  # this overload is missing in torch's annotations
+            to(memory_format=torch.channels_last)
+        self.unwrapped_model = model
         self.sizes = sizes_of(model)
         if config.compile:
             model.compile()
         self.model = self._wrap(model) if group.rank.launched else model
-        self.optimizer = make_optimizer(model, config.lr, config.optim)
+        self.optimizer = make_optimizer(model, config.lr, config.optim, task.param_group, blocks=task.blocks(model))
+        self.ema = Ema(self.optimizer, config.optim.ema)
         self.parameters = list(model.parameters())
         self.replicated = self.parameters
 
@@ -55,7 +64,10 @@ class Ddp(TorchStrategy):
             buffer.copy_(before)
 
     def state(self) -> Dict[str, Any]:
-        state: Dict[str, Any] = {"model": self.unwrapped_model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        state: Dict[str, Any] = {
+            "model": self.unwrapped_model.state_dict(),
+            "optimizer": named_state(self.optimizer, self.unwrapped_model),
+        }
         return {**state, "scaler": self.scaler.state_dict()} if self.scaler else state
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -64,6 +76,12 @@ class Ddp(TorchStrategy):
         self.unwrapped_model.load_state_dict(state["model"])
         load_moments(self.optimizer, self.unwrapped_model, state["moments"])
         self.load_scale(state)
+
+    def put(self, weight: torch.Tensor, whole: Callable[[], torch.Tensor]) -> None:
+        is_main = self.group.rank.is_main
+        value = whole().to("cpu", weight.dtype) if is_main else torch.empty(weight.shape, dtype=weight.dtype)
+        self.group.broadcast(value)
+        weight.copy_(value)
 
     def part(self, key: str, tensor: torch.Tensor) -> Part:
         return whole_part(key, tensor)
@@ -75,7 +93,7 @@ class Ddp(TorchStrategy):
     def computing(self) -> ContextManager[Any]:
         return self.group.accelerator.autocast(self.config.precision)
 
-    def clip(self, limit: float) -> float:
+    def clip(self, limit: float) -> torch.Tensor:
         return clip_gradients(self.parameters, limit)
 
     def _wrap(self, model: torch.nn.Module) -> Any:  # noqa: ANN401 -- stock or vendor's class

@@ -1,4 +1,4 @@
-"""FSDP2, torch's fully_shard: parameters, gradients and optimizer state sharded over all ranks, block by block."""
+"""FSDP2, torch's fully_shard: parameters, gradients and optimizer state sharded over all ranks, or those of a replica, block by block."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping,
 import torch
 
 from trainer.config.config import TrainConfig
-from trainer.optim.adamw import make_optimizer
 from trainer.optim.clip import clip_sharded_gradients
+from trainer.optim.ema import Ema
+from trainer.optim.optimizer import make_optimizer
 from trainer.parallel.base import TorchStrategy
 from trainer.parallel.buffers import Buffers, refuse_batch_norm
 from trainer.parallel.building import build_fillable, build_whole, fill, name_counts, sizes_of
@@ -33,15 +34,16 @@ class Fsdp2(TorchStrategy):
         if config.compile:
             for block in blocks or (model,):
                 block.compile()  # block by block: the gathering and freeing of shards stays outside
-        self.model = shard(model, blocks_without_tied_weights(model, blocks), group, precision=config.precision)
+        self.model = shard(model, blocks_without_tied_weights(model, blocks), group, config)
         self.unwrapped_model = self.model
         if empty is not None:
             self.model.to_empty(device=group.device)
-            fill(task, self.model, self._put)
-        self.optimizer = make_optimizer(self.model, config.lr, config.optim)
+            fill(task, self.model, self.put)
+        self.optimizer = make_optimizer(self.model, config.lr, config.optim, task.param_group)
+        self.ema = Ema(self.optimizer, config.optim.ema)
 
-    def update(self, lr: float, loss: torch.Tensor) -> float:
-        norm = super().update(lr, loss)
+    def update(self, lr: float, loss: torch.Tensor, *, is_good: torch.Tensor) -> torch.Tensor:
+        norm = super().update(lr, loss, is_good=is_good)
         self.buffers.broadcast(self.model, self.group)
         return norm
 
@@ -62,26 +64,35 @@ class Fsdp2(TorchStrategy):
                     buffer.copy_(model[name])
             for parameter in (parameter for group in self.optimizer.param_groups for parameter in group["params"]):
                 name = names[parameter]
-                self._put(parameter, functools.partial(model.pop, name))  # a loaded tensor need not stay in memory
+                self.put(parameter, functools.partial(model.pop, name))  # a loaded tensor need not stay in memory
                 if name in moments:
                     self.optimizer.state[parameter] = self._shards(parameter, moments.pop(name))
         self.load_scale(state)
 
     def _shards(self, parameter: Any, values: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:  # noqa: ANN401 -- a DTensor
-        """Adam's state of a parameter: shards of the moments, and the step, which a fused Adam keeps on the device."""
+        """The state of a parameter: shards of the moments, and the step, which a fused Adam keeps on the device."""
         shards: Dict[str, torch.Tensor] = {}
         for key, whole in values.items():
             if key == "step":
                 shards[key] = whole.to(self.group.device if self.config.optim.fused else "cpu", copy=True)
             else:
                 shards[key] = torch.zeros_like(parameter, requires_grad=False)
-                self._put(shards[key], whole.detach)
+                self.put(shards[key], whole.detach)
         return shards
 
     def part(self, key: str, tensor: Any) -> Part:  # noqa: ANN401 -- a DTensor
-        start = first_row(tensor.shape[0], self.group.rank.world_size, self.group.rank.global_rank)
+        mesh = tensor.device_mesh
+        start = first_row(tensor.shape[0], mesh.size(-1), mesh.get_local_rank(-1))
+        replica = mesh.get_local_rank(0) if mesh.ndim > 1 else 0
         row_size = tensor.shape[1:].numel()
-        return Part(key, tuple(tensor.shape), start * row_size, tensor.to_local())
+        return Part(
+            key,
+            tuple(tensor.shape),
+            start * row_size,
+            tensor.to_local(),
+            replica=replica,
+            replicas=self.config.fsdp.replicas,
+        )
 
     def micro_batch(self, *, last: bool) -> ContextManager[None]:
         self.model.set_requires_gradient_sync(last)
@@ -94,15 +105,18 @@ class Fsdp2(TorchStrategy):
     def evaluating(self) -> Iterator[Any]:
         with super().evaluating() as model:
             yield model
-        self.model.reshard()  # FSDP2 keeps the root's weights whole after a forward pass; the backward pass shards them
+        # FSDP2 keeps some weights whole after a forward pass, by default those of the root; the backward pass shards them.
+        for module in self.model.modules():
+            if hasattr(module, "reshard"):
+                module.reshard()
 
-    def _put(self, shards: Any, whole: Callable[[], torch.Tensor]) -> None:  # noqa: ANN401 -- a DTensor
+    def put(self, shards: Any, whole: Callable[[], torch.Tensor]) -> None:  # noqa: ANN401 -- a DTensor
         """Scatter the shards of the tensor that `whole` returns on rank 0."""
         distribute = importlib.import_module("torch.distributed.tensor").distribute_tensor
         mine = scattered(shards, whole, is_main=self.group.rank.is_main)
         shards.copy_(distribute(mine.to(self.group.device), shards.device_mesh, shards.placements))
 
-    def clip(self, limit: float) -> float:
+    def clip(self, limit: float) -> torch.Tensor:
         return clip_sharded_gradients(self.model.parameters(), limit)
 
 
@@ -124,13 +138,24 @@ def blocks_without_tied_weights(model: torch.nn.Module, blocks: Sequence[torch.n
     ]
 
 
-def shard(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], group: Group, *, precision: str) -> Any:  # noqa: ANN401 -- a class made by fully_shard
+def shard(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], group: Group, config: TrainConfig) -> Any:  # noqa: ANN401 -- a class made by fully_shard
     """Shard each block as a unit, then the rest; changes `model` in place and returns it."""
     api = importlib.import_module("torch.distributed.fsdp")
-    meshes = importlib.import_module("torch.distributed.device_mesh")
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
     policy = api.MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
-    mesh = meshes.init_device_mesh(group.device.type, (group.rank.world_size,))
+    reshard = None if config.fsdp.reshard else False  # None: all but the root, whose weights are needed again at once
+    mesh = make_mesh(group, config)
     for part in (*blocks, model):
-        api.fully_shard(part, mesh=mesh, mp_policy=policy)
+        api.fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     return model
+
+
+def make_mesh(group: Group, config: TrainConfig) -> Any:  # noqa: ANN401 -- a DeviceMesh
+    """All ranks in a row; or a row per replica, of consecutive ranks."""
+    make = importlib.import_module("torch.distributed.device_mesh").init_device_mesh
+    ranks, replicas = group.rank.world_size, config.fsdp.replicas
+    if replicas == 1:
+        return make(group.device.type, (ranks,))
+    mesh = make(group.device.type, (replicas, ranks // replicas), mesh_dim_names=("replicate", "shard"))
+    group.set_timeout(config.ddp_timeout)  # the groups of rows and columns began with torch's default
+    return mesh

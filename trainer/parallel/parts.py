@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 import torch
 
 from trainer.errors import UserError
 from trainer.runtime.group import Group
-from trainer.state_keys import MODEL, MOMENTS
+from trainer.state_keys import FURTHER_MOMENTS, MODEL, MOMENTS
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,12 @@ class Part:
     """
     Contiguous elements of a flattened tensor.
 
-    key: model/NAME for a weight or buffer, exp_avg/NAME and exp_avg_sq/NAME for Adam's moments.
+    key: model/NAME for a weight or buffer, and the moments' as in state_keys.py, such as exp_avg/NAME.
     shape: of the whole tensor.
     start: the first element, of the flattened whole.
     tensor: the elements, in any shape.
     is_replicated: every rank has the same; one of them writes it.
+    replica, replicas: this rank is number `replica` of `replicas` ranks with the same elements; each writes an equal part of them.
     store: called with the loaded elements, flat and on the CPU; None: copy them into `tensor`.
     """
 
@@ -30,6 +31,8 @@ class Part:
     start: int
     tensor: torch.Tensor
     is_replicated: bool = False
+    replica: int = 0
+    replicas: int = 1
     store: Callable[[torch.Tensor], None] | None = None
 
     def load(self, values: torch.Tensor) -> None:
@@ -39,21 +42,28 @@ class Part:
             with torch.no_grad():
                 self.tensor.copy_(values.view(self.tensor.shape))
 
+    def share(self) -> Tuple[int, int]:
+        """The elements of `tensor`, from and to, that this rank writes."""
+        size = self.tensor.numel()
+        return size * self.replica // self.replicas, size * (self.replica + 1) // self.replicas
+
 
 @dataclass(frozen=True)
 class LocalState:
     """
     The state of one rank.
 
-    steps: Adam's step count of each parameter that has moments.
+    steps: Adam's step count of each parameter that has its two moments.
     scaler: the state of fp16's loss scaler, plain values.
     aliases: further names of tied weights -> the name they are saved under.
+    further: FURTHER_MOMENTS -> the parameters that have them.
     """
 
     parts: List[Part]
     steps: Dict[str, float]
     scaler: Dict[str, Any] = field(default_factory=dict)
     aliases: Dict[str, str] = field(default_factory=dict)
+    further: Dict[str, List[str]] = field(default_factory=dict)
 
 
 def whole_part(key: str, tensor: torch.Tensor) -> Part:
@@ -74,11 +84,18 @@ def tied_names(model: torch.nn.Module) -> Dict[str, str]:
     Raises:
         UserError: on all ranks alike; the state has a value that is no tensor.
     """
-    first = {tensor: name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-    everything = model.state_dict(keep_vars=True)
-    plain = [name for name, value in everything.items() if not isinstance(value, torch.Tensor)]
+    plain = [name for name, value in model.state_dict(keep_vars=True).items() if not isinstance(value, torch.Tensor)]
     if plain:
         raise UserError.agreed(f"{plain[0]}: shards hold tensors only")
+    return first_names(model)
+
+
+def first_names(model: torch.nn.Module) -> Dict[str, str]:
+    """The result of tied_names(), without its check."""
+    first = {tensor: name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    everything = {
+        name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)
+    }
     return {name: first[tensor] for name, tensor in everything.items() if first.get(tensor, name) != name}
 
 
@@ -89,8 +106,8 @@ def torch_parts(
     for name, parameter in model.named_parameters():
         yield part(f"{MODEL}/{name}", parameter.detach())
         values = optimizer.state.get(parameter, {})
-        for key in MOMENTS:
-            if key in values:
+        for key in (*MOMENTS, *FURTHER_MOMENTS):
+            if values.get(key) is not None:  # an older SGD without momentum keeps None
                 yield part(f"{key}/{name}", values[key])
 
 
@@ -109,14 +126,31 @@ def torch_steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Dic
     return {name: float(values["step"]) for name, values in states.items() if "step" in values}
 
 
+def further_moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Dict[str, List[str]]:
+    """LocalState.further of one of torch's optimizers."""
+    states = {name: optimizer.state.get(parameter, {}) for name, parameter in model.named_parameters()}
+    found = {key: [name for name, values in states.items() if values.get(key) is not None] for key in FURTHER_MOMENTS}
+    return {key: names for key, names in found.items() if names}
+
+
 def allocate_moments(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: Mapping[str, float], step_device: torch.device
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: Mapping[str, float],
+    further: Mapping[str, Sequence[str]],
+    *,
+    step_device: torch.device,
 ) -> None:
-    """Create Adam's state of the parameters in `steps`, with moments to be filled, in the optimizer's order, and remove all other state."""
+    """Create the state that LocalState describes, with moments to be filled, in the optimizer's order, and remove all other state."""
     names = {parameter: name for name, parameter in model.named_parameters()}
+    kinds: Dict[str, List[str]] = {name: list(MOMENTS) for name in steps}
+    for kind, having in further.items():
+        for name in having:
+            kinds.setdefault(name, []).append(kind)
     optimizer.state.clear()
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
         name = names[parameter]
-        if name in steps:
-            moments = {key: torch.zeros_like(parameter, requires_grad=False) for key in MOMENTS}
-            optimizer.state[parameter] = {"step": torch.tensor(steps[name], device=step_device), **moments}
+        if name in kinds:
+            step = {"step": torch.tensor(steps[name], device=step_device)} if name in steps else {}
+            moments = {key: torch.zeros_like(parameter, requires_grad=False) for key in kinds[name]}
+            optimizer.state[parameter] = {**step, **moments}

@@ -13,9 +13,11 @@ import copy
 import glob
 import importlib
 import importlib.util
+import os
 import resource
 import sys
-from typing import Any, Callable, ContextManager, Sequence
+import time
+from typing import Any, Callable, ContextManager, Iterable, List, Mapping, Sequence
 
 from ..errors import UserError  # relative: scripts import this package under another name (trainer/scripts)
 
@@ -41,6 +43,7 @@ class Accelerator(abc.ABC):
         device: torch's name of a device; "{n}" is its number on this node.
         distributed: the module whose process group has `backend`.
         data_parallel: the DistributedDataParallel for this device.
+        visible_variable: the variable that limits which devices a process sees; "" if there is none.
         takes_device_ids: data_parallel needs device_ids=[n].
         needs_address: `distributed` takes an address instead of a store, and creates its own store there.
         rng_state_is_seed: rng_state() is the last seed, so it is valid until a number is drawn.
@@ -52,6 +55,7 @@ class Accelerator(abc.ABC):
     name: str
     device: str
     backend: str
+    visible_variable = ""
     takes_device_ids = True
     needs_address = False
     rng_state_is_seed = False
@@ -71,13 +75,18 @@ class Accelerator(abc.ABC):
         vars(changed).update(attributes)
         return changed
 
+    def device_number(self, local_rank: int, env: Mapping[str, str] = os.environ) -> int:
+        """Return the number of a rank's device: its local rank, or 0 if its launcher lets it see one device only."""
+        sees_one = len([name for name in env.get(self.visible_variable, "").split(",") if name.strip()]) == 1
+        return 0 if sees_one and self.device_count() == 1 else local_rank
+
     def device_string(self, local_rank: int) -> str:
         """Return cuda:3, xla:3, gcu:3 or cpu."""
-        return self.device.format(n=local_rank)
+        return self.device.format(n=self.device_number(local_rank))
 
     def device_ids(self, local_rank: int) -> list[int] | None:
         """Return the argument of DistributedDataParallel; None on the CPU, where it refuses a list."""
-        return [local_rank] if self.takes_device_ids else None
+        return [self.device_number(local_rank)] if self.takes_device_ids else None
 
     def autocast(self, precision: str) -> ContextManager[Any]:
         """Return the block of the forward pass: autocast for bf16 and fp16, else nothing."""
@@ -93,9 +102,33 @@ class Accelerator(abc.ABC):
         """Make one optimizer step."""
         optimizer.step()
 
+    def start_reading(self, tensor: Any) -> Callable[[], List[Any]]:  # noqa: ANN401
+        """Start to copy a new tensor to the host; the returned function waits for the copy. By default it is read at once."""
+        values: List[Any] = tensor.tolist()
+        return lambda: values
+
+    def copy_stream(self) -> Any:  # noqa: ANN401
+        """Return a new CopyStream, or None if copies do not run beside the computation."""
+        return None
+
+    def timestamp(self) -> Any:  # noqa: ANN401
+        """Return the moment at which the device has done all that was started before; by default the host waits for it."""
+        self.synchronize()
+        return time.perf_counter()
+
+    def seconds_between(self, begin: Any, end: Any) -> float:  # noqa: ANN401
+        """Return the time between two timestamps."""
+        return float(end - begin)
+
     def device_name(self) -> str:
         """Return the driver's name of this rank's device, or ""."""
         return ""
+
+    def pin(self, address: int, size: int) -> None:  # noqa: B027 -- a default
+        """Let the device copy to this memory directly, if it can: it is faster."""
+
+    def unpin(self, address: int) -> None:  # noqa: B027 -- a default
+        """Undo pin(), before the memory is freed."""
 
     def seed(self, number: int) -> None:  # noqa: B027 -- a default
         """Seed the device's generator, if torch.manual_seed does not."""
@@ -123,6 +156,13 @@ class Accelerator(abc.ABC):
     @abc.abstractmethod
     def peak_memory(self) -> Any:  # noqa: ANN401
         """Return the peak number of bytes allocated on the device, or held by the process on a CPU; None if unknown."""
+
+    def on_out_of_memory(self, act: Callable[[], None]) -> None:  # noqa: B027 -- a default
+        """Call `act` when the device's memory is exhausted, before the error is raised, if torch can."""
+
+    def write_memory_snapshot(self, path: str) -> None:
+        """Write the state of the device's allocator, for torch's viewer; only called by what on_out_of_memory() was given."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def memory_stats(self) -> Any:  # noqa: ANN401
@@ -154,6 +194,13 @@ class Cpu(Accelerator):
     def synchronize(self) -> None:
         pass
 
+    def start_reading(self, tensor: Any) -> Callable[[], List[Any]]:  # noqa: ANN401
+        def read() -> List[Any]:
+            values: List[Any] = tensor.tolist()
+            return values
+
+        return read
+
     def precisions(self) -> Sequence[str]:
         return ("fp32", "bf16", "fp16") if stock_scaler(self.torch) else ("fp32", "bf16")
 
@@ -179,6 +226,7 @@ class Cuda(Accelerator):
     name = "cuda"
     device = "cuda:{n}"
     backend = "nccl"
+    visible_variable = "CUDA_VISIBLE_DEVICES"
 
     def __init__(self, torch: Any, module: Any = None) -> None:  # noqa: ANN401
         """`module` has the functions of torch.cuda, which is the default."""
@@ -193,6 +241,37 @@ class Cuda(Accelerator):
 
     def synchronize(self) -> None:
         self.module.synchronize()
+
+    def start_reading(self, tensor: Any) -> Callable[[], List[Any]]:  # noqa: ANN401
+        copy = self.torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        copy.copy_(tensor, non_blocking=True)
+        copied = self.module.Event()
+        copied.record()
+
+        def read() -> List[Any]:
+            copied.synchronize()
+            values: List[Any] = copy.tolist()
+            return values
+
+        return read
+
+    def copy_stream(self) -> Any:  # noqa: ANN401
+        return CopyStream(self.module)
+
+    def timestamp(self) -> Any:  # noqa: ANN401
+        event = self.module.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds_between(self, begin: Any, end: Any) -> float:  # noqa: ANN401
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1000
+
+    def pin(self, address: int, size: int) -> None:
+        self.module.cudart().cudaHostRegister(address, size, 0)  # if it fails, copies are slower
+
+    def unpin(self, address: int) -> None:
+        self.module.cudart().cudaHostUnregister(address)
 
     def precisions(self) -> Sequence[str]:
         """Older cards emulate bf16, slower than fp32."""
@@ -212,11 +291,38 @@ class Cuda(Accelerator):
     def memory_stats(self) -> Any:  # noqa: ANN401
         return call_if_present(self.module, "memory_stats")
 
+    def on_out_of_memory(self, act: Callable[[], None]) -> None:
+        attach = getattr(self.torch._C, "_cuda_attach_out_of_memory_observer", None)  # noqa: SLF001 -- torchtitan's way
+        if attach is not None and self.module is self.torch.cuda:
+            attach(lambda *_: act())
+
+    def write_memory_snapshot(self, path: str) -> None:
+        self.module.memory._dump_snapshot(path)  # noqa: SLF001 -- torch's documented name
+
     def rng_state(self) -> Any:  # noqa: ANN401
         return self.module.get_rng_state()
 
     def set_rng_state(self, state: Any) -> None:  # noqa: ANN401
         self.module.set_rng_state(state)
+
+
+class CopyStream:
+    """A stream for copies to the device; `module` has the functions of torch.cuda."""
+
+    def __init__(self, module: Any) -> None:  # noqa: ANN401
+        self.module, self.stream = module, module.Stream()
+
+    def block(self) -> ContextManager[Any]:
+        """Return the block whose copies run on this stream."""
+        block: ContextManager[Any] = self.module.stream(self.stream)
+        return block
+
+    def wait(self, tensors: Iterable[Any]) -> None:
+        """Have the computation wait for the copies, and keep the memory of these tensors until it has used them."""
+        current = self.module.current_stream()
+        current.wait_stream(self.stream)
+        for tensor in tensors:
+            tensor.record_stream(current)
 
 
 class GcuI3x(Cuda):
@@ -225,9 +331,22 @@ class GcuI3x(Cuda):
     name = "gcu-i3x"
     device = "gcu:{n}"
     backend = "eccl"
+    visible_variable = "TOPS_VISIBLE_DEVICES"
 
     def __init__(self, torch: Any) -> None:  # noqa: ANN401
         super().__init__(torch, torch.gcu)
+
+    # The vendor's events are not verified.
+    start_reading = Accelerator.start_reading
+    copy_stream = Accelerator.copy_stream
+    timestamp = Accelerator.timestamp
+    seconds_between = Accelerator.seconds_between
+
+    def pin(self, address: int, size: int) -> None:
+        """Not known to be possible."""
+
+    def unpin(self, address: int) -> None:
+        pass
 
     def precisions(self) -> Sequence[str]:
         return ("fp32", "bf16", "fp16") if self.module.is_bf16_supported() else ("fp32", "fp16")
@@ -249,6 +368,7 @@ class GcuT2x(Accelerator):
     name = "gcu-t2x"
     device = "xla:{n}"
     backend = "eccl"
+    visible_variable = "TOPS_VISIBLE_DEVICES"
     takes_device_ids = True  # with None it puts a replica on every card of the node, in every rank
     needs_address = True
     rng_state_is_seed = True
@@ -332,7 +452,9 @@ def choose(requested: str, torch: Any, load_gcu: Callable[[], tuple[Any, str]] =
     """
     if requested == "cpu":
         return Cpu(torch)
-    if requested in ("auto", "cuda") and torch.cuda.is_available() and torch.cuda.device_count() > 0:
+    # After the vendor's migration (trainer/scripts/gcu.py), torch.cuda is torch.gcu.
+    is_gcu = getattr(sys.modules.get("torch_gcu"), "is_transfer_to_gcu", False)
+    if requested in ("auto", "cuda") and not is_gcu and torch.cuda.is_available() and torch.cuda.device_count() > 0:
         return Cuda(torch)
     if requested == "cuda":
         raise UserError(f"device=cuda: {_why_no_cuda(torch)}, or use device=cpu")

@@ -6,6 +6,7 @@ The ranks leave the synchronisation of the gradients at the same moment. A time 
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import sys
@@ -61,7 +62,13 @@ class Arrivals:
         self._newest[str(step)] = {**measured, **self._cpu_shares()}
         while len(self._newest) > KEPT:
             del self._newest[next(iter(self._newest))]
-        return {"arrivals": {"count": world_size, "steps": self._newest}}
+        return {"arrivals": {"count": world_size, "steps": dict(self._newest)}}
+
+    def slowest(self, gather_bytes: Callable[[bytes], Sequence[bytes]]) -> str:
+        """A collective: one line about the rank that most others waited for in the newest measurement of all ranks, or ""."""
+        everyone = [json.loads(newest) for newest in gather_bytes(json.dumps(self._newest).encode())]
+        common = sorted(set.intersection(*map(set, everyone)), key=int)
+        return describe_slowest([rank[common[-1]] for rank in everyone], int(common[-1])) if common else ""
 
     def _measured(self) -> Json:
         """The measurement of the last steps; after an error a warning, and no further measurement."""
@@ -121,6 +128,22 @@ def measure(entries: Sequence[Json], syncs_ns: Sequence[int]) -> Json:
         samples = [[sum(float(entry["duration_ms"]) for entry in step) / 1000 for step in timed]]
         found["in_collectives_s"] = round(statistics.median(samples[0]), 6)
     return {**found, "error_s": round(max(map(_error, samples)), 6)}
+
+
+def describe_slowest(measured: Sequence[Json], step: int) -> str:
+    """The rank that arrives last at the last collective, or spends the least time in collectives; "" if it is not known of all ranks."""
+    if all("at_s" in rank for rank in measured):
+        arrivals_s = [float(rank["at_s"][-1]) for rank in measured]
+    elif all("in_collectives_s" in rank for rank in measured):
+        arrivals_s = [-float(rank["in_collectives_s"]) for rank in measured]
+    else:
+        return ""
+    last_s, step_s = max(arrivals_s), statistics.median(rank["step_s"] for rank in measured)
+    waited_s = last_s - statistics.median(arrivals_s)
+    return (
+        f"slowest rank {arrivals_s.index(last_s)}: it came {waited_s * 1000:.1f} ms of a step of {step_s * 1000:.1f} ms after the median rank, "
+        f"by steps {step - STEPS + 1} to {step}"
+    )
 
 
 def _points(calls: int) -> List[int]:

@@ -122,6 +122,7 @@ def _answer(parts: List[str], position: Callable[[], Tuple[str, int]]) -> Json:
         "counts": lambda: collectives(with_names=False),
         "collectives": lambda: collectives(with_names=True),
         "memory": _memory,
+        "nccl": nccl,
         "stacks": _stacks,
     }
     for part in parts:
@@ -193,6 +194,17 @@ def _memory() -> Optional[Json]:
             names = ("memory_allocated", "memory_reserved", "max_memory_allocated")
             return {name: getattr(device, name)() for name in names}
     return None
+
+
+def nccl() -> Optional[Json]:
+    """The version of the loaded NCCL, and the variables for RAS in this process; None if no CUDA device is in use."""
+    torch: Any = sys.modules.get("torch")
+    device = getattr(torch, "cuda", None)
+    if device is None or not device.is_initialized() or getattr(torch.version, "hip", None):
+        return None
+    names = ("NCCL_RAS_ENABLE", "NCCL_RAS_ADDR")
+    environ = {name: os.environ[name] for name in names if name in os.environ}
+    return {"version": list(device.nccl.version()[:3]), "environ": environ}
 
 
 def _stacks() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Callable, NoReturn, Type, TypeVar
+from typing import Any, Callable, NoReturn, Sequence, Type, TypeVar
 
 import torch
 
@@ -23,32 +23,41 @@ STOCK_BACKENDS = ("gloo", "nccl")  # known to run a collective while the rank co
 
 @dataclass(frozen=True)
 class Group:
-    """The process group of the run, or one process alone. All ranks must call the same collectives in the same order."""
+    """
+    The process group of the run, or one process alone. All ranks must call the same collectives in the same order.
+
+    byte_type: in which collectives carry bytes; float32, a number per byte, if the library does not carry uint8.
+    """
 
     rank: Rank
     accelerator: Accelerator
     device: torch.device
     rendezvous: Rendezvous | None
     ready: str
+    byte_type: torch.dtype = torch.uint8
 
     @property
     def ready_message(self) -> str:
         """The first log line. Rank 0: all ranks are ready; other ranks: their device."""
         return self.ready if self.rank.is_main else f"rank {self.rank.global_rank} ready, device {self.device}"
 
-    def start_all_gather(self, mine: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
-        """Start an all-gather; the returned function waits for it and returns the tensors in rank order."""
+    def start_all_gather(self, mine: torch.Tensor) -> Callable[[], Sequence[torch.Tensor]]:
+        """Start an all-gather; the returned function waits for it and returns the tensors in rank order. With NCCL, only the device waits."""
         if not self.rank.launched or self.rank.world_size == 1:
             return lambda: [mine]
-        everyone = [torch.zeros_like(mine) for _ in range(self.rank.world_size)]
+        everyone: Any = [torch.zeros_like(mine) for _ in range(self.rank.world_size)]
         if self.accelerator.backend not in STOCK_BACKENDS:
             self.accelerator.distributed.all_gather(everyone, mine)
-            return lambda: everyone
-        work = self.accelerator.distributed.all_gather(everyone, mine, async_op=True)
+            return lambda: tuple(everyone)
+        gather = self.accelerator.distributed.all_gather
+        if self.accelerator.backend == "nccl" and hasattr(self.accelerator.distributed, "all_gather_into_tensor"):
+            everyone = torch.empty((self.rank.world_size, *mine.shape), dtype=mine.dtype, device=mine.device)
+            gather = self.accelerator.distributed.all_gather_into_tensor  # one copy less per rank
+        work = gather(everyone, mine, async_op=True)
 
-        def wait() -> list[torch.Tensor]:
+        def wait() -> Sequence[torch.Tensor]:
             work.wait()
-            return everyone
+            return tuple(everyone)
 
         return wait
 
@@ -79,7 +88,7 @@ class Group:
         raw = (ctypes.c_char * size).from_address(here.data_ptr())
         for start in range(0, size, CHUNK_BYTES):
             part = torch.frombuffer(raw, dtype=torch.uint8, offset=start, count=min(CHUNK_BYTES, size - start))
-            there = part.to(self.device)
+            there = part.to(self.byte_type).to(self.device)
             self.accelerator.distributed.broadcast(there, source)
             if there is not part and self.rank.global_rank != source:
                 part.copy_(there)
@@ -131,15 +140,15 @@ class Group:
         exit_now(code)
 
     def _tensor(self, data: bytes) -> torch.Tensor:
-        return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.byte_type).to(self.device)
 
-    def _all_gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
+    def _all_gather(self, mine: torch.Tensor) -> Sequence[torch.Tensor]:
         return self.start_all_gather(mine)()
 
 
 def _to_bytes(tensor: torch.Tensor) -> bytes:
     """Copy by address: numpy may be missing, and tolist() takes seconds on a checkpoint."""
-    here = tensor.cpu().contiguous()
+    here = tensor.cpu().to(torch.uint8).contiguous()
     return ctypes.string_at(here.data_ptr(), here.numel())
 
 

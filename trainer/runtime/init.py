@@ -20,7 +20,7 @@ from ..errors import (  # relative: scripts import this package under another na
 )
 from .accelerators import Accelerator, choose
 from .exit import limit
-from .group import Group
+from .group import STOCK_BACKENDS, Group
 from .rank import Rank
 from .rendezvous import Rendezvous
 
@@ -84,10 +84,11 @@ def initialise_on(
         more = {**eager_start(accelerator, device), **more}
         join(accelerator, rendezvous, timeout=timedelta(seconds=timeout_s), **more)
         problem = _test_all_reduce(accelerator, rank, device)
+        byte_type = torch.uint8 if problem or _carries_bytes(accelerator, rank, device) else torch.float32
     rendezvous.check_all("all-reduce", problem, device.type, kind=NetworkError)
     count = rank.world_size
     ready = f"{count}/{count} ranks ready, backend {accelerator.backend}, device {device.type}"
-    return Group(rank, accelerator, device, rendezvous, ready)
+    return Group(rank, accelerator, device, rendezvous, ready, byte_type)
 
 
 def late_start(backend: str, limit_s: float) -> str:
@@ -156,14 +157,14 @@ def _reset_group_count(distributed: Any) -> None:  # noqa: ANN401 -- a module
 
 def _take_device(accelerator: Accelerator, rank: Rank) -> torch.device:
     """Make the rank's device current and compute on it. Raises UserError with device and cause."""
-    name = accelerator.device_string(rank.local_rank)
-    if rank.local_rank >= accelerator.device_count():
+    name, number = accelerator.device_string(rank.local_rank), accelerator.device_number(rank.local_rank)
+    if number >= accelerator.device_count():
         raise UserError(
             f"local rank {rank.local_rank} has no device: this node shows {accelerator.device_count()} ({accelerator.name}); "
-            "start fewer ranks per node, or widen the *_VISIBLE_DEVICES variable"
+            f"start fewer ranks per node, or let each rank see all of them or a different one ({accelerator.visible_variable})"
         )
     try:
-        accelerator.set_device(rank.local_rank)
+        accelerator.set_device(number)
         device = torch.device(name)
         total = float(torch.arange(4, dtype=torch.float32).to(device).sum().item())
         accelerator.synchronize()
@@ -184,3 +185,22 @@ def _test_all_reduce(accelerator: Accelerator, rank: Rank, device: torch.device)
         return f"the test all-reduce failed: {exc}"
     expected = rank.world_size * (rank.world_size + 1) / 2
     return "" if total == expected else f"the test all-reduce gave {total:g}, expected {expected:g}"
+
+
+def _carries_bytes(accelerator: Accelerator, rank: Rank, device: torch.device) -> bool:
+    """Try every value of a byte in the two collectives that carry bytes, and agree in fp32, which was tested before."""
+    if accelerator.backend in STOCK_BACKENDS:
+        return True
+    dist = accelerator.distributed
+    values = torch.arange(256, dtype=torch.float32).to(torch.uint8)
+    try:
+        received = [torch.zeros_like(values).to(device) for _ in range(rank.world_size)]
+        dist.all_gather(received, values.to(device))
+        received.append((values if rank.is_main else torch.zeros_like(values)).to(device))
+        dist.broadcast(received[-1], 0)
+        is_right = all(torch.equal(tensor.cpu(), values) for tensor in received)
+    except RuntimeError:
+        is_right = False
+    right_ranks = torch.tensor([float(is_right)]).to(device)
+    dist.all_reduce(right_ranks)
+    return float(right_ranks.item()) == rank.world_size

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Optional
 
 from ..io import replace_text  # relative: scripts import this package under another name (trainer/scripts)
 from .rank import Rank
+
+EVERY_S = 1.0
 
 
 def ignore_phase(_: str) -> None:
@@ -21,6 +24,8 @@ class Progress:
     """
     The progress file, replaced as a whole at every write; outside orch there is none.
 
+    in_background: of steps that follow each other, a thread writes the newest one, once a second.
+
     Mutable: values in `extra` stay in the file. `steps` is the total, None if unknown. `on_phase` is called with each phase.
     """
 
@@ -31,11 +36,16 @@ class Progress:
     broken: bool = False
     phase: str = "init"
     step: int = 0
+    in_background: bool = False
+    _is_old: bool = False
+    _lock: Any = field(default_factory=threading.Lock)
+    _thread: Optional[threading.Thread] = None
 
     def reached(self, event: str) -> None:
         """Note when an event was first reached in this attempt, for `orch stats`; rank 0 writes it with the next phase."""
         if self.rank.is_main:
-            self.extra.setdefault("times", {}).setdefault(event, time.time())
+            with self._lock:
+                self.extra.setdefault("times", {}).setdefault(event, time.time())
 
     def write(self, phase: str, step: int, **extra: object) -> None:
         """Begin a phase: init, step, eval, save, saved or done. `extra` stays in the file from now on."""
@@ -44,12 +54,38 @@ class Progress:
         if phase == "step":
             self.reached("first_step")
         self.on_phase(phase)
-        self.phase, self.step = phase, step
-        self.add(**extra)
+        is_next = self.in_background and phase == self.phase == "step"
+        with self._lock:
+            self.phase, self.step = phase, step
+            self.extra.update(extra)
+            self._is_old = is_next
+            if not is_next:
+                self._write()
+        if is_next and self._thread is None and self.rank.progress_dir is not None:
+            self._thread = threading.Thread(target=self._write_steps, daemon=True)
+            self._thread.start()
+
+    def keep(self, values: Dict[str, Any]) -> None:
+        """Add values that are written with the next phase."""
+        with self._lock:
+            self.extra.update(values)
 
     def add(self, **extra: object) -> None:
         """Add values without beginning another phase."""
-        self.extra.update(extra)
+        with self._lock:
+            self.extra.update(extra)
+            self._write()
+
+    def _write_steps(self) -> None:
+        """Write the newest step once a second, so that no rank waits for its file system and none seems to stand still."""
+        while not self.broken:
+            time.sleep(EVERY_S)
+            with self._lock:
+                if self._is_old:
+                    self._write()
+
+    def _write(self) -> None:
+        self._is_old = False
         if self.rank.progress_dir is None or self.broken:
             return
         total = {} if self.steps is None else {"steps": self.steps}

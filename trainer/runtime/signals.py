@@ -12,9 +12,12 @@ import torch
 
 from trainer.runtime.group import Group
 
+NUMBERS = 3
+"""The numbers that a rank sends: its loss, its flags, its last norm."""
+
 
 class Flag(enum.IntFlag):
-    """Facts that only some rank knows and all ranks act on at the end of a step."""
+    """Facts that only some rank knows and all ranks act on at the end of the next step."""
 
     NONE = 0
     PREEMPTED = 1
@@ -24,8 +27,10 @@ class Flag(enum.IntFlag):
     POSTPONE = 4
     """The last checkpoint is still being written, so no save can begin."""
     SAVE_FAILED = 8
-    SKIPPED = 16
-    """It made no update in its last step: the gradient norm was not finite. Before a save that is this step, else the one before."""
+    WRITING = 16
+    """This rank's shard of the last checkpoint is still being written."""
+    KEEPING = 64
+    """This rank's last state in memory is still being hashed or copied."""
 
 
 @dataclass(frozen=True)
@@ -33,35 +38,36 @@ class Received:
     """The values of one exchange, in rank order; the norms are of the last update before it."""
 
     losses: Sequence[float]
-    flags: Sequence[Flag]
+    flags: Flag
     norms: Sequence[float]
 
-    @property
-    def union(self) -> Flag:
-        """The flags that at least one rank has set."""
-        return functools.reduce(operator.or_, self.flags, Flag.NONE)
+    @classmethod
+    def decode(cls, numbers: Sequence[float]) -> Received:
+        """Decode the numbers of all ranks; a flag counts if at least one rank has set it."""
+        flags = functools.reduce(operator.or_, (Flag(round(encoded)) for encoded in numbers[1::NUMBERS]))
+        return cls(tuple(numbers[0::NUMBERS]), flags, tuple(numbers[2::NUMBERS]))
 
 
 class Signals:
     """
     Call send() before the backward pass and receive() after it: the all-gather between them costs no extra wait.
 
-    Call both once more before a checkpoint.
+    All numbers stay on the device, and the host waits for them only where the backend needs it, as gloo does.
     """
 
     def __init__(self, group: Group) -> None:
         self.group = group
         self._wait: Callable[[], Sequence[torch.Tensor]] | None = None
 
-    def send(self, loss: torch.Tensor, flags: Flag, norm: float) -> None:
-        """Start to exchange the values of this rank; the loss stays on its device."""
-        values = torch.tensor([0.0, float(flags), norm], dtype=torch.float32).to(self.group.device)
-        values[0] = loss.detach()
-        self._wait = self.group.start_all_gather(values)
+    def send(self, loss: torch.Tensor, flags: Flag, norm: torch.Tensor) -> None:
+        """Start to exchange the values of this rank."""
+        # Filled, not copied: a copy from the host would wait for the device.
+        encoded = torch.full_like(norm, float(flags))
+        self._wait = self.group.start_all_gather(torch.stack([loss.detach().to(norm.dtype), encoded, norm]))
 
-    def receive(self) -> Received:
-        """Wait for the values of all ranks. The host waits for the device here."""
+    def receive(self) -> torch.Tensor:
+        """Return the numbers of all ranks, one row per rank, on the device."""
         assert self._wait is not None  # send() comes first
-        losses, flags, norms = zip(*(values.tolist() for values in self._wait()))
+        gathered = torch.stack(tuple(self._wait()))
         self._wait = None
-        return Received(losses, [Flag(round(encoded)) for encoded in flags], norms)
+        return gathered

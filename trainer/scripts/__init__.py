@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 
 TYPE_CHECKING = False  # what typing.TYPE_CHECKING is; most scripts do not import typing at their start
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from typing import Mapping, Sequence, Set
 
 AFTER = {
+    "torch": "gcu.migrate_with_torch",
+    "torch_gcu": "gcu.migrate_with_torch_gcu",
     "torch.optim.optimizer": "progress.count_steps",
+    "torch.nn.parallel.distributed": "replicas.remember_models",
     "deepspeed.ops": "deepspeed.need_no_compiler",
     "accelerate.state": "accelerate.share_the_cpu",
     "mmengine.device.utils": "mmengine.find_device",
@@ -28,6 +32,8 @@ AFTER = {
     "mmengine.optim.optimizer.optimizer_wrapper": "mmengine.take_steps",
 }
 """Imported module -> the function of this package that is called with it."""
+CHANGED_CALLS = "ORCH_CHANGED_CALLS"
+"""The variable that `orch diagnose --prove` sets: calls whose arguments are changed, with the modules of their functions, as JSON."""
 
 
 class AfterImport:
@@ -69,4 +75,9 @@ class AfterImport:
 
 def install() -> None:
     """Install the finder; imports none of the modules."""
-    sys.meta_path.insert(0, AfterImport(AFTER))
+    functions = dict(AFTER)
+    if CHANGED_CALLS in os.environ:
+        import json  # noqa: PLC0415 -- only runs that try a remedy have the variable
+
+        functions.update((call["module"], "calls.change") for call in json.loads(os.environ[CHANGED_CALLS]))
+    sys.meta_path.insert(0, AfterImport(functions))

@@ -179,8 +179,8 @@ def take_device_ids(module: Any) -> None:  # noqa: ANN401
             if accelerator.name != "cpu":
                 warn_model_on_cpu(accelerator)
             kwargs.update({name: None for name in ("device_ids", "output_device") if name in kwargs})
-        elif kinds == {"xla"}:
-            kwargs["device_ids"] = [local_rank()]  # otherwise there would be a replica on every card of the node
+        elif accelerator.name != "cpu":  # without it, a T20 would put a replica on every card of the node
+            kwargs["device_ids"] = accelerator.device_ids(local_rank())
         construct(self, module, *args, **kwargs)
 
     wrapper.__init__ = construct_on_its_device

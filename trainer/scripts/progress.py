@@ -11,7 +11,7 @@ import sys
 import time
 import weakref
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, MutableMapping
+from typing import Any, Callable, Dict, Iterator, Mapping, MutableMapping, Sequence
 
 from ..errors import UserError
 from ..runtime.arrivals import Arrivals
@@ -20,6 +20,7 @@ from ..runtime.progress import Progress
 from ..runtime.rank import Rank
 from ..runtime.watchdog import StackDump
 from .devices import accelerator_of_script, warn_of_idle_cards
+from .replicas import DdpReplicas
 
 EVERY_S = 1.0
 DUMP_AFTER_S = 540.0  # before NCCL itself gives up, after 600 s; the duration of a script's steps is unknown
@@ -45,8 +46,10 @@ class StepCount:
         self.clock_s = clock_s
         self.steps: MutableMapping[Any, int] = weakref.WeakKeyDictionary()
         self.step = 0
+        self.begun = 0
         self.due_s = clock_s()
         self.arrivals = Arrivals()
+        self.replicas = DdpReplicas()
         self.accelerator: Any = None
         """Set at the first step: until then a script may still change which devices it sees."""
 
@@ -66,13 +69,21 @@ class StepCount:
         else:
             self.due_s = float("inf")
 
-    def before_step(self, optimizer: Any) -> None:  # noqa: ANN401
-        """A hook before each step: the gradients of a script that trains on several ranks are the same on all of them."""
+    def before_step(self, optimizer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:  # noqa: ANN401
+        """A hook before each step: the gradients of a script that trains on several ranks are the same on all of them, unless a closure computes them in the step."""
         if math.isinf(self.due_s) or self.steps.get(optimizer, 0) != self.step or self.accelerator is None:
-            return  # the script writes its progress itself; or another optimizer has begun this step
+            return  # the script writes its progress itself; or another optimizer has made this step
+        if self.begun > self.step:
+            return  # an optimizer that this one is a part of has begun the step
+        self.begun = self.step + 1
+        has_gradients = kwargs.get("closure", args[1] if len(args) > 1 else None) is None
         group = self.accelerator.distributed
         if group.is_available() and group.is_initialized():
-            self.progress.extra.update(self.arrivals.after_sync(self.step + 1, group.get_world_size()))
+            ranks = group.get_world_size()
+            self.progress.extra.update(self.arrivals.after_sync(self.step + 1, ranks))
+            self.progress.extra.update(
+                self.replicas.before_step(optimizer, self.step, ranks, has_gradients=has_gradients)
+            )
 
     def finish(self) -> None:
         """Write the steps since the last write; at the exit of the interpreter."""
@@ -94,7 +105,7 @@ def count_steps(module: Any) -> None:  # noqa: ANN401
     if hasattr(module, "register_optimizer_step_post_hook"):
         # torch does the same in optimizers: torch.compile warns of code that it cannot trace
         untraced = getattr(sys.modules["torch"], "_disable_dynamo", lambda function: function)
-        module.register_optimizer_step_pre_hook(untraced(lambda optimizer, *_: count.before_step(optimizer)))
+        module.register_optimizer_step_pre_hook(untraced(functools.partial(count.before_step)))
         module.register_optimizer_step_post_hook(untraced(count))
     else:
         _wrap_steps(module.Optimizer, count)

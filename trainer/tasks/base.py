@@ -68,6 +68,23 @@ class Task(abc.ABC):
         loss = self.loss(model, batch)
         return {"loss": (loss, self.count_terms(batch)) if counts_terms(self) else loss}
 
+    def metrics(self) -> Mapping[str, Any]:
+        """
+        Further values of the training by name, such as an accuracy, since the last call; in the form of evaluate()'s pairs.
+
+        Called on every rank every log_steps steps and after the last; a task collects them in loss(). The values of all ranks are
+        added before they are divided, and recorded with the step.
+        """
+        return {}
+
+    def param_group(self, name: str) -> Mapping[str, float]:  # noqa: ARG002 -- for overriding methods
+        """
+        Settings of a parameter that differ from the others': lr_factor, which multiplies the learning rate, and weight_decay.
+
+        By default, matrices have optim.weight_decay and vectors none. With other values, `strategy` is ddp or fsdp2.
+        """
+        return {}
+
     def collate(self, samples: Sequence[Any]) -> Any:  # noqa: ANN401
         """Return a batch of samples."""
         return dataloader.default_collate(list(samples))
@@ -114,6 +131,11 @@ def loss_of(task: Task, model: Any, batch: Any) -> torch.Tensor:  # noqa: ANN401
 def has_initialise(task: Task) -> bool:
     """Return True if the task overrides `initialise`."""
     return type(task).initialise is not Task.initialise
+
+
+def has_metrics(task: Task) -> bool:
+    """Return True if the task overrides `metrics`."""
+    return type(task).metrics is not Task.metrics
 
 
 def counts_terms(task: Task) -> bool:

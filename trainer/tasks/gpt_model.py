@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from trainer.config.config import ModelConfig
 from trainer.tasks.attention import causal_attention
+from trainer.tasks.cross_entropy import head_loss
 
 
 class Block(nn.Module):
@@ -35,6 +35,16 @@ class Block(nn.Module):
         return fed
 
 
+class Head(nn.Linear):
+    """Activations and targets in, the sum of the cross entropies out. A module: some strategies gather its weight in its forward()."""
+
+    def __init__(self, width: int, vocabulary: int) -> None:
+        super().__init__(width, vocabulary, bias=False)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # with targets
+        return head_loss(x, self.weight, target)
+
+
 class GPT(nn.Module):
     """Tokens in, next-token loss out. Weights have torch's defaults until Gpt.initialise (trainer/tasks/gpt.py) fills them."""
 
@@ -44,7 +54,7 @@ class GPT(nn.Module):
         self.position = nn.Embedding(config.context, config.width)
         self.blocks = nn.ModuleList([Block(config) for _ in range(config.layers)])
         self.norm = nn.LayerNorm(config.width)
-        self.head = nn.Linear(config.width, config.vocabulary, bias=False)
+        self.head = Head(config.width, config.vocabulary)
 
     def forward(self, tokens: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Mean cross entropy in nats over all positions; scalar, fp32. Both int64 [batch, length]."""
@@ -52,5 +62,5 @@ class GPT(nn.Module):
         x = self.token(tokens) + self.position(positions)
         for block in self.blocks:
             x = block(x)
-        logits = self.head(self.norm(x))
-        return functional.cross_entropy(logits.float().view(-1, logits.shape[-1]), target.reshape(-1))
+        loss: torch.Tensor = self.head(self.norm(x), target)
+        return loss / target.numel()

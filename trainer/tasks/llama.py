@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen 2 and Qwen 3 on text or tokens."""
+"""Llama, Mistral, Qwen 2 and Qwen 3 on text, tokens or chats."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any, Mapping, Sequence
 import torch
 
 from trainer.config.config import TrainConfig
+from trainer.data.language import count_targets, inputs_of, open_language
+from trainer.data.packing import PackedConversations
 from trainer.data.windows import Windows
 from trainer.errors import UserError
 from trainer.runtime.seeds import derive_seed
@@ -16,11 +18,10 @@ from trainer.tasks.llama_model import LlamaModel
 from trainer.tasks.llama_shape import read_shape
 
 CONTEXT = 2048  # unless the model allows less
-BYTES = 256
 
 
 class Llama(Task):
-    """Shaped by a config.json, reads data.*; a batch is int64 [batch, context + 1]."""
+    """Shaped by a config.json, reads data.*; batches as open_language() gives them."""
 
     def __init__(self, config: TrainConfig, shape: str = "", context: int = 0) -> None:
         """
@@ -49,32 +50,22 @@ class Llama(Task):
     def build_model(self) -> LlamaModel:
         return LlamaModel(self.shape)
 
-    def build_data(self, split: str) -> Windows | None:
-        data = self.config.data
-        if split == "validation" and not data.validation:
-            return None
-        paths, key = (data.paths, "data.paths") if split == "train" else (data.validation, "data.validation")
-        samples = Windows(
-            paths,
-            data.format,
-            key=key,
+    def build_data(self, split: str) -> Windows | PackedConversations | None:
+        return open_language(
+            self.config,
+            split,
             context=self.context,
             vocabulary=self.shape.vocabulary,
-            size_keys=("options.context", "vocab_size"),
+            folder=self.shape_path if self.shape_path.is_dir() else self.shape_path.parent,
+            model=self.shape.raw,
         )
-        if self.config.init and samples.tokens.has_text and data.format == "auto" and self.shape.vocabulary > BYTES:
-            raise UserError(
-                f"{key}: {', '.join(paths) or 'the standard library'}: text is read as bytes, which are not tokens of "
-                f"init={self.config.init}: write tokens, as its tokenizer gives, to .bin or .npy files; data.format=bytes trains on bytes"
-            )
-        return samples
 
     def loss(self, model: Any, batch: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
-        loss: torch.Tensor = model(batch[:, :-1], batch[:, 1:])
+        loss: torch.Tensor = model(*inputs_of(batch))
         return loss
 
-    def count_terms(self, batch: torch.Tensor) -> int:
-        return batch[:, 1:].numel()
+    def count_terms(self, batch: torch.Tensor) -> torch.Tensor:
+        return count_targets(batch)
 
     def blocks(self, model: torch.nn.Module) -> Sequence[torch.nn.Module]:
         assert isinstance(model, LlamaModel)

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from trainer.tasks.attention import causal_attention
+from trainer.tasks.attention import causal_attention, document_mask
+from trainer.tasks.cross_entropy import head_loss
 from trainer.tasks.llama_shape import LlamaShape
 
 
@@ -46,14 +47,16 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(shape.head_width, shape.norm_eps) if shape.head_norms else nn.Identity()
         self.k_norm = RMSNorm(shape.head_width, shape.norm_eps) if shape.head_norms else nn.Identity()
 
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, allowed: torch.Tensor | None
+    ) -> torch.Tensor:
         heads = (*x.shape[:2], -1, self.head_width)
         value = self.v_proj(x).view(heads).transpose(1, 2)
         query = rotate(self.q_norm(self.q_proj(x).view(heads)).transpose(1, 2), cos, sin).to(value.dtype)
         key = rotate(self.k_norm(self.k_proj(x).view(heads)).transpose(1, 2), cos, sin).to(value.dtype)
         if self.group > 1:
             key, value = key.repeat_interleave(self.group, dim=1), value.repeat_interleave(self.group, dim=1)
-        attended = causal_attention(query, key, value).transpose(1, 2).reshape(*x.shape[:2], -1)
+        attended = causal_attention(query, key, value, allowed).transpose(1, 2).reshape(*x.shape[:2], -1)
         projected: torch.Tensor = self.o_proj(attended)
         return projected
 
@@ -82,9 +85,18 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_eps)
         self.mlp = FeedForward(shape)
 
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """x: [batch, length, width] -> the same shape; cos, sin: of the positions, [length, head width]."""
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, allowed: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """
+        [batch, length, width] -> the same shape.
+
+        Args:
+            x: activations.
+            cos, sin: of the positions, [length, head width] or [batch, 1, length, head width].
+            allowed: see causal_attention().
+        """
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, allowed)
         fed: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return fed
 
@@ -99,11 +111,14 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList([Block(shape) for _ in range(shape.layers)])
         self.norm = RMSNorm(shape.width, shape.norm_eps)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        cos, sin = rotations(torch.arange(tokens.shape[1], device=tokens.device), self.shape)
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """Int64 [batch, length]; positions begin at 0 in each document, by default all tokens are one."""
+        allowed = None if positions is None else document_mask(positions)
+        rotated = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions.unsqueeze(1)
+        cos, sin = rotations(rotated, self.shape)
         x = self.embed_tokens(tokens)
         for block in self.layers:
-            x = block(x, cos, sin)
+            x = block(x, cos, sin, allowed)
         normed: torch.Tensor = self.norm(x)
         return normed
 
@@ -116,16 +131,19 @@ class LlamaModel(nn.Module):
         self.model = Decoder(shape)
         self.lm_head = None if shape.tied else nn.Linear(shape.width, shape.vocabulary, bias=False)
 
-    def forward(self, tokens: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Sum of the cross entropies in nats over all positions; scalar, fp32. Both int64 [batch, length]."""
-        logits = self.logits(tokens).float()
-        return functional.cross_entropy(logits.view(-1, logits.shape[-1]), target.reshape(-1), reduction="sum")
+    def forward(
+        self, tokens: torch.Tensor, target: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Sum of the cross entropies in nats over all targets but -100; scalar, fp32. All int64 [batch, length]."""
+        return head_loss(self.model(tokens, positions), self._head.weight, target)
 
-    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+    @property
+    def _head(self) -> nn.Linear | nn.Embedding:
+        return self.model.embed_tokens if self.lm_head is None else self.lm_head
+
+    def logits(self, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
         """[batch, length, vocabulary]."""
-        x = self.model(tokens)
-        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return functional.linear(x, head.weight)
+        return functional.linear(self.model(tokens, positions), self._head.weight)
 
 
 def rotations(positions: torch.Tensor, shape: LlamaShape) -> Tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Load the task of `task=package.module:Class`; every mistake in it is a UserError."""
+"""Load the task of `task=package.module:Class` or `task=hf:FOLDER`; every mistake in it is a UserError."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import sys
 import traceback
 from typing import Any, Type
 
-from trainer.config.config import OPTIONS, TrainConfig
+from trainer.config.config import HF_TASK, OPTIONS, TrainConfig
 from trainer.errors import UserError
 from trainer.tasks.base import Task
+from trainer.tasks.hf import HuggingFaceModel
 
 
 def load_task(config: TrainConfig) -> Task:
@@ -22,6 +23,8 @@ def load_task(config: TrainConfig) -> Task:
         UserError: there is no such module or class, it fails when it is imported or made, it lacks methods, or it does
             not take the options.
     """
+    if config.task.startswith(HF_TASK):
+        return _construct(HuggingFaceModel, config)
     module, _, name = config.task.partition(":")
     found = getattr(_import_module(module, config.task), name, None)
     if found is None:

@@ -31,11 +31,14 @@ class LossMean:
             return
         held = list(batches)
         counts = torch.stack([self._count(batch) for batch in held])
-        gathered = torch.stack(self.group.start_all_gather(counts)())
+        gathered = torch.stack(tuple(self.group.start_all_gather(counts)()))
         factor = gathered.numel() / gathered.sum().clamp(min=1.0)  # a step without terms has the loss 0
         for batch in held:
             yield batch, factor
 
     def _count(self, batch: Any) -> torch.Tensor:  # noqa: ANN401
         # float32 holds up to 16.7 million terms exactly; some devices narrow types of 64 bits.
-        return torch.as_tensor(self.task.count_terms(batch), device=self.group.device).detach().sum().to(torch.float32)
+        count = self.task.count_terms(batch)
+        if isinstance(count, torch.Tensor):
+            return count.detach().to(self.group.device, non_blocking=True).sum().to(torch.float32)
+        return torch.full((), float(count), device=self.group.device)  # a copy from the host would wait for the device

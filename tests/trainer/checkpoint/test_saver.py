@@ -49,6 +49,7 @@ class Loop:
             self.step += 1
             self.session.train()
             flags = self.saver.poll(self.step)
+            self.saver.add_loss(loss)
             self.saver.after_step(TrainState(self.step, 0, 9.0, loss), flags, {}, last=last)
         return flags
 
@@ -107,7 +108,7 @@ def test_save_that_is_due_during_another_is_postponed(loop: Loop, capsys: pytest
     loop.train(5)
     assert "step 2 is still being written: the save at step 4 is put off until it is\n" in capsys.readouterr().out
     loop.checkpoints.gate.set()
-    loop.saver._writing.problem.result()  # type: ignore[union-attr]  # noqa: SLF001 -- the condition to wait on
+    loop.saver._writing.save.problem()  # type: ignore[union-attr]  # noqa: SLF001 -- the condition to wait on
     assert loop.train() == Flag.SAVE
     assert loop.train() in (Flag.NONE, Flag.POSTPONE)
     loop.saver.finish()
@@ -128,7 +129,7 @@ def test_failed_save_is_reported_at_the_next_step_and_older_checkpoints_stay(tmp
     loop.saver.finish()
     (tmp_path / "step_4").write_text("a file in the way")
     loop.train(2)
-    loop.saver._writing.problem.result()  # type: ignore[union-attr]  # noqa: SLF001 -- the condition to wait on
+    loop.saver._writing.save.problem()  # type: ignore[union-attr]  # noqa: SLF001 -- the condition to wait on
     with pytest.raises(TrainerError, match=r"cannot save .*step_4: ") as caught:
         loop.train()
     assert caught.value.exit_code == 1
@@ -141,7 +142,7 @@ def test_failed_save_is_still_reported_if_another_error_ends_its_step(tmp_path: 
     loop = _open(tmp_path, async_save=True)
     (tmp_path / "step_2").write_text("a file in the way")
     loop.train(2)
-    loop.saver._writing.problem.result()  # type: ignore[union-attr]  # noqa: SLF001 -- the condition to wait on
+    loop.saver._writing.save.problem()  # type: ignore[union-attr]  # noqa: SLF001 -- the condition to wait on
     assert loop.saver.poll(3) == Flag.SAVE_FAILED
     assert "cannot save " in loop.saver.finish()
 

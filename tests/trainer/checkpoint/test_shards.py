@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import hashlib
+import mmap
+import os
 import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -171,10 +175,11 @@ def test_manifest_that_lacks_elements_is_damaged() -> None:
 
 
 def test_manifest_that_lacks_a_weight_or_its_moments_is_damaged() -> None:
-    keys = ("model/a", "exp_avg/a", "exp_avg_sq/a", "model/frozen")
+    keys = ("model/a", "exp_avg/a", "exp_avg_sq/a", "ema/a", "model/frozen")
     manifest: dict[str, Any] = {
         "sizes": {"a": 6, "frozen": 2, "empty": 0},
         "optimizer_steps": {"a": 1.0},
+        "further_moments": {"ema": ["a"]},
         "tensors": shards.merged([{key: ["F32", [2 if key == "model/frozen" else 6], 0, 6] for key in keys}]),
     }
     manifest["tensors"]["model/frozen"]["parts"] = [[0, 0, 2]]
@@ -224,8 +229,8 @@ def test_missing_moments_of_a_parameter_without_gradients_are_loaded_as_zeros(tm
     """ZeRO has moments of all parameters, DDP only of those that had a gradient."""
 
     class MomentsOfAll(Ddp):
-        def parts_to_load(self, steps: Mapping[str, float]) -> Sequence[Part]:
-            return super().parts_to_load(dict.fromkeys(self.sizes, next(iter(steps.values()))))
+        def parts_to_load(self, steps: Mapping[str, float], further: Mapping[str, Sequence[str]]) -> Sequence[Part]:
+            return super().parts_to_load(dict.fromkeys(self.sizes, next(iter(steps.values()))), further)
 
     first = Session.start(tmp_path, checkpoint="sharded")
     first.train()
@@ -261,10 +266,51 @@ def test_shard_that_rank_0_does_not_see_costs_no_older_checkpoint(tmp_path: Path
     files.verify(tmp_path / "step_1", 1)
 
 
-def test_shard_that_reads_back_differently_is_not_saved(tmp_path: Path) -> None:
-    contents = iter((b"written", b"WRITTEN"))
-    with pytest.raises(OSError, match=r"r00000\.safetensors reads back differently"):
-        shards.write_shard(tmp_path, 0, lambda file: file.write(next(contents)))
-    contents = iter((b"longer", b"long"))
-    with pytest.raises(OSError, match=r"r00001\.safetensors reads back differently: it is longer"):
-        shards.write_shard(tmp_path, 1, lambda file: file.write(next(contents)))
+def test_shard_that_reads_back_differently_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, content = tmp_path / "r00000.safetensors", bytearray(range(250)) * 40
+    fsync = os.fsync
+
+    def damaged(change: Callable[[bytes], bytes]) -> Callable[[int], None]:
+        def flush(descriptor: int) -> None:
+            fsync(descriptor)
+            path.write_bytes(change(path.read_bytes()))
+
+        return flush
+
+    changes: dict[str, Callable[[bytes], bytes]] = {
+        "": lambda data: data[:5000] + bytes([data[5000] ^ 1]) + data[5001:],
+        "differently: 9999 of 10000 bytes": lambda data: data[:-1],
+        "differently$": lambda data: data + b"!",
+    }
+    for message, change in changes.items():
+        monkeypatch.setattr(os, "fsync", damaged(change))
+        with pytest.raises(OSError, match=rf"r00000\.safetensors reads back .*{message}"):
+            shards.write_shard(tmp_path, 0, memoryview(content))
+        path.unlink()
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, 5000, (8 << 20) + 4096, (8 << 20) + 1])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_shard_of_any_size_and_alignment_is_written(tmp_path: Path, size: int, offset: int) -> None:
+    memory = mmap.mmap(-1, size + offset + 1)
+    memory[:] = random.Random(size).randbytes(len(memory))  # noqa: S311 -- not for secrets
+    view = memoryview(memory)[offset:][:size]
+    record = shards.write_shard(tmp_path, 3, view)
+    path = tmp_path / "r00003.safetensors"
+    assert record == {"bytes": size, "sha256": hashlib.sha256(view).hexdigest()}
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (bytes(view), 0o600)
+    with pytest.raises(FileExistsError):
+        shards.write_shard(tmp_path, 3, view)
+
+
+def test_shard_is_written_where_the_cache_cannot_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_file = os.open
+
+    def refuse(path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+        return open_file(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    shards.write_shard(tmp_path, 0, memoryview(bytearray(b"content")))
+    assert (tmp_path / "r00000.safetensors").read_bytes() == b"content"

@@ -85,6 +85,9 @@ def test_word_sets_its_key(word: str, path: tuple[str, ...], value: object) -> N
         ("optim.betas=0.9", ["optim.betas=0.9", "two numbers"]),
         ("optim.betas=0.9,1", ["optim.betas=0.9,1", "[0, 1)"]),
         ("optim.betas=a,b", ["optim.betas=a,b"]),
+        ("optim.name=lion", ["optim.name=lion: allowed: adamw, sgd, muon"]),
+        ("optim.momentum=0.9", ["optim.momentum goes with optim.name=sgd or muon; AdamW has optim.betas"]),
+        ("optim.nesterov=false", ["optim.nesterov goes with optim.name=sgd or muon"]),
         ("data.paths=a,,b", ["data.paths=a,,b"]),
         ("data.paths=[1]", ["data.paths=[1]"]),
         ("model.size=2b", ["model.size=2b", "1m, 10m, 30m, 100m, 350m, 1b, 3b, 7b"]),
@@ -114,6 +117,8 @@ def test_wrong_word_is_named_with_the_allowed_values(word: str, parts: list[str]
         ("strategy=zero1 gradient_as_bucket_view=true", "goes with strategy=ddp, not zero1"),
         ("strategy=zero3 compile=true", "goes with strategy=ddp or fsdp2 or zero0 or zero1 or zero2, not zero3"),
         ("strategy=zero0 precision=fp16", "use strategy=ddp"),
+        ("fsdp.replicas=2", "fsdp.replicas and fsdp.reshard go with strategy=fsdp2, not ddp"),
+        ("strategy=zero3 fsdp.reshard=false", "fsdp.replicas and fsdp.reshard go with strategy=fsdp2, not zero3"),
         (
             "task=a:B model.layers=3",
             "model.layers: for the GPT only; options of task=a:B are written options.NAME=VALUE",
@@ -148,6 +153,10 @@ def test_accumulation_follows_from_the_batch_and_the_ranks(words: str, ranks: in
         (
             "batch=96 accumulation=1",
             "batch=96, but micro_batch=8 x 3 ranks x accumulation=1 = 24: leave batch or accumulation out",
+        ),
+        (
+            "strategy=fsdp2 fsdp.replicas=2",
+            "fsdp.replicas=2 does not divide 3 ranks into equal parts: take a number that does, such as the number of nodes",
         ),
     ],
 )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import random
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from trainer.data.order import Order
 from trainer.data.split import open_split
 from trainer.data.windows import Windows
 from trainer.errors import UserError
+from trainer.runtime.accelerators import CopyStream
 from trainer.runtime.group import Group
 from trainer.runtime.init import initialise
 from trainer.tasks.gpt import Gpt
@@ -294,6 +297,40 @@ def test_random_numbers_of_samples_depend_on_seed_and_position_only() -> None:
     assert {sample[2] for batch in here for sample in batch} == {os.getpid()}
     assert os.getpid() not in {sample[2] for batch in there for sample in batch}
     assert len({sample[2] for batch in there for sample in batch}) == 2
+
+
+def _refuse(*_: object) -> None:
+    raise UserError("wrong sample")
+
+
+def test_batch_that_is_copied_ahead_is_the_next_one_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a double for the streams of torch.cuda."""
+    used: list[str] = []
+    current = SimpleNamespace(wait_stream=used.append)
+
+    @contextlib.contextmanager
+    def block(stream: str) -> Iterator[None]:
+        used.append(f"copies on {stream}")
+        yield
+
+    cuda = SimpleNamespace(Stream=lambda: "side", stream=block, current_stream=lambda: current)
+    group = _group()
+    group = replace(group, accelerator=group.accelerator.changed(copy_stream=lambda: CopyStream(cuda)))
+    config = load_config(words=["micro_batch=2"])
+    batches = Batches(_Numbers(10), _NumbersTask(config), config, group, split="train")
+    batches.begin(0)
+    found = []
+    for prepared in (False, True, True, False):
+        if prepared:
+            batches.prepare()
+            batches.prepare()
+        found.append(batches.next())
+    assert used == ["copies on side", "side"] * 2
+    assert _indices(found) == _indices(_first(4, 0, rank=0, world_size=1))
+    monkeypatch.setattr(_Numbers, "__getitem__", _refuse)
+    batches.prepare()
+    with pytest.raises(UserError, match="wrong sample"):
+        batches.next()
 
 
 def test_unpicklable_task_is_refused_if_workers_are_spawned() -> None:

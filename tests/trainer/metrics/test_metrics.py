@@ -94,7 +94,7 @@ def _measured(out: Path, config: TrainConfig, *, code: int = 0) -> dict[str, Any
     measures.begin(0, 1000 * config.model.context)
     for step, seconds in ((1, 0.5), (2, 1.0)):
         result = StepResult([2.0], 1e-3, 0.5, seconds, data_wait_s=0.25)
-        measures.add(step, result, {}, last=step == 2)
+        measures.add(step, result, {}, total=1000 * step, last=step == 2)
     measures.flush()
     measures.close(code)
     return measures.totals()
@@ -127,7 +127,7 @@ def _finished(out: Path, group: Group, *, steps: int = 2) -> Mapping[str, Any]:
     measures = MetricsHub(group, load_config(words=["report="]), out, 128)
     measures.begin(0, None)
     for step in range(1, steps + 1):
-        measures.add(step, StepResult([2.0], 1e-3, 0.5, 0.5), {}, last=step == steps)
+        measures.add(step, StepResult([2.0], 1e-3, 0.5, 0.5), {}, total=step, last=step == steps)
     measures.finish(Summary(2, 2.0, 2.0, wall_s=1.0, checkpoint="/c/step_2", **measures.totals()))
     found: Mapping[str, Any] = json.loads((out / "summary.json").read_text())
     return found
@@ -166,7 +166,7 @@ def test_non_finite_number_is_null_in_the_record(tmp_path: Path) -> None:
     measures = MetricsHub(_group_of_one(), load_config(words=["report="]), tmp_path, 128)
     measures.begin(0, None)
     result = StepResult([2.0], 1e-3, float("inf"), 0.5)
-    measures.add(1, result, {"eval_loss": float("nan"), "eval_iou": 0.5}, last=True)
+    measures.add(1, result, {"eval_loss": float("nan"), "eval_iou": 0.5}, total=1, last=True)
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     record = json.loads(line, parse_constant=pytest.fail)
     assert (record["grad_norm"], record["eval_loss"], record["eval_iou"]) == (None, None, 0.5)

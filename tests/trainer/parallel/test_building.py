@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.grounds.checkpoints import add_gradient
+from tests.grounds.checkpoints import add_gradient, update
 from tests.grounds.tied_task import Model, Sentences, Tied
 from tests.grounds.trainings import world_of_one
 from trainer.checkpoint.named import named
@@ -86,15 +86,16 @@ def test_block_that_shares_a_weight_with_another_part_is_not_sharded_separately(
     assert blocks_without_tied_weights(twice, list(twice)) == []
 
 
-def test_shared_weights_train_under_fsdp2_as_under_ddp_and_resume_from_its_state(group: Group) -> None:
-    def losses(strategy: Any, steps: int) -> list[float]:  # noqa: ANN401 -- Ddp or Fsdp2
-        found = []
-        for _ in range(steps):
-            loss = add_gradient(strategy, BATCH)
-            strategy.update(0.05, loss)
-            found.append(float(loss))
-        return found
+def losses(strategy: Any, steps: int) -> list[float]:  # noqa: ANN401 -- Ddp or Fsdp2
+    found = []
+    for _ in range(steps):
+        loss = add_gradient(strategy, BATCH)
+        update(strategy, 0.05, loss)
+        found.append(float(loss))
+    return found
 
+
+def test_shared_weights_train_under_fsdp2_as_under_ddp_and_resume_from_its_state(group: Group) -> None:
     expected = losses(Ddp(group, CONFIG, Tied(CONFIG)), 6)
     assert expected[-1] < 0.8 * expected[0]
     split = replace(CONFIG, strategy="fsdp2")
@@ -111,3 +112,24 @@ def test_shared_weights_train_under_fsdp2_as_under_ddp_and_resume_from_its_state
     third = Fsdp2(group, split, Tied(split))
     third.load(named(alone.state(), alone.sizes, keep_scale=False))  # six steps
     assert losses(third, 1) == pytest.approx(losses(alone, 1), rel=1e-5)
+
+
+class Halved(Tied):
+    """The output layers of the blocks have half of the rate and no decay."""
+
+    def param_group(self, name: str) -> dict[str, float]:
+        return {"lr_factor": 0.5, "weight_decay": 0.0} if ".out." in name else {}
+
+
+def test_settings_of_parameters_train_and_resume_under_fsdp2_as_under_ddp(group: Group) -> None:
+    split = replace(CONFIG, strategy="fsdp2")
+    expected = losses(Ddp(group, CONFIG, Halved(CONFIG)), 4)
+    assert expected != pytest.approx(losses(Ddp(group, CONFIG, Tied(CONFIG)), 4), rel=1e-3)
+    first = Fsdp2(group, split, Halved(split))
+    assert losses(first, 2) == pytest.approx(expected[:2], rel=1e-5)
+    state = map_tensors(named(first.state(), first.sizes, keep_scale=False), torch.clone)
+    second, third = Ddp(group, CONFIG, Halved(CONFIG)), Fsdp2(group, split, Halved(split))
+    second.load(map_tensors(state, torch.clone))
+    third.load(state)
+    for resumed in (second, third):
+        assert losses(resumed, 2) == pytest.approx(expected[2:], rel=1e-5)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from trainer.parallel.replicas import KEPT, Replicas, fingerprint
+from trainer.parallel.replicas import Replicas
+from trainer.runtime.accelerators import choose
+from trainer.runtime.fingerprint import KEPT, fingerprint
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -36,11 +39,22 @@ def test_value_that_moves_to_another_parameter_counts() -> None:
     assert fingerprint([first, second]) != fingerprint([second, first])
 
 
+def _replicas(parameters: list[torch.Tensor], **settings: int) -> Replicas:
+    return Replicas(parameters, choose("cpu", torch).start_reading, **settings)
+
+
+def _after(
+    replicas: Replicas, step: int, norm: float = 1.0, *, roll_backs: int = 0, last: bool = False
+) -> dict[str, Any]:
+    replicas.after_step(step, last=last)
+    return replicas.read(step, norm, roll_backs=roll_backs)
+
+
 def test_newest_fingerprints_are_kept_and_a_repeated_step_is_another_one() -> None:
-    replicas = Replicas([torch.ones(2)], world_size=2, every=10)
-    due = {step for step in range(1, 101) if replicas.after_step(step, 1.0, roll_backs=0, last=False)}
+    replicas = _replicas([torch.ones(2)], world_size=2, every=10)
+    due = {step for step in range(1, 101) if _after(replicas, step)}
     assert due == set(range(10, 101, 10))
-    repeated = replicas.after_step(95, 1.0, roll_backs=2, last=True)
+    repeated = _after(replicas, 95, roll_backs=2, last=True)
     kept = [str(step) for step in range(40, 101, 10)]
     assert list(repeated["replicas"]["steps"]) == [*kept, "95 after roll-back 2"]
     assert len(repeated["replicas"]["steps"]) == KEPT
@@ -48,14 +62,14 @@ def test_newest_fingerprints_are_kept_and_a_repeated_step_is_another_one() -> No
 
 def test_nothing_is_computed_for_one_rank_or_without_steps_between_fingerprints() -> None:
     for world_size, every in ((1, 10), (4, 0)):
-        replicas = Replicas([torch.ones(2)], world_size=world_size, every=every)
-        assert replicas.after_step(10, 1.0, roll_backs=0, last=True) == {}
+        replicas = _replicas([torch.ones(2)], world_size=world_size, every=every)
+        assert _after(replicas, 10, last=True) == {}
 
 
 def test_sharded_parameters_leave_the_gradient_norm_and_all_that_is_not_finite_is_equal() -> None:
-    replicas = Replicas([], world_size=2, every=1)
+    replicas = _replicas([], world_size=2, every=1)
     norms = [
-        replicas.after_step(step, norm, roll_backs=0, last=False)["replicas"]["steps"][str(step)]
+        _after(replicas, step, norm)["replicas"]["steps"][str(step)]
         for step, norm in enumerate((1.0, math.nextafter(1.0, 2.0), math.nan, -math.nan, math.inf))
     ]
     assert all(list(values) == ["gradient norm"] for values in norms)

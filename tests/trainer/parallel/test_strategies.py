@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.grounds.checkpoints import add_gradient
+from tests.grounds.checkpoints import add_gradient, update
 from trainer.announce import batch_arithmetic, computation
 from trainer.config.config import TrainConfig, load_config
 from trainer.errors import UserError
@@ -58,6 +59,8 @@ def _ddp(words: str = "") -> Ddp:
             {"precisions": lambda: ("fp32", "bf16"), "no_fp16": NO_SCALER_T2X},
             "precision=fp16: the card has it, but torch_gcu's own GradScaler",
         ),
+        ("sync_batchnorm=true", {}, "sync_batchnorm=true: torch's SyncBatchNorm does not run on cpu"),
+        ("compile=true", {"name": "gcu-i3x"}, "compile=true on a GCU: its compiler was never tried"),
         ("strategy=zero3", {}, "strategy=zero3 needs a process group: start through orch, or torchrun"),
         ("strategy=fsdp2", {}, "strategy=fsdp2 needs a process group"),
         ("gradient_as_bucket_view=true", {"name": "gcu-t2x"}, "torch_gcu's DistributedDataParallel refuses it"),
@@ -82,6 +85,12 @@ def test_ranks_scatter_a_parameter_in_its_own_type_whatever_was_saved(is_main: b
 def test_fsdp2_needs_fully_shard_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.parallel.requirements.has_fully_shard", lambda: False)
     assert "strategy=fsdp2 needs torch >= 2.6" in unmet_requirement(_group(launched=True), _config("strategy=fsdp2"))
+
+
+def test_muon_needs_that_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unmet_requirement(_group(), _config("optim.name=muon")) == ""
+    monkeypatch.delattr("torch.optim.Muon")
+    assert "optim.name=muon needs torch >= 2.9" in unmet_requirement(_group(), _config("optim.name=muon"))
 
 
 def test_compiling_on_a_cpu_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +160,7 @@ def test_recomputed_blocks_give_the_same_gradients_bit_for_bit() -> None:
 def test_fused_adam_equals_plain_adam() -> None:
     plain, fused = _ddp(), _ddp("optim.fused=true")
     for strategy in (plain, fused):
-        strategy.update(1e-2, add_gradient(strategy, TOKENS))
+        update(strategy, 1e-2, add_gradient(strategy, TOKENS))
     for parameter, expected in zip(fused.parameters, plain.parameters, strict=True):
         torch.testing.assert_close(parameter, expected)
 
@@ -164,7 +173,7 @@ def test_fp16_that_overflows_skips_the_step_and_halves_the_scale() -> None:
         if overflows:
             assert strategy.parameters[0].grad is not None
             strategy.parameters[0].grad[0] = math.inf
-        norm = strategy.update(1e-2, loss)
+        norm = update(strategy, 1e-2, loss)
         same = all(torch.equal(*pair) for pair in zip(before, strategy.parameters, strict=True))
         assert (math.isinf(norm), same) == (overflows, overflows)
     assert strategy.state()["scaler"]["scale"] == 2.0**15
@@ -172,19 +181,26 @@ def test_fp16_that_overflows_skips_the_step_and_halves_the_scale() -> None:
 
 def test_norm_under_fp16_is_that_of_the_gradient_without_its_scale() -> None:
     plain, scaled = (
-        strategy.update(1e-2, add_gradient(strategy, TOKENS)) for strategy in (_ddp(), _ddp("precision=fp16"))
+        update(strategy, 1e-2, add_gradient(strategy, TOKENS)) for strategy in (_ddp(), _ddp("precision=fp16"))
     )
     assert scaled == pytest.approx(plain, rel=0.05)
 
 
-def test_fp32_that_overflows_makes_no_update() -> None:
-    strategy = _ddp()
-    before = [parameter.detach().clone() for parameter in strategy.parameters]
+@pytest.mark.parametrize("words", ["optim.fused=false", "optim.fused=true"])
+@pytest.mark.parametrize("is_good", [True, False])
+def test_gradient_or_loss_that_is_not_finite_leaves_weights_and_moments_unchanged(words: str, *, is_good: bool) -> None:
+    """A loss is not finite on this rank or on another one, where the gradient need not be."""
+    strategy = _ddp(words)
+    update(strategy, 1e-2, add_gradient(strategy, TOKENS))
+    before = copy.deepcopy((strategy.model.state_dict(), strategy.optimizer.state_dict()["state"]))
     loss = add_gradient(strategy, TOKENS)
-    assert strategy.parameters[0].grad is not None
-    strategy.parameters[0].grad[0] = math.nan
-    assert math.isnan(strategy.update(1e-2, loss))
-    assert all(torch.equal(*pair) for pair in zip(before, strategy.parameters, strict=True))
+    if is_good:
+        assert strategy.parameters[0].grad is not None
+        strategy.parameters[0].grad[0] = math.nan
+    norm = strategy.update(1e-2, loss, is_good=torch.tensor(is_good))
+    assert bool(torch.isfinite(norm)) != is_good
+    after = strategy.model.state_dict(), strategy.optimizer.state_dict()["state"]
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
 
 
 def test_step_that_deepspeed_skips_has_no_finite_norm() -> None:
@@ -199,7 +215,7 @@ def test_step_that_deepspeed_skips_has_no_finite_norm() -> None:
             get_global_grad_norm=lambda: 0.5,
             was_step_applied=lambda is_applied=is_applied: is_applied,
         )
-        assert strategy.update(1e-2, torch.zeros(())) == norm
+        assert update(strategy, 1e-2, torch.zeros(())) == norm
 
 
 @pytest.mark.parametrize(("nodes", "ranks"), [(2, "devices 8 x nodes 2"), (3, "ranks 16")])
@@ -221,6 +237,16 @@ def test_batch_is_printed_as_a_product(nodes: int, ranks: str) -> None:
 )
 def test_log_names_the_scope_of_a_16_bit_precision(words: str, text: str) -> None:
     assert computation(_config(words)) == text
+
+
+@pytest.mark.parametrize("limit", ["0", "0.01", "100"])
+def test_fused_adam_takes_clipped_gradients(limit: str) -> None:
+    plain, fused = (_ddp(f"optim.grad_clip={limit} optim.fused={value}") for value in ("false", "true"))
+    for _ in range(2):
+        norms = [update(strategy, 1e-2, add_gradient(strategy, TOKENS)) for strategy in (plain, fused)]
+        assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    found, expected = (strategy.optimizer.state_dict()["state"][0]["exp_avg_sq"] for strategy in (fused, plain))
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("limit", [1e-3, 0.5, 1e3, math.inf])
@@ -247,7 +273,7 @@ def test_accumulated_halves_of_a_batch_give_its_gradient_and_loss() -> None:
 def test_optimizer_gets_the_gradient_clipped_to_grad_clip(limit: float, clipped: bool) -> None:
     """Adam's first mean is a fixed share of the gradient; 0 disables clipping."""
     strategy = _ddp(f"optim.grad_clip={limit}")
-    norm = strategy.update(1e-3, add_gradient(strategy, TOKENS))
+    norm = update(strategy, 1e-3, add_gradient(strategy, TOKENS))
     means = [state["exp_avg"] for state in strategy.optimizer.state.values()]
     given = float(torch.cat([mean.flatten() for mean in means]).norm()) / (1 - strategy.config.optim.betas[0])
     assert given == pytest.approx(limit if clipped else norm, rel=1e-4)

@@ -6,6 +6,7 @@ The accelerators themselves are tested on ranks: train/test_gcu.py on doubles of
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,6 +70,28 @@ def test_auto_prefers_cuda_then_gcu_then_cpu() -> None:
     assert choose("auto", _torch(gcu=1), lambda: loads).name == "gcu-i3x"
     assert choose("auto", _torch(gcu=0), lambda: loads).name == "cpu"
     assert choose("auto", _torch(), _no_gcu).name == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "number"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "5"}, 1, 0),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-8932f937-d72c,"}, 1, 0),
+        ({"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, 4, 3),
+        ({"CUDA_VISIBLE_DEVICES": "4,5"}, 2, 3),
+        ({"TOPS_VISIBLE_DEVICES": "5"}, 1, 3),
+        ({}, 1, 3),
+    ],
+)
+def test_rank_that_sees_one_device_by_its_variable_takes_it(visible: dict[str, str], count: int, number: int) -> None:
+    """A node with one card for several ranks has no such variable: there, local rank 3 has no device."""
+    assert choose("auto", _torch(cuda=count)).device_number(3, visible) == number
+
+
+def test_device_of_a_rank_that_sees_one_gcu_is_number_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPS_VISIBLE_DEVICES", "3")
+    accelerator = choose("gcu", _torch(gcu=1), lambda: (SimpleNamespace(), ""))
+    assert (accelerator.device_string(3), accelerator.device_ids(3)) == ("gcu:0", [0])
 
 
 def test_cpu_is_chosen_on_request_although_cuda_is_present() -> None:
@@ -145,6 +168,15 @@ def test_cpu_instead_of_a_card_is_warned_of_once_per_node(
     initialise("auto", 60.0, {"LOCAL_RANK": local_rank})
     warning = "WARNING: training on the CPU: this node has a card; repair it, or say device=cpu\n"
     assert capsys.readouterr().err == warning * lines
+
+
+def test_torch_whose_cuda_was_replaced_by_the_vendor_has_a_gcu(monkeypatch: pytest.MonkeyPatch) -> None:
+    migrated = _torch(cuda=2, gcu=2)
+    module = SimpleNamespace(is_transfer_to_gcu=True)
+    monkeypatch.setitem(sys.modules, "torch_gcu", module)
+    assert choose("auto", migrated, lambda: (module, "")).name == "gcu-i3x"
+    with pytest.raises(UserError, match=r"^device=cuda: "):
+        choose("cuda", migrated)
 
 
 def test_only_existing_attributes_can_be_changed() -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.runtime import arrivals as module
-from trainer.runtime.arrivals import KEPT, STEPS, Arrivals, measure
+from trainer.runtime.arrivals import KEPT, STEPS, Arrivals, describe_slowest, measure
 
 SECOND_NS = 1_000_000_000
 SYNCS_NS = [number * SECOND_NS for number in range(STEPS + 1)]
@@ -98,3 +98,25 @@ def test_one_rank_has_no_arrivals(group: Any) -> None:  # noqa: ANN401
     for step in range(1, 2 * STEPS + 1):
         group.allreduce([torch.ones(1)]).wait()
         assert arrivals.after_sync(step, 1) == {}
+
+
+@pytest.mark.parametrize(
+    ("measured", "line"),
+    [
+        (
+            [{"step_s": 0.2, "at_s": [0.01, at_s]} for at_s in (0.05, 0.08, 0.05)],
+            "slowest rank 1: it came 30.0 ms of a step of 200.0 ms after the median rank, by steps 41 to 60",
+        ),
+        (
+            [{"step_s": 0.2, "in_collectives_s": in_s} for in_s in (0.05, 0.05, 0.01)],
+            "slowest rank 2: it came 40.0 ms of a step of 200.0 ms after the median rank, by steps 41 to 60",
+        ),
+        ([{"step_s": 0.2, "at_s": [0.1]}, {"step_s": 0.2}], ""),
+    ],
+)
+def test_slowest_rank_is_the_one_that_most_others_wait_for(measured: list[dict[str, Any]], line: str) -> None:
+    assert describe_slowest(measured, 60) == line
+
+
+def test_ranks_without_a_common_measurement_have_no_slowest_rank() -> None:
+    assert Arrivals().slowest(lambda mine: [mine, b'{"40": {"step_s": 1, "at_s": [0.1]}}']) == ""

@@ -82,11 +82,12 @@ class Session:
         fails = SimpleNamespace(
             run=lambda: self._fail(error),
             batches=SimpleNamespace(close=lambda: self.calls.append("batches")),
-            saver=SimpleNamespace(finish=lambda: self.calls.append("save")),
+            saver=SimpleNamespace(finish=lambda *, alone: self.calls.append("save alone" if alone else "save")),
             metrics=SimpleNamespace(close=self._report),
         )
         rendezvous = SimpleNamespace(report_failure=lambda failure: self.calls.append((failure, *_recorded(folder, 1))))
-        group = SimpleNamespace(close=self._leave, set_timeout=None)
+        accelerator = SimpleNamespace(name="cpu", precisions=lambda: ("fp32",))
+        group = SimpleNamespace(close=self._leave, set_timeout=None, accelerator=accelerator)
         monkeypatch.setattr(run_rank, "Trainer", lambda *_: fails)
         monkeypatch.setattr(run_rank, "initialise", lambda *_, **__: group)
         monkeypatch.setattr(Rendezvous, "open", lambda *_: rendezvous)
@@ -116,7 +117,7 @@ def test_rank_that_fails_alone_reports_it_and_exits_without_its_group_or_an_uplo
         session.run()
     session.uploaded.set()
     failure = (Failure("token 4711", "config", 2), "token 4711", "config")
-    assert session.calls == [failure, "save", ("reporters", 2)]  # the error file was written before the report
+    assert session.calls == [failure, "save alone", ("reporters", 2)]  # the error file was written before the report
     assert capsys.readouterr().err == "rank 1: error: token 4711\n"
 
 

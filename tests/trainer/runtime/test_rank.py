@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.until import until
 from trainer.errors import UserError
 from trainer.runtime.progress import Progress
 from trainer.runtime.rank import Rank
@@ -67,6 +68,26 @@ def test_progress_that_cannot_be_written_warns_once(tmp_path: Path, capsys: pyte
     progress.write("init", 0)
     progress.write("step", 1)
     assert capsys.readouterr().err.count("WARNING: rank 1: no more progress is written") == 1
+
+
+def test_newest_of_many_steps_is_written_by_a_thread_and_other_phases_at_once(tmp_path: Path) -> None:
+    progress = Progress(Rank.from_env(_orch(tmp_path)), steps=9, in_background=True)
+    path = tmp_path / "attempt-1" / "n1" / "progress" / "1.json"
+
+    def written() -> tuple[str, int]:
+        record = json.loads(path.read_text())
+        return record["phase"], record["step"]
+
+    progress.write("init", 0)
+    for step in range(5):
+        progress.write("step", step)
+        assert written()[0] == "step"
+    inode = path.stat().st_ino
+    until(lambda: written() == ("step", 4), awaited="the newest step in the file")
+    assert path.stat().st_ino != inode
+    progress.write("step", 5)
+    progress.write("save", 6)
+    assert written() == ("save", 6)
 
 
 def test_outside_orch_no_progress_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from tests.grounds.trainings import world_of_one
 from tests.paths import ROOT
+from trainer.checkpoint.named import named
 from trainer.config.config import TrainConfig, load_config
 from trainer.config.presets import SIZES
 from trainer.errors import UserError
@@ -222,3 +224,57 @@ def test_warm_up_changes_neither_buffers_nor_random_numbers() -> None:
         assert torch.equal(torch.get_rng_state(), numbers)
     finally:
         torch.distributed.destroy_process_group()
+
+
+class Pictures(Task):
+    """A convolution and BatchNorm on one random picture."""
+
+    def build_model(self) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+
+    def build_data(self, split: str) -> None:
+        raise NotImplementedError
+
+    def loss(self, model: Any, batch: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
+        loss: torch.Tensor = model(batch).square().mean()
+        return loss
+
+    def param_group(self, name: str) -> dict[str, float]:
+        return {"lr_factor": 0.0} if name.startswith("0.") else {}
+
+
+def _pictures(*words: str) -> Ddp:
+    config = load_config(words=["optim.weight_decay=0", *words])
+    return Ddp(initialise("cpu", 60.0, {}), config, Pictures(config))
+
+
+def _step(strategy: Ddp) -> torch.Tensor:
+    batch = torch.arange(2 * 3 * 8 * 8.0).view(2, 3, 8, 8) / 100
+    loss = strategy.forward(batch)
+    strategy.backward(loss)
+    strategy.update(0.1, loss, is_good=torch.ones((), dtype=torch.bool))
+    return loss.detach()
+
+
+def test_channels_last_changes_the_layout_of_weights_and_not_the_numbers() -> None:
+    plain, changed = _pictures(), _pictures("channels_last=true")
+    assert [next(found.parameters()).is_contiguous() for found in (plain.model, changed.model)] == [True, False]
+    torch.testing.assert_close(_step(changed), _step(plain))
+
+
+def test_sync_batchnorm_replaces_batchnorm() -> None:
+    assert isinstance(_pictures("sync_batchnorm=true").model[1], torch.nn.SyncBatchNorm)
+
+
+def test_parameters_with_other_settings_are_stepped_and_resumed_by_them() -> None:
+    """The rate of the convolution is 0; a file numbers its parameters, in an order that it names."""
+    first, second = _pictures(), _pictures()
+    before = [parameter.detach().clone() for parameter in first.model.parameters()]
+    _step(first)
+    changed = [not torch.equal(old, new) for old, new in zip(before, first.model.parameters(), strict=True)]
+    assert changed == [False, False, True, True]
+    second.load(named(copy.deepcopy(first.state()), first.sizes, keep_scale=False))
+    assert torch.equal(_step(second), _step(first))
+    for mine, resumed in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(mine, resumed)
+        assert torch.equal(first.optimizer.state[mine]["exp_avg"], second.optimizer.state[resumed]["exp_avg"])

@@ -11,7 +11,7 @@ import torch
 
 from trainer.config.config import TrainConfig
 from trainer.console import log_line
-from trainer.optim.adamw import decay_groups
+from trainer.optim.optimizer import decay_groups
 from trainer.parallel.deepspeed.package import search_path
 from trainer.runtime.group import Group
 

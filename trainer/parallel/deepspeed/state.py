@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 import torch
 
-from trainer.optim.adamw import whole_shape
+from trainer.optim.optimizer import whole_shape
 from trainer.parallel.parts import Part, persistent_buffers
 from trainer.runtime.group import Group
 from trainer.state_keys import MODEL, MOMENTS

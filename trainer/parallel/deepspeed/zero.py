@@ -17,7 +17,7 @@ from trainer.config.config import ZERO_STAGES, TrainConfig
 from trainer.console import log_line
 from trainer.errors import UserError
 from trainer.io import replace_text
-from trainer.optim.adamw import load_moments, make_optimizer
+from trainer.optim.optimizer import load_moments, make_optimizer
 from trainer.parallel.buffers import Buffers, refuse_batch_norm
 from trainer.parallel.building import build_fillable, build_plain, build_whole, fill, initial_values, sizes_of
 from trainer.parallel.deepspeed import state as zero_state
@@ -70,6 +70,10 @@ class Zero:
         rounds = self.stage > 0 and config.precision != "fp32"
         before = zero_state.copy_weights(model) if rounds and not split and group.rank.is_main else {}
         optimizer = cpu_adam(group, config, model) if config.offload_optimizer else None
+        if any(task.param_group(name) for name, _ in model.named_parameters()):
+            raise UserError.agreed(
+                f"strategy={config.strategy}: task={config.task} has param_group(): use strategy=ddp or fsdp2"
+            )
         optimizer = optimizer or make_optimizer(model, config.lr, config.optim)
         self.engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)[0]
         self.unwrapped_model: torch.nn.Module = self.engine.module
@@ -96,26 +100,34 @@ class Zero:
         self._holds_gradients = True
         self.engine.backward(loss)  # divides by the accumulation itself
 
-    def update(self, lr: float, loss: torch.Tensor) -> float:  # noqa: ARG002 -- only a lazy device under DDP needs it
+    def update(self, lr: float, loss: torch.Tensor, *, is_good: torch.Tensor) -> torch.Tensor:
+        """Make DeepSpeed's step, for which the host waits for the device."""
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
         norm = self._plain_norm() if self.stage == 0 else None
-        if norm is None:
+        if not bool(is_good):
+            norm = math.inf
+            if self.stage == 0:
+                self._drop_gradients()
+        elif norm is None:
             self._step()
             # DeepSpeed 0.18 keeps an earlier norm if it has skipped the update.
             norm = float(self.engine.get_global_grad_norm()) if self.engine.was_step_applied() else math.inf
         elif math.isfinite(norm):
             self._step()
         else:
-            self.engine.zero_grad()
-            self._holds_gradients = False
+            self._drop_gradients()
         self.buffers.broadcast(self.engine.module, self.group)
-        return norm
+        return torch.full_like(loss, norm)
 
     def discard_gradients(self) -> None:
         """Make a step, since only that empties the engine's gradient buffers; load() undoes the update."""
         if self._holds_gradients:
             self._step()
+
+    def _drop_gradients(self) -> None:
+        self.engine.zero_grad()
+        self._holds_gradients = False
 
     def _step(self) -> None:
         self.engine.step()
@@ -154,11 +166,11 @@ class Zero:
         steps = {} if step is None else dict.fromkeys(self.sizes, step)
         return LocalState([*parts, *buffers], steps, zero_state.scale(self.engine), tied_names(model))
 
-    def parts_to_load(self, steps: Mapping[str, float]) -> Sequence[Part]:
+    def parts_to_load(self, steps: Mapping[str, float], further: Mapping[str, Sequence[str]]) -> Sequence[Part]:
         model = self.engine.module
         if self.stage == 0:
             step_device = self.group.device if self.config.optim.fused else torch.device("cpu")
-            allocate_moments(model, self.engine.optimizer, steps, step_device)
+            allocate_moments(model, self.engine.optimizer, steps, further, step_device=step_device)
             return [*torch_parts(model, self.engine.optimizer, whole_part), *buffer_parts(model)]
         return [*zero_state.parts_to_load(self.engine, steps, self.group), *buffer_parts(model)]
 

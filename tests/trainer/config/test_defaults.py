@@ -1,0 +1,80 @@
+"""Defaults that follow from the device and the size of the model."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from trainer.config.config import load_config
+from trainer.config.defaults import COLLECT_STEPS, WHOLE_COLLECTIONS, Garbage, expand_segments, with_device
+
+
+def test_cuda_has_defaults_of_its_own_and_names_them() -> None:
+    config, line = with_device(load_config(), "cuda", ("fp32", "bf16", "fp16"))
+    assert (config.precision, config.tf32, config.optim.fused) == ("bf16", True, True)
+    assert (config.data.workers, config.data.pin_memory) == (2, True)
+    assert line == ("defaults for cuda: optim.fused=true data.workers=2 data.pin_memory=true tf32=true precision=bf16")
+    assert with_device(load_config(), "cuda", ("fp32", "fp16"))[0].precision == "fp32"
+
+
+def test_given_values_stay() -> None:
+    words = ["precision=fp32", "tf32=false", "optim.fused=false", "data.workers=0", "data.pin_memory=false"]
+    config = load_config(words=words)
+    assert with_device(config, "cuda", ("fp32", "bf16")) == (config, "")
+
+
+@pytest.mark.parametrize("device", ["cpu", "gcu-i3x", "gcu-t2x"])
+def test_other_devices_keep_the_settings(device: str) -> None:
+    assert with_device(load_config(), device, ("fp32", "bf16")) == (load_config(), "")
+
+
+@pytest.mark.parametrize(
+    ("words", "rate"),
+    [
+        ("", 3e-3),
+        ("model.size=30m", 1e-3),
+        ("model.size=100m", 6e-4),
+        ("model.size=350m", 3e-4),
+        ("model.size=1b", 2e-4),
+        ("model.size=7b", 1.2e-4),
+        ("model.size=7b lr=0.003", 3e-3),
+        ("task=tests.grounds.tasks:Points", 3e-3),
+    ],
+)
+def test_learning_rate_falls_with_the_size_of_the_model(words: str, rate: float) -> None:
+    assert load_config(words=words.split()).lr == rate
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "name"),
+    [
+        ("2.13.0+cu130", {}, "PYTORCH_ALLOC_CONF"),
+        ("2.6.0", {}, "PYTORCH_CUDA_ALLOC_CONF"),
+        ("1.10.0", {}, None),
+        ("2.13.0", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}, None),
+    ],
+)
+def test_segments_are_expandable_unless_the_user_configures_the_allocator(
+    version: str, given: dict[str, str], name: str | None
+) -> None:
+    env = dict(given)
+    expand_segments(version, env)
+    assert env == (given if name is None else {name: "expandable_segments:True"})
+
+
+def test_garbage_is_collected_between_steps_only() -> None:
+    garbage, generations = Garbage(), []
+    gc.callbacks.append(lambda phase, info: generations.append(info["generation"]) if phase == "start" else None)
+    try:
+        with garbage.held():
+            assert not gc.isenabled()
+            generations.clear()
+            for step in range(1, WHOLE_COLLECTIONS * COLLECT_STEPS + 1):
+                cycle: list[object] = []
+                cycle.append(cycle)
+                garbage.after_step(step)
+        assert generations == [1] * (WHOLE_COLLECTIONS - 1) + [2]  # a cycle that has survived one is freed by the last
+    finally:
+        gc.callbacks.pop()
+    assert gc.isenabled()

@@ -1,0 +1,106 @@
+"""The loss of a head in parts equals that of whole logits, with its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainer.tasks import cross_entropy
+from trainer.tasks.cross_entropy import IGNORED, head_loss
+
+ROWS, WIDTH, VOCABULARY = 50, 16, 37
+
+
+def _whole(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy((x @ weight.t()).float().flatten(0, 1), target.flatten(), reduction="sum")
+
+
+def _run(
+    loss: Callable[..., torch.Tensor], target: torch.Tensor, *, autocast: bool
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(2, ROWS // 2, WIDTH, generator=generator, requires_grad=True)
+    weight = torch.randn(VOCABULARY, WIDTH, generator=generator, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        found = loss(x, weight, target)
+    (found / 7).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return found.detach(), x.grad, weight.grad
+
+
+@pytest.mark.parametrize("most", [1, VOCABULARY * 7, VOCABULARY * 25])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_loss_and_gradients_equal_those_of_whole_logits(
+    monkeypatch: pytest.MonkeyPatch, most: int, *, autocast: bool
+) -> None:
+    monkeypatch.setattr(cross_entropy, "MOST_LOGITS", most)
+    target = torch.arange(ROWS).view(2, -1) % VOCABULARY
+    target[0, 3:9] = IGNORED  # tokens that do not count
+    tolerance = 2e-2 if autocast else 1e-5
+    for found, expected in zip(
+        _run(head_loss, target, autocast=autocast), _run(_whole, target, autocast=autocast), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_loss_without_a_target_is_zero(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cross_entropy, "MOST_LOGITS", VOCABULARY)
+    loss, x_gradient, _ = _run(head_loss, torch.full((2, ROWS // 2), IGNORED), autocast=False)
+    assert loss == 0
+    assert x_gradient is not None
+    assert not x_gradient.any()
+
+
+@pytest.mark.parametrize(("trained", "needed"), [((), 0), (("x",), 1), (("weight",), 1), (("x", "weight"), 2)])
+@pytest.mark.parametrize("with_gradients", [True, False])
+def test_only_the_gradients_that_are_needed_are_computed(
+    monkeypatch: pytest.MonkeyPatch, trained: tuple[str, ...], needed: int, *, with_gradients: bool
+) -> None:
+    monkeypatch.setattr(cross_entropy, "MOST_LOGITS", VOCABULARY)
+    x = torch.nn.Parameter(torch.ones(4, WIDTH), requires_grad="x" in trained)
+    weight = torch.nn.Parameter(torch.ones(VOCABULARY, WIDTH), requires_grad="weight" in trained)
+    with torch.set_grad_enabled(with_gradients), _Products() as products:
+        loss = head_loss(x, weight, torch.arange(4))
+    assert loss > 0
+    assert products.number - 1 == 4 * (1 + (needed if with_gradients else 0))  # one finds the precision
+    if needed and with_gradients:
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        assert [tensor.grad is not None for tensor in (x, weight)] == ["x" in trained, "weight" in trained]
+
+
+class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it so
+    """The number of products of matrices within the block."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        self.number = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204 -- torch's
+        self.number += function is torch.ops.aten.mm.default
+        return function(*args, **(kwargs or {}))
+
+
+class _Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it so
+    """The largest number of elements of a result within the block."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        self.elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204 -- torch's
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.elements = max(self.elements, result.numel())
+        return result
+
+
+def test_logits_of_all_tokens_are_never_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_entropy, "MOST_LOGITS", VOCABULARY * 5)
+    with _Largest() as largest:
+        _run(head_loss, torch.zeros(2, ROWS // 2, dtype=torch.long), autocast=False)
+    assert largest.elements == max(ROWS * WIDTH, VOCABULARY * WIDTH)

@@ -1,0 +1,150 @@
+"""task=hf:FOLDER: models of transformers from a local folder, trained, and written back as one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.grounds.chats import sums, write_records
+from tests.grounds.hf_models import build, logits, write_model
+from tests.grounds.trainings import train_alone
+from trainer.checkpoint.__main__ import main
+from trainer.checkpoint.initial import read_weights, shapes_of
+from trainer.config.config import TrainConfig, load_config
+from trainer.errors import UserError
+from trainer.parallel.parts import tied_names
+from trainer.tasks.hf import TYPES, HuggingFaceModel
+from trainer.tasks.load import load_task
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def load(folder: Path, *words: str) -> Any:  # noqa: ANN401 -- the task
+    return load_task(load_config(words=[f"task=hf:{folder}", *words]))
+
+
+def settings(folder: Path, out: Path, *words: str) -> TrainConfig:
+    chats = write_records(out.parent / "chat.jsonl", sums(8))
+    plain = ("device=cpu", "report=", "micro_batch=1", "options.context=96", f"data.paths={chats}", f"out={out}")
+    return load_config(words=[f"task=hf:{folder}", *plain, *words])
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_packed_conversations_do_not_see_each_other(kind: str) -> None:
+    """Also beside a window, which some of these types have."""
+    model = build(kind, sliding_window=5)
+    tokens = torch.randint(3, 290, (1, 24))
+    positions = torch.cat((torch.arange(10), torch.arange(14)))[None]
+    with torch.no_grad():
+        packed = model(input_ids=tokens, position_ids=positions, use_cache=False).logits
+        alone = [model(input_ids=part, use_cache=False).logits for part in (tokens[:, :10], tokens[:, 10:])]
+    torch.testing.assert_close(packed, torch.cat(alone, dim=1), rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_trained_model_is_exported_as_transformers_loads_it(tmp_path: Path, is_tied: bool) -> None:
+    folder, exported = tmp_path / "model", tmp_path / "exported"
+    original = write_model(folder, "qwen3", tie_word_embeddings=is_tied)
+    train_alone(settings(folder, tmp_path / "out", "steps=2", "lr=1e-4", "optim.weight_decay=0"))
+    assert main(["export", str(tmp_path / "out"), str(exported), "--hf"]) == 0
+    tokens = torch.arange(3, 60)[None]
+    with torch.no_grad():
+        before = original(tokens).logits
+    after = logits(exported, tokens)
+    assert 1e-4 < float((after - before).abs().max()) < 0.5  # bf16, and two small steps
+    assert load_file(exported / WEIGHTS).keys() == load_file(folder / WEIGHTS).keys()
+    saved = torch.load(tmp_path / "out" / "step_2" / "state.pt")["model"]
+    model = build("qwen3", tie_word_embeddings=is_tied)
+    model.load_state_dict({name: tensor.to(torch.bfloat16) for name, tensor in saved.items()})
+    with torch.no_grad():
+        torch.testing.assert_close(after, model(tokens).logits, rtol=0.0, atol=0.0)
+    assert (exported / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    assert main(["export", str(tmp_path / "out"), str(tmp_path / "b"), "--hf", "--shape", str(tmp_path / "no")]) == 2
+
+
+def test_weights_are_those_of_the_folder_and_buffers_stay_exact(tmp_path: Path) -> None:
+    original = write_model(tmp_path, tie_word_embeddings=True)
+    task: HuggingFaceModel = load(tmp_path)
+    model: Any = task.build_model()
+    assert task.config.init == str(tmp_path)
+    model.load_state_dict(read_weights(tmp_path, shapes_of(model), task, tied_names(model)))
+    tokens = torch.arange(3, 60)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens).logits, original(tokens).logits, rtol=0.0, atol=1e-5)
+    rows = torch.stack((tokens, tokens + 1, torch.cat((torch.arange(20), torch.arange(37)))[None]), dim=1)
+    alone = task.loss(model, rows[:, :, :20]) + task.loss(model, rows[:, :, 20:])
+    assert float(task.loss(model, rows).detach()) == pytest.approx(float(alone.detach()), rel=1e-5)
+    exact = dict(model.named_buffers())
+    model.to(torch.bfloat16)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert all(torch.equal(buffer, exact[name]) for name, buffer in model.named_buffers())
+    assert [type(block).__name__ for block in task.blocks(model)] == 2 * ["LlamaDecoderLayer"]
+
+
+def test_folder_with_missing_or_foreign_tensors_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    tensors = load_file(tmp_path / WEIGHTS)
+    tensors["strange"] = tensors.pop("model.norm.weight")
+    save_file(tensors, tmp_path / WEIGHTS)
+    task = load(tmp_path)
+    model = task.build_model()
+    with pytest.raises(
+        UserError, match=rf"^these are not the weights of task=hf:{tmp_path}: model.norm.weight is missing, of shape "
+    ) as caught:
+        read_weights(tmp_path, shapes_of(model), task)
+    assert str(caught.value).endswith(f"{WEIGHTS}: strange is not in the model")
+    (tmp_path / WEIGHTS).rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"^holds neither model.safetensors nor .* such as .bin, are not read"):
+        read_weights(tmp_path, shapes_of(model), task)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot be read: No such file or directory; name a folder on the nodes: nothing is downloaded"),
+        ("{", "not valid JSON: "),
+        ("[]", "model_type=None: models of type llama, mistral, "),
+        ('{"model_type": "mamba", "auto_map": {}}', "model_type=mamba: models of type llama, mistral, "),
+        ('{"model_type": "llama", "quantization_config": {"bits": 4}}', "quantization_config: quantized weights can"),
+        ('{"model_type": "llama", "num_hidden_layers": "x"}', "transformers refuses it: "),
+    ],
+)
+def test_folder_without_a_known_model_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError) as caught:
+        load(tmp_path)
+    assert str(caught.value).startswith(f"task=hf:{tmp_path}: {tmp_path / 'config.json'}: {message}")
+
+
+def test_code_in_the_folder_is_not_run(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForCausalLM": "evil.Model", "AutoConfig": "evil.Config"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w')\nclass Model: pass\nclass Config: pass\n")
+    assert type(load(tmp_path).build_model()).__name__ == "LlamaForCausalLM"
+    assert not (tmp_path / "run").exists()
+
+
+def test_options_are_checked(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    assert load(tmp_path).tokens_per_sample == 128
+    with pytest.raises(UserError, match=r"^options.context=129: allowed: 1 to 128, the longest of "):
+        load(tmp_path, "options.context=129")
+    with pytest.raises(UserError, match=r"it takes options.context$"):
+        load(tmp_path, "options.width=1")
+    with pytest.raises(
+        UserError, match=r"^task=hf:: allowed: package.module:Class, .*, or hf:FOLDER, a model of Hugging"
+    ):
+        load_config(words=["task=hf:"])

@@ -1,0 +1,136 @@
+"""LoRA: adapters alone are trained, saved and resumed, beside weights that must not change, and exported in two forms."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.grounds import components
+from tests.grounds.hf_models import build, logits, write_model
+from tests.grounds.trainings import train_alone
+from tests.trainer.tasks.test_hf import _cache, settings
+from trainer.checkpoint.__main__ import main
+from trainer.config.config import load_config
+from trainer.errors import UserError
+from trainer.parallel.fsdp import blocks_without_tied_weights
+from trainer.tasks.load import load_task
+from trainer.tasks.lora import frozen_weights
+
+LORA = ("lora.rank=2", "lora.alpha=8", "lora.targets=q_proj,down_proj", "optim.weight_decay=0", "lr=0.05")
+
+__all__ = ["_cache"]
+
+
+@pytest.fixture(autouse=True)
+def _peft() -> None:
+    components.module("peft")
+
+
+def run(tmp_path: Path, *words: str) -> dict[str, Any]:
+    """Train and return the weights of the checkpoint and its manifest."""
+    train_alone(settings(tmp_path / "model", tmp_path / "out", *LORA, *words))
+    newest = max((tmp_path / "out").glob("step_*"), key=lambda path: int(path.name[5:]))
+    return {**torch.load(newest / "state.pt"), "manifest": json.loads((newest / "manifest.json").read_text())}
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks transformers for it
+def test_adapters_are_trained_saved_and_exported_in_both_forms(tmp_path: Path) -> None:
+    original = write_model(tmp_path / "model", tie_word_embeddings=True)
+    saved = run(tmp_path, "steps=3")
+    assert sorted(saved["model"]) == sorted(
+        f"model.layers.{layer}.{module}.lora_{part}.default.weight"
+        for layer in (0, 1)
+        for module in ("self_attn.q_proj", "mlp.down_proj")
+        for part in "AB"
+    )
+    assert len(saved["optimizer"]["state"]) == len(saved["model"])
+    assert all(tensor.any() for tensor in saved["model"].values())
+    assert main(["export", str(tmp_path / "out"), str(tmp_path / "adapter"), "--adapter"]) == 0
+    assert main(["export", str(tmp_path / "out"), str(tmp_path / "merged"), "--hf"]) == 0
+    tokens = torch.arange(3, 60)[None]
+    peft: Any = importlib.import_module("peft")
+    adapted = peft.PeftModel.from_pretrained(build(tie_word_embeddings=True), tmp_path / "adapter")
+    with torch.no_grad():
+        theirs, before = adapted(tokens).logits, original(tokens).logits
+    assert float((theirs - before).abs().max()) > 0.1
+    torch.testing.assert_close(logits(tmp_path / "merged", tokens), theirs, rtol=0.02, atol=0.05)  # bf16
+    merged: Any = adapted.merge_and_unload()
+    for name, tensor in load_file(tmp_path / "merged" / "model.safetensors").items():
+        torch.testing.assert_close(tensor, merged.state_dict()[name].to(torch.bfloat16), rtol=1e-2, atol=1e-4)
+
+
+def test_resumed_adapters_repeat_an_uninterrupted_run(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    for folder, parts in (("whole", ("4",)), ("parts", ("2", "4"))):
+        for steps in parts:
+            out = tmp_path / folder
+            train_alone(settings(tmp_path / "model", out, *LORA, f"steps={steps}", "optim.schedule_steps=4"))
+    states = [torch.load(tmp_path / folder / "step_4" / "state.pt")["model"] for folder in ("whole", "parts")]
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+
+
+def test_other_frozen_weights_are_refused(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    run(tmp_path, "steps=1")
+    file = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.norm.weight"][0] += 1e-3
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(
+        UserError, match=r"adapters of other frozen weights than init=.*: sha256 \w{12} -> \w{12} \(saved"
+    ):
+        run(tmp_path, "steps=2")
+    with pytest.raises(UserError, match=r"does not fit: lora.rank: 2 -> 4 \(saved -> now\)"):
+        run(tmp_path, "steps=2", "lora.rank=4")
+    assert main(["export", str(tmp_path / "out"), str(tmp_path / "merged"), "--hf"]) == 2
+
+
+def test_blocks_with_adapters_are_sharded_one_by_one(tmp_path: Path) -> None:
+    write_model(tmp_path, tie_word_embeddings=True)
+    task = load_task(load_config(words=[f"task=hf:{tmp_path}", "lora.rank=2"]))
+    model = task.build_model()
+    assert len(blocks_without_tied_weights(model, task.blocks(model))) == 2
+    assert sum(weight.numel() for weight in frozen_weights(model).values()) == sum(
+        parameter.numel() for parameter in build(tie_word_embeddings=True).parameters()
+    )
+
+
+def test_unknown_target_names_the_layers_there_are(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    task = load_task(load_config(words=[f"task=hf:{tmp_path}", "lora.rank=2", "lora.targets=q_proj,qkv,head"]))
+    with pytest.raises(UserError) as caught:
+        task.build_model()
+    assert str(caught.value) == (
+        "lora.targets=q_proj,qkv,head: the model has no linear layer qkv, head; it has down_proj, gate_proj, k_proj, o_proj, q_proj, "
+        "up_proj, v_proj"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lora.alpha=4"], "lora.alpha and lora.targets need lora.rank, such as lora.rank=8"),
+        (["lora.rank=4"], "lora.rank=4 goes with task=hf:FOLDER, not trainer.tasks.gpt:Gpt"),
+        (["lora.rank=4", "task=hf:a", "strategy=zero2"], "lora.rank=4 goes with strategy=ddp or fsdp2, not zero2: "),
+        (["lora.rank=4", "task=hf:a", "lora.targets="], "lora.targets is empty: name linear layers"),
+        (["lora.rank=0"], "lora.rank=0: allowed: a whole number >= 1"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(words: list[str], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config(words=words)
+    assert str(caught.value).startswith(message)
+
+
+def test_adapters_of_a_whole_model_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_model(tmp_path / "model")
+    train_alone(settings(tmp_path / "model", tmp_path / "out", "steps=1"))
+    assert main(["export", str(tmp_path / "out"), str(tmp_path / "adapter"), "--adapter"]) == 2
+    assert "step_1: has no adapters, because lora.rank was not set: use --hf" in capsys.readouterr().err
+    assert main(["export", str(tmp_path / "out"), str(tmp_path / "adapter"), "--adapter", "--hf"]) == 2

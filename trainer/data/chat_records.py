@@ -1,0 +1,142 @@
+"""Chat records in files of JSON Lines, each line checked. No torch here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Sequence
+
+from trainer.errors import UserError
+
+ASSISTANT = "assistant"
+NAMED_AT_MOST = 3
+FORMS = '{"messages": [{"role": …, "content": …}, …]} or {"prompt": …, "completion": …}'
+
+
+@dataclass(frozen=True)
+class Record:
+    """
+    One conversation: messages for the template, or else plain texts.
+
+    origin: file and line, for messages.
+    first_answer: answers of the assistant are trained from this message on.
+    tools: for the template, as the record has them.
+    """
+
+    origin: str
+    messages: Sequence[Mapping[str, Any]] = ()
+    first_answer: int = 0
+    tools: Any = None
+    prompt: str = ""
+    completion: str = ""
+
+    def answers(self) -> List[int]:
+        """The numbers of the messages that are trained."""
+        return [
+            number
+            for number, message in enumerate(self.messages)
+            if number >= self.first_answer and message["role"] == ASSISTANT
+        ]
+
+
+def read_records(path: Path, key: str) -> List[Record]:
+    """
+    Read a file; empty lines are left out.
+
+    Raises:
+        UserError: it cannot be read, or has invalid lines, of which the first are named.
+    """
+    records: List[Record] = []
+    problems: List[str] = []
+    try:
+        for number, line in _lines(path):
+            try:
+                records.append(_record(_json(line), f"{path}, line {number}"))
+            except (ValueError, RecursionError) as exc:  # also of UTF-8 and JSON
+                problems.append(f"line {number}: {_reason(exc)}")
+    except OSError as exc:
+        raise UserError(f"{key}: {path}: {exc.strerror}") from exc
+    if problems:
+        more = f"; and {len(problems) - NAMED_AT_MOST} more lines" if len(problems) > NAMED_AT_MOST else ""
+        raise UserError(f"{key}: {path}: {'; '.join(problems[:NAMED_AT_MOST])}{more}; a line has to be {FORMS}")
+    return records
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield number, line
+
+
+def _json(line: bytes) -> Any:  # noqa: ANN401 -- any JSON
+    """Raises ValueError: it is no JSON in UTF-8, or has texts that UTF-8 cannot have."""
+    value = json.loads(line.decode("utf-8"))
+    if b"\\u" in line:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    return value
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"not valid JSON: {error.msg} at column {error.colno}"
+    if isinstance(error, UnicodeEncodeError):
+        return f"has \\u{ord(error.object[error.start]):04x}, half of a character"
+    if isinstance(error, UnicodeDecodeError):
+        return f"not valid UTF-8 at byte {error.start + 1}"
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def _record(value: Any, origin: str) -> Record:  # noqa: ANN401 -- any JSON
+    """Raises ValueError: it is no record."""
+    if not isinstance(value, dict):
+        raise ValueError(f"a {_kind(value)}, no record")  # noqa: TRY004 -- of the file, not of a type
+    has_messages, has_prompt = "messages" in value, "prompt" in value or "completion" in value
+    if has_messages == has_prompt:
+        raise ValueError("both messages and prompt" if has_messages else f"neither messages nor prompt: {_keys(value)}")
+    if has_messages:
+        record = Record(origin, _messages(value["messages"], "messages"), tools=value.get("tools"))
+        return _with_answer(record, "messages")
+    missing = next((name for name in ("prompt", "completion") if name not in value), None)
+    if missing:
+        raise ValueError(f"has no {missing}")
+    prompt, completion = value["prompt"], value["completion"]
+    if isinstance(prompt, str) and isinstance(completion, str):
+        if not completion:
+            raise ValueError("completion is empty")
+        return Record(origin, prompt=prompt, completion=completion)
+    before = _messages(prompt, "prompt")
+    messages = (*before, *_messages(completion, "completion"))
+    return _with_answer(Record(origin, messages, len(before), value.get("tools")), "completion")
+
+
+def _with_answer(record: Record, name: str) -> Record:
+    if not record.answers():
+        raise ValueError(f"{name} has no message with role={ASSISTANT}, so nothing would be trained")
+    return record
+
+
+def _messages(value: Any, name: str) -> Sequence[Dict[str, Any]]:  # noqa: ANN401 -- any JSON
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{name} is {_kind(value)}: a list of messages is needed" if value else f"{name} is empty")
+    for number, message in enumerate(value):
+        start = f"{name}[{number}]"
+        if not isinstance(message, dict):
+            raise ValueError(f"{start} is {_kind(message)}, no message")  # noqa: TRY004 -- as above
+        if not isinstance(message.get("role"), str) or not message["role"]:
+            raise ValueError(f"{start} has no role, a text such as user or {ASSISTANT}")
+        if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
+            raise ValueError(f"{start} has no content, which is a text")
+    return tuple(value)
+
+
+def _keys(value: Mapping[str, Any]) -> str:
+    return f"its keys are {', '.join(list(value)[:6])}" if value else "it is empty"
+
+
+def _kind(value: Any) -> str:  # noqa: ANN401 -- any JSON
+    if value is None:
+        return "null"
+    names = {bool: "true or false", int: "number", float: "number", str: "text", list: "list", dict: "mapping"}
+    return names[type(value)]

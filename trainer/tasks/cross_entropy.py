@@ -1,0 +1,80 @@
+"""The cross entropy of a head over a vocabulary, without ever holding the logits of all tokens."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, Tuple
+
+import torch
+from torch.nn import functional
+
+IGNORED = -100
+"""The target of a token that does not count, as in torch."""
+MOST_LOGITS = 1 << 25
+"""At most this many logits are in memory together: 128 MiB in fp32, four times that while their gradient is computed."""
+
+
+def head_loss(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """
+    Return the sum of the cross entropies in nats over all targets but -100, in fp32.
+
+    Args:
+        x: activations, [..., width].
+        weight: of the head, [vocabulary, width].
+        target: int64, [...].
+    """
+    rows, targets = x.reshape(-1, x.shape[-1]), target.reshape(-1)
+    if len(rows) * len(weight) <= MOST_LOGITS or functional.linear(rows[:1], weight).dtype == torch.float16:
+        # Gradients that fp16 can hold are those of the scaled loss, which only the backward pass knows.
+        return functional.cross_entropy(functional.linear(rows, weight).float(), targets, reduction="sum")
+    # Without gradients a leaf still has requires_grad, which autograd passes on to its functions.
+    wanted = torch.is_grad_enabled()
+    loss: torch.Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]  # torch leaves it so
+        rows if wanted else rows.detach(), weight if wanted else weight.detach(), targets
+    )
+    return loss
+
+
+class _HeadLoss(torch.autograd.Function):
+    """The forward pass computes the gradients as well, while the logits of a part are in memory; the backward pass scales them."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 -- torch's
+        total = torch.zeros((), device=rows.device)
+        of_rows, of_weight, _ = ctx.needs_input_grad
+        rows_gradient = torch.empty_like(rows) if of_rows else None
+        weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if of_weight else None
+        for begin, end in _parts(len(rows), len(weight)):
+            part, wanted = rows[begin:end], targets[begin:end]
+            logits = functional.linear(part, weight)
+            narrow = logits.dtype
+            logits = logits.float()
+            total += functional.cross_entropy(logits, wanted, reduction="sum")
+            if not (of_rows or of_weight):
+                continue
+            gradient = _logits_gradient(logits, wanted).to(narrow)
+            if rows_gradient is not None:
+                rows_gradient[begin:end] = gradient @ weight
+            if weight_gradient is not None:
+                weight_gradient += gradient.t() @ part
+        ctx.save_for_backward(rows_gradient, None if weight_gradient is None else weight_gradient.to(weight.dtype))
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, scale: torch.Tensor) -> Tuple[torch.Tensor | None, torch.Tensor | None, None]:  # noqa: ANN401 -- as above
+        of_rows, of_weight = (
+            None if gradient is None else gradient * scale.to(gradient.dtype) for gradient in ctx.saved_tensors
+        )
+        return of_rows, of_weight, None
+
+
+def _parts(rows: int, vocabulary: int) -> Iterator[Tuple[int, int]]:
+    step = max(1, MOST_LOGITS // vocabulary)
+    return ((begin, min(rows, begin + step)) for begin in range(0, rows, step))
+
+
+def _logits_gradient(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Softmax minus one at the target; 0 for a token that does not count."""
+    gradient = torch.softmax(logits, dim=-1)
+    index = targets.clamp(min=0).unsqueeze(1)
+    gradient.scatter_add_(1, index, torch.full(index.shape, -1.0, device=logits.device))
+    return gradient.masked_fill_((targets == IGNORED).unsqueeze(1), 0.0)

@@ -1,0 +1,159 @@
+"""Causal language models that transformers builds from a local folder, task=hf:PATH, on tokens or chats."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, Mapping, Sequence, cast
+
+import torch
+from torch.nn import functional
+
+from trainer.config.config import HF_TASK, TrainConfig
+from trainer.data.language import count_targets, inputs_of, open_language
+from trainer.data.packing import IGNORED, PackedConversations
+from trainer.data.windows import Windows
+from trainer.errors import UserError
+from trainer.tasks.base import Task
+from trainer.tasks.llama_shape import CONFIG_FILE
+from trainer.tasks.lora import add_adapters, frozen_weights
+
+CONTEXT = 2048  # unless the model allows less
+# Those whose packed conversations do not see each other, which tests/trainer/tasks/test_hf.py checks of each.
+TYPES = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "phi3", "olmo2", "granite", "smollm3"),
+    *("starcoder2", "gpt_neox"),
+)
+
+
+class HuggingFaceModel(Task):
+    """Built of transformers' code and the folder's config.json; code in the folder is never run."""
+
+    def __init__(self, config: TrainConfig, context: int = 0) -> None:
+        """
+        Args:
+            config: all settings; `task` names the folder.
+            context: options.context, the tokens of a sample; by default 2048, or as many as the model allows.
+        """
+        super().__init__(config)
+        self.folder = Path(config.task[len(HF_TASK) :]).expanduser()
+        self.raw = _read_config(self.folder)
+        self.settings = _settings(self.folder, self.raw)
+        longest = int(getattr(self.settings, "max_position_embeddings", CONTEXT))
+        self.context = context or min(CONTEXT, longest)
+        if type(self.context) is not int or not 1 <= self.context <= longest:
+            raise UserError(f"options.context={context}: allowed: 1 to {longest}, the longest of {self.folder}")
+        self.tokens_per_sample = self.context
+        self._frozen: Dict[str, int] = {}
+        self.unused_weights = ("*.rotary_emb.inv_freq",)
+
+    def build_model(self) -> torch.nn.Module:
+        """In fp32, with memory that init= or a checkpoint fills."""
+        auto = importlib.import_module("transformers").AutoModelForCausalLM
+        without_values = importlib.import_module("transformers.initialization").no_init_weights
+        with without_values() if self.config.init else contextlib.nullcontext():
+            model: Any = auto.from_config(
+                self.settings, attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=False
+            )
+        model.tie_weights()  # part of what was left out
+        keep_buffers(model)
+        if self.config.lora.rank:
+            add_adapters(model, self.blocks(model), self.config.lora)
+            self._frozen = {name: weight.numel() for name, weight in frozen_weights(model).items()}
+        model.train()
+        return cast("torch.nn.Module", model)
+
+    def build_data(self, split: str) -> Windows | PackedConversations | None:
+        return open_language(
+            self.config,
+            split,
+            context=self.context,
+            vocabulary=self.settings.vocab_size,
+            folder=self.folder,
+            model=self.raw,
+        )
+
+    def loss(self, model: Any, batch: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
+        tokens, targets, positions = inputs_of(batch)
+        # transformers separates the conversations by positions that begin again.
+        separated: Dict[str, Any] = {} if positions is None else {"position_ids": positions}
+        logits = model(input_ids=tokens, use_cache=False, return_dict=False, **separated)[0]
+        return functional.cross_entropy(
+            logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+
+    def count_terms(self, batch: torch.Tensor) -> torch.Tensor:
+        return count_targets(batch)
+
+    def blocks(self, model: torch.nn.Module) -> Sequence[torch.nn.Module]:
+        names = getattr(model, "_no_split_modules", None) or ()
+        return [module for module in model.modules() if type(module).__name__ in names]
+
+    def flops_per_sample(self, sizes: Mapping[str, int]) -> int:
+        """As for the GPT (trainer/metrics/mfu.py); a tied embedding is multiplied once, as the head. Frozen weights have no gradient."""
+        shape = self.settings
+        is_tied = getattr(shape, "tie_word_embeddings", False)
+        trained, frozen = (
+            sum(size for name, size in some.items() if is_tied or "embed" not in name) for some in (sizes, self._frozen)
+        )
+        heads = shape.num_attention_heads
+        width = heads * (getattr(shape, "head_dim", None) or shape.hidden_size // heads)
+        attention = shape.num_hidden_layers * width * self.context
+        return int((6 * trained + 4 * frozen + 12 * attention) * self.context)
+
+
+def _read_config(folder: Path) -> Dict[str, Any]:
+    """The config.json. Raises UserError: there is none, or it describes a model that is not supported."""
+    start = f"task={HF_TASK}{folder}"
+    path = folder / CONFIG_FILE
+    try:
+        raw = json.loads(path.read_text("utf-8"))
+    except OSError as exc:
+        raise UserError(
+            f"{start}: {path}: cannot be read: {exc.strerror}; name a folder on the nodes: nothing is downloaded"
+        ) from exc
+    except ValueError as exc:
+        raise UserError(f"{start}: {path}: not valid JSON: {exc}") from exc
+    if not isinstance(raw, dict) or raw.get("model_type") not in TYPES:
+        found = raw.get("model_type") if isinstance(raw, dict) else None
+        raise UserError(f"{start}: {path}: model_type={found}: models of type {', '.join(TYPES)} can be trained")
+    if raw.get("quantization_config"):
+        raise UserError(f"{start}: {path}: quantization_config: quantized weights cannot be trained")
+    return raw
+
+
+def _settings(folder: Path, raw: Mapping[str, Any]) -> Any:  # noqa: ANN401 -- a class of transformers
+    start = f"task={HF_TASK}{folder}"
+    if importlib.util.find_spec("transformers") is None:
+        raise UserError(f"{start}: needs the package transformers, which is not installed for {sys.executable}")
+    transformers = importlib.import_module("transformers")
+    if int(transformers.__version__.partition(".")[0]) < 5:  # noqa: PLR2004 -- its first version
+        raise UserError(f"{start}: needs transformers >= 5, here is {transformers.__version__}")
+    try:
+        return transformers.CONFIG_MAPPING[raw["model_type"]].from_dict(dict(raw))
+    except Exception as exc:  # its checks raise classes of several packages
+        raise UserError(f"{start}: {folder / CONFIG_FILE}: transformers refuses it: {exc}") from exc
+
+
+def keep_buffers(model: torch.nn.Module) -> None:
+    """Keep the type of buffers, such as frequencies of positions: DeepSpeed converts whole models to bf16, which rounds them."""
+    for module in model.modules():
+        if any(buffer.is_floating_point() for buffer in module.buffers(recurse=False)):
+            module._apply = functools.partial(_apply, module, module._apply)  # type: ignore[method-assign]  # noqa: SLF001
+
+
+def _apply(
+    module: torch.nn.Module, apply: Callable[..., torch.nn.Module], convert: Callable[..., Any], **options: bool
+) -> torch.nn.Module:
+    """Module._apply(), with which modules are moved and converted."""
+    before = dict(module.named_buffers(recurse=False))
+    apply(convert, **options)
+    for name, buffer in module.named_buffers(recurse=False):
+        if buffer.dtype != before[name].dtype:
+            setattr(module, name, before[name].to(buffer.device))
+    return module
