@@ -2,11 +2,13 @@
 `python -m bench.failures [NAME …]`: provoke failures in real runs on this machine, and compare their diagnoses with the causes.
 
 Most are one launch of two nodes with one rank each. The table has the cause that was found, the rank, the confidence, if they are right, and
-for a failure whose cause is outside the program, the state of the next run after the remedy was followed.
+for a failure whose cause is outside the program, the state of the next run after the remedy was followed; for others, what `orch diagnose --prove`
+has shown about their remedy, if it can make the change.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 import time
@@ -31,7 +33,7 @@ GLOO = "import datetime, torch, torch.distributed as dist\ndist.init_process_gro
 DDP = f"{GLOO}from torch.nn.parallel import DistributedDataParallel as DDP\n"
 HEAD = "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n"
 REST = "\ntime.sleep(600)\n"
-LAUNCH_S = 180
+LAUNCH_S, PROVE_S = 180, 400
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,9 @@ class Provoked:
         (folder / "train.py").write_text(self.program, "utf-8")
         orch = Orch(folder)
         orch("ssh-launch", "--no-check", "--", "train.py", code=None, timeout_s=LAUNCH_S)
-        return orch.status()["failure"], ""
+        found = orch.status()["failure"]
+        proof = orch("diagnose", "--prove", "--json", code=None, timeout_s=PROVE_S)
+        return found, json.loads(proof.stdout)["result"] if proof.stdout else ""
 
 
 def _of_rank_1(name: str, lines: str, signature: str, kind: str) -> Provoked:

@@ -6,26 +6,22 @@ Each function provokes its failure, follows the remedy, and returns the diagnosi
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bench.workspace import installed
 from tests.grounds.cli import Orch
 from tests.grounds.inventories import write_inventory
+from tests.grounds.memory_groups import MIB, memory_group
 from tests.grounds.slurm import open_cluster
 from tests.grounds.sshd import open_farm
 from tests.until import until
 
 Outcome = tuple[dict[str, Any], str]
 
-CGROUPS = Path("/sys/fs/cgroup")
-MIB = 1 << 20
 _RANK_1 = (
     "import os, sys, time\nif os.environ['RANK'] == '0':\n    time.sleep(float(os.environ['WAIT_S']))\n    sys.exit()\n"
 )
@@ -69,11 +65,11 @@ for step in range(200):
 
 def out_of_memory(folder: Path) -> Outcome:
     """A memory cgroup of 64 MiB, in which the kernel kills rank 1; the remedy is a higher limit."""
-    with _memory_group() as (group, limit):
-        limit.write_text(str(64 * MIB))
-        env = {"GROUP": str(group)}
+    with memory_group() as group:
+        group.restrict(64 * MIB)
+        env = {"GROUP": str(group.folder)}
         found = _local(folder, _USE_MEMORY, {**env, "WAIT_S": "600"})["failure"]
-        limit.write_text(str(512 * MIB))
+        group.restrict(512 * MIB)
         return found, _local(folder, _USE_MEMORY, {**env, "WAIT_S": "0"})["state"]
 
 
@@ -152,34 +148,3 @@ def _local(folder: Path, program: str, env: dict[str, str]) -> dict[str, Any]:
     orch = Orch(folder)
     orch("ssh-launch", "--no-check", "--", "train.py", code=None)
     return orch.status()
-
-
-@contextlib.contextmanager
-def _memory_group() -> Iterator[tuple[Path, Path]]:
-    """A new memory cgroup, and the file that has its limit; under version 1 the limits of this process's cgroup hold, too."""
-    [parent, name] = _parent_group()
-    group = parent / f"orch-failures-{os.getpid()}"
-    group.mkdir()
-    try:
-        yield group, group / name
-    finally:
-        until(lambda: not (group / "cgroup.procs").read_text("ascii"), awaited="the processes of the cgroup to end")
-        group.rmdir()
-
-
-def _parent_group() -> tuple[Path, str]:
-    """
-    The cgroup in which one with a limit of memory can be made, and the name of the file of the limit.
-
-    Version 1: the cgroup of this process. Version 2: the nearest one above it that gives limits of memory to those below.
-    """
-    lines = Path("/proc/self/cgroup").read_text("ascii").splitlines()
-    groups = {names: name for _, names, name in (line.split(":", 2) for line in lines)}
-    if "memory" in groups:
-        return CGROUPS / "memory" / groups["memory"].lstrip("/"), "memory.limit_in_bytes"
-    current = CGROUPS / groups[""].lstrip("/")
-    for folder in (current, *current.parents):
-        control = folder / "cgroup.subtree_control"
-        if control.exists() and "memory" in control.read_text("ascii").split():
-            return folder, "memory.max"
-    raise OSError("no cgroup gives limits of memory to those below it")

@@ -1,8 +1,8 @@
 """
-`python -m bench.faults [--repetitions N] [--only NAME,…] [--without-torchrun]`: the time from a fault to the next new step.
+`python -m bench.faults [--repetitions N] [--only NAME,…] [--orch-alone]`: the time from a fault to the next new step.
 
-The shared trainer on three ssh hosts of network namespaces and a spare; the same script under `torchrun --max-restarts` with c10d, which has no spare and
-so no row for the loss of a node. *Ended*: no rank of the attempt is left on a host that can be reached. *Next step*: one that no attempt had made.
+The shared trainer on three ssh hosts of network namespaces and a spare; the same script under `torchrun --max-restarts` with c10d and, where it is installed,
+under NVRx's ft_launcher; they have no spare and so no row for the loss of a node. *Ended*: no rank of the attempt is left on a host that can be reached. *Next step*: one that no attempt had made.
 The lost node is never that of rank 0, without which orch restarts only under further conditions (docs/ssh.md).
 """
 
@@ -14,17 +14,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from bench.host_training import (
     FAULTS,
+    LAUNCHERS,
     NODE_FAULTS,
     RANKS,
+    ElasticTraining,
     HostTraining,
     OrchTraining,
-    TorchrunTraining,
     healed,
     kill_guard,
 )
@@ -44,14 +47,17 @@ def main() -> int:
     """Print the table. A launcher that does not recover in time is part of the report, not an error."""
     options = _options()
     launchers: dict[str, Start] = {"orch": _orch}
-    if not options.without_torchrun:
-        launchers["torchrun"] = lambda hosts, _: TorchrunTraining(hosts, steps=10**6)
+    if not options.orch_alone:
+        launchers |= {name: partial(_elastic, name) for name in LAUNCHERS}
     sys.stdout.write("| fault | launcher | ended | next step | runs |\n|---|---|---|---|---|\n")
     with open_hosts(RANKS + 1) as hosts:
         for name in options.only or FAULTS:
             for launcher, start in launchers.items():
-                if launcher == "torchrun" and FAULTS[name] in (kill_guard, *NODE_FAULTS):
+                if launcher in LAUNCHERS and FAULTS[name] in (kill_guard, *NODE_FAULTS):
                     continue  # it has no guard and no spare
+                if launcher in LAUNCHERS and find_spec(LAUNCHERS[launcher][0].partition(".")[0]) is None:
+                    sys.stdout.write(f"| {name} | {launcher} | not installed | | |\n")
+                    continue
                 times, problem = _measured(hosts, name, start, options.repetitions)
                 cells = [_cell([pair[index] for pair in times]) for index in (0, 1)]
                 sys.stdout.write(f"| {name} | {launcher} | {' | '.join(cells)} | {len(times)}{problem} |\n")
@@ -63,7 +69,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.faults", description="Measure the recovery from faults.")
     parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="runs of each fault (default: 5)")
     parser.add_argument("--only", type=lambda text: text.split(","), metavar="NAME,…", help=f"of {', '.join(FAULTS)}")
-    parser.add_argument("--without-torchrun", action="store_true", help="measure orch alone")
+    parser.add_argument("--orch-alone", action="store_true", help="measure orch alone")
     options = parser.parse_args()
     if unknown := set(options.only or ()) - FAULTS.keys():
         parser.error(f"no fault is called {min(unknown)!r}")
@@ -85,6 +91,10 @@ def _measured(hosts: Hosts, name: str, start: Start, repetitions: int) -> tuple[
 
 def _orch(hosts: Hosts, folder: Path) -> HostTraining:
     return OrchTraining(hosts, folder, steps=10**6, spares=[hosts[RANKS].name])
+
+
+def _elastic(launcher: str, hosts: Hosts, _folder: Path) -> HostTraining:
+    return ElasticTraining(hosts, launcher, steps=10**6)
 
 
 def _recovery(training: HostTraining, name: str, number: int) -> Times:

@@ -1,7 +1,8 @@
 """
 `python -m bench.soak [--minutes M] [--every S] [--seed N]`: a training under random faults must reach its last step with the loss of an undisturbed one.
 
-The shared trainer on three ssh hosts of network namespaces and a spare, with `--max-retries`. Kinds and places of the faults follow from the seed.
+The shared trainer on three ssh hosts of network namespaces and a spare, with `--max-retries`. Kinds and places of the faults follow from the seed. After these
+minutes there are no more faults, and the training continues to its last step: how many steps a disturbed training makes is not known before.
 A host that was cut off is connected again, and one that was powered off boots again, when the next attempt has begun.
 """
 
@@ -42,20 +43,29 @@ def main() -> int:
         _end(undisturbed)
         disturbed = _training(hosts, Path(folder, "disturbed"), steps)
         draw = random.Random(options.seed)  # noqa: S311 -- not for secrets
-        count = _disturb(disturbed, draw, every_s=options.every)
-        problems = list(_problems(disturbed, undisturbed))
+        problems: list[str] = []
+        try:
+            _disturb(disturbed, draw, every_s=options.every, until_s=time.monotonic() + options.minutes * 60)
+        except pytest.fail.Exception as error:  # from `until`
+            problems.append(str(error))
+            disturbed.orch("stop", disturbed.run, code=None)
+        problems += _problems(disturbed, undisturbed)
         for problem in problems:
             _report(f"BROKEN: {problem}")
         ettr = stats(disturbed)["ettr"]
         measured = "" if ettr is None else f", ETTR {ettr:.1%}"
-        _report(f"{count} faults, {disturbed.record().attempt} attempts{measured}")
+        _report(
+            f"{disturbed.record().attempt} attempts{measured}, {'not ' if problems else ''}equal to the undisturbed training"
+        )
         sys.stdout.write(disturbed.orch("stats", disturbed.run).stdout)
     return 1 if problems else 0
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description="Train under random faults.")
-    parser.add_argument("--minutes", type=float, default=30, metavar="M", help="about how long to train (default: 30)")
+    parser.add_argument(
+        "--minutes", type=float, default=30, metavar="M", help="how long to let faults happen (default: 30)"
+    )
     parser.add_argument(
         "--steps", type=int, metavar="N", help="the last step, instead of one that follows from the minutes"
     )
@@ -83,27 +93,35 @@ def _end(training: OrchTraining) -> None:
     assert training.record().state is RunState.DONE, training.evidence()
 
 
-def _disturb(training: OrchTraining, draw: random.Random, *, every_s: float) -> int:
-    """Let faults happen until the training has ended; return their number."""
-    begun, count = time.monotonic(), 0
-    while _continues(training, attempt=count + 1, until_s=begun + (count + 1) * every_s, pause_s=every_s / 4):
+def _disturb(training: OrchTraining, draw: random.Random, *, every_s: float, until_s: float) -> None:
+    """Let faults happen until then; return when the training has ended."""
+    begun, count, attempt = time.monotonic(), 0, 0
+    while _continues(training, attempt=attempt, until_s=begun + (count + 1) * every_s, pause_s=every_s / 4):
+        if time.monotonic() >= until_s:
+            _report(f"{time.monotonic() - begun:5.0f} s, step {training.step()}: {count} faults, no more of them")
+            until(
+                lambda: training.record().state.ended,
+                deadline_s=2 * (until_s - begun) + LIMIT_S,
+                awaited=training.evidence,
+            )
+            return
         name = draw.choice(sorted(FAULTS))
         members = training.members()
         host = draw.choice(members[1:] if FAULTS[name] in NODE_FAULTS else members)
+        attempt = training.record().attempt
         _report(f"{time.monotonic() - begun:5.0f} s, step {training.step()}: {name}, {host.name}")
         FAULTS[name](training, host)
         count += 1
-    return count
 
 
 def _continues(training: OrchTraining, *, attempt: int, until_s: float, pause_s: float) -> bool:
     """
-    Wait until this attempt has saved a new step, for that time, and at least for the pause; return False if the training has ended.
+    Wait until an attempt after this one has saved a new step, for that time, and at least for the pause; return False if the training has ended.
 
     Three attempts in a row without a saved step would end the run, as they should.
     """
     until(
-        lambda: training.record().state.ended or training.record().attempt >= attempt,
+        lambda: training.record().state.ended or training.record().attempt > attempt,
         deadline_s=LIMIT_S,
         awaited=training.evidence,
     )

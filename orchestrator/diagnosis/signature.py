@@ -11,6 +11,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Literal
 
+from orchestrator.diagnosis.change import Change
 from orchestrator.failure_class import FailureClass, Retry
 
 Log = Literal["rank", "batch", "kernel", "event"]
@@ -73,6 +74,8 @@ class Signature:
     lines: int = 1
     retries: Retry | None = None
     """If another attempt can help, where that differs from its kind."""
+    change: Change | None = None
+    """The part of the remedy that orch can make itself."""
 
     @property
     def retry(self) -> Retry:
@@ -140,6 +143,7 @@ def signature(  # noqa: PLR0917  a row of a table
     follows: tuple[str, ...] = (),
     lines: int = 1,
     retry: str | None = None,
+    change: Change | None = None,
 ) -> Signature:
     """A row."""
     samples = (sample,) if isinstance(sample, str) else sample
@@ -159,4 +163,5 @@ def signature(  # noqa: PLR0917  a row of a table
         follows,
         lines,
         Retry(retry) if retry else None,
+        change,
     )

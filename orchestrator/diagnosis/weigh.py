@@ -22,6 +22,8 @@ from orchestrator.node.search import KERNEL_LOG
 RECORD = "record of the run"
 """The name of the run's record, which repeats what the logs have."""
 MOST_PROOF, MOST_ERRORS = 3, 5
+RUN_KILLS, FOREIGN_KILLS = "run-oom-kills", "foreign-oom-kills"
+"""Signatures by which a node reports if the kernel has killed processes of the run, or only others."""
 CONTINUED_LINES = 64
 """If a training writes progress so many lines after an error, it has survived the error."""
 _NUMBERS = re.compile(r"\d+")
@@ -268,14 +270,21 @@ def _may_be_of_others(hit: Hit, hits: Sequence[Hit]) -> bool:
     """True if the kernel killed a process of the node for lack of memory, and nothing shows that it was one of the run."""
     if hit.signature.kind is not FailureClass.MEMORY or not hit.file.endswith(f"/{KERNEL_LOG}"):
         return False
-    return not _results(hit, (hit.node,) if hit.node else (), hits)
+    counted = {line.signature.id for line in hits if line.file == hit.file}
+    if RUN_KILLS in counted:
+        return False
+    return FOREIGN_KILLS in counted or not _results(hit, (hit.node,) if hit.node else (), hits)
 
 
 def _is_beside(hit: Hit, chosen: Sequence[Hit]) -> bool:
-    """True if the hit is of a rank of the cause, or in its log if one of the two ranks is unknown."""
-    return any(
-        hit.file == cause.file if hit.rank is None or cause.rank is None else hit.rank == cause.rank for cause in chosen
-    )
+    """True if the hit is of a rank of the cause, or in its log if one of the two ranks is unknown; of the kernel's log, on its node."""
+
+    def is_same(cause: Hit) -> bool:
+        if cause.file.endswith(f"/{KERNEL_LOG}"):
+            return hit.node == cause.node
+        return hit.file == cause.file if hit.rank is None or cause.rank is None else hit.rank == cause.rank
+
+    return any(map(is_same, chosen))
 
 
 def _different(hits: Iterable[Hit]) -> tuple[Hit, ...]:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         state: StateName
         exit: Optional[RankResult]
         no_retry: bool
+        oom_kills: Optional[int]  # processes of the run on this node that the kernel has killed for lack of memory
         refused: bool  # by the check of the nodes, before the first attempt
         reason: str
         dropped: List[str]

@@ -79,7 +79,7 @@ class Job:
 
 
 def load_job(path: str, node: str, node_rank: int) -> Job:
-    """Read job.json for one node; Refused if it is invalid or has no such node."""
+    """Read job.json for one node; Refused if it is invalid or has no such node. Without a name, for any node of that rank."""
     try:
         with open(path, encoding="utf-8") as file:
             raw = loads(file.read())
@@ -101,7 +101,7 @@ def fault_of(job: Job, folder: str) -> str:
     """The fault in a job.json of this folder; empty if there is none."""
     if not job.program["args"] or not {"python", "pythonpath", "cwd"} <= set(job.program):
         return "program: expected args, python, pythonpath and cwd"
-    if job.node_rank not in range(len(job.ranks)) or (job.nodes and job.nodes[job.node_rank] != job.node):
+    if job.node_rank not in range(len(job.ranks)) or (job.nodes and job.node and job.nodes[job.node_rank] != job.node):
         return f"{job.node} is not the node of rank {job.node_rank}"
     expected = attempt_folder(job.run_dir, job.attempt)
     return "" if os.path.realpath(expected) == os.path.realpath(folder) else f"run_dir: this file belongs in {expected}"

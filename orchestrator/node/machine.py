@@ -93,16 +93,6 @@ def is_stopped(pid: int) -> bool:
     return fields is not None and fields[STATE] in "Tt"
 
 
-def oom_kills() -> Optional[int]:
-    """How many processes the kernel has killed for lack of memory since it started, in cgroups too; None before Linux 4.13."""
-    try:
-        with open(f"{PROC}/vmstat", encoding="ascii") as file:
-            counts = dict(line.split() for line in file)
-    except (OSError, ValueError):
-        return None
-    return int(counts["oom_kill"]) if "oom_kill" in counts else None
-
-
 def count_cards(folder: str = "/dev") -> Dict[str, int]:
     """Count the device files of each kind of card. Not by a vendor's tool, which may hang."""
     names = os.listdir(folder)

@@ -141,6 +141,8 @@ class AgentBody(TypedDict):
     clock_ahead_s: NotRequired[float]
     binding: NotRequired[BindingBody]
     oom_kills: NotRequired[Optional[int]]
+    memory_cgroup: NotRequired[Optional[str]]
+    cgroup_oom_kills: NotRequired[Optional[int]]
 
 
 class AgentStart(TypedDict):
@@ -250,10 +252,12 @@ class PositionsReply(TypedDict):
     """
     Offsets from which to read, by file.
 
-    `written` has the sizes and times of the writes beyond an offset, by file; `clocks_ahead_s` is by node, see ReadReply.
+    `skipped` has the parts beyond an offset that need not be read, ascending, each from the start of a line on; `written` has the
+    sizes and times of the writes beyond an offset; both by file. `clocks_ahead_s` is by node, see ReadReply.
     """
 
     offsets: Dict[str, int]
+    skipped: Dict[str, List[Tuple[int, int]]]
     written: Dict[str, List[Tuple[int, float]]]
     clocks_ahead_s: Dict[str, Optional[float]]
 
@@ -343,7 +347,8 @@ class RankBody(TypedDict):
     """
     The position of a rank. `state` is the letter in /proc/PID/stat, empty if the process has ended; `call` the main thread's innermost call.
 
-    A rank that does not answer is stopped, or a call holds its interpreter lock: then only pid and state are known.
+    A rank that does not answer is stopped, or a call holds its interpreter lock: then only pid and state are known. `cpu_wait_s` is the time
+    without a CPU since the last progress, if that is most of it.
     """
 
     pid: int
@@ -356,6 +361,7 @@ class RankBody(TypedDict):
     groups: Dict[str, GroupBody]
     memory: Optional[Dict[str, int]]
     stacks: str
+    cpu_wait_s: NotRequired[float]
 
 
 class RanksReply(TypedDict):
@@ -364,12 +370,25 @@ class RanksReply(TypedDict):
     nodes: Dict[str, Dict[int, RankBody]]
 
 
+class RasBody(TypedDict):
+    """The evidence of NCCL's RAS about the ranks of the job; the `problem` is why there is no answer, else empty."""
+
+    version: str
+    facts: List[str]
+    problem: str
+
+
 class HangBody(TypedDict):
-    """hang.json: since `time`, no rank of the node has made progress. `step_s` is the longest duration among the last steps, 0 if unknown."""
+    """
+    hang.json: since `time`, no rank of the node has made progress. `step_s` is the longest duration among the last steps, 0 if unknown.
+
+    The node of rank 0 has the answer of NCCL's RAS, if it was queried.
+    """
 
     time: float
     step_s: float
     ranks: Dict[int, RankBody]
+    ras: NotRequired[RasBody]
 
 
 class NodeBody(TypedDict):

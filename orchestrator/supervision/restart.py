@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -88,26 +88,31 @@ class Restarts:
         folder: RunFolder,
         max_retries: int,
         start: Callable[[LaunchPlan, Callable[[], None]], LaunchPlan] | None,
-        is_shared: Callable[[], bool],
         *,
+        unable: str = "",
+        send_code: Callable[[NodePlan], bool] = lambda _: False,
         free_nodes: Callable[[Sequence[NodePlan]], Collection[str]] = lambda _: (),
+        attempts: Sequence[DirectAttempt] = (),
     ) -> None:
         """
-        Prepare for the first attempt to fail.
+        Prepare for the present attempt to fail.
 
         Args:
             start: connects to the nodes of an attempt, calls its second argument, checks the nodes and starts the agents; returns
-                the plan as it was carried out. OrchError if that fails, and nothing of it is left running. None for a process that
-                has not launched the run: it does not know the values of the environment.
-            is_shared: True if the nodes share the folder of the run.
+                the plan as it was carried out. OrchError if that fails, and nothing of it is left running. None if this process
+                cannot start any.
+            unable: the reason for that.
+            send_code: see DirectLauncher.send_code.
             free_nodes: those of nodes that were lost before which can be reached now, and on which nothing of the run is left.
+            attempts: the failed ones before it; those of a run that another process has restarted are in the record.
         """
         self._folder = folder
         self._max_retries = max_retries
         self._start = start
-        self._is_shared = is_shared
+        self._unable = unable
+        self.send_code = send_code
         self._free_nodes = free_nodes
-        self._attempts: list[DirectAttempt] = []
+        self._attempts = list(attempts)
 
     def are_prepared(self, plan: LaunchPlan) -> bool:
         """True if the nodes are to prepare the attempt after the one of this plan."""
@@ -117,7 +122,7 @@ class Restarts:
         """Why this attempt is not followed by another one; empty if it is."""
         attempts = [*self._attempts, attempt]
         if self._start is None:
-            return "not restarted: only the process that launched the run knows its environment, and it has ended"
+            return f"not restarted: {self._unable}"
         if attempt.no_retry:
             return "not restarted: " + _reason_never(verdict)
         requested = verdict.exit is not None and verdict.exit.code == REQUEUE
@@ -135,7 +140,7 @@ class Restarts:
         """Start the next attempt, after a call of `on_record` with its record; return why it could not be started, or empty."""
         assert self._start is not None, "see reason_against"
         self._attempts.append(attempt)
-        unusable: set[str] = set()  # spare nodes that cannot be reached
+        unusable: dict[str, str] = {}  # spare nodes that cannot be reached or used, and the reasons
         while True:
             names = self._choose(plan, unusable)
             if not names:
@@ -145,10 +150,13 @@ class Restarts:
             try:
                 self._folder.write_plan(self._start(following, record))
             except NodesError as error:
-                unreached = {failure.node for failure in error.failures} - {node.name for node in plan.nodes}
-                if not unreached:
+                names_before = {node.name for node in plan.nodes}
+                failed = {
+                    failure.node: failure.reason for failure in error.failures if failure.node not in names_before
+                }
+                if not failed:
                     return f"attempt {following.attempt} could not be started: {error}"
-                unusable |= unreached
+                unusable |= failed
             except OrchError as error:
                 return f"attempt {following.attempt} could not be started: {error}"
             else:
@@ -160,7 +168,7 @@ class Restarts:
             return ()
         counts = (len(plan.nodes),) if plan.sizes is None else plan.sizes.counts
         attempts = self._attempts
-        if not self._is_shared():  # what a node has saved is on that node alone
+        if not plan.is_shared:  # what a node has saved is on that node alone
             attempts = [replace(attempt, first_failed_node=None) for attempt in attempts]
         nodes = [node for node in (*plan.nodes, *plan.spares, *plan.replaced) if node.name not in unusable]
         lost_before = {name for attempt in attempts[:-1] for name in attempt.lost} - attempts[-1].lost
@@ -174,13 +182,14 @@ class Restarts:
 
     def _has_lost_checkpoints(self, plan: LaunchPlan) -> bool:
         last = self._attempts[-1]
-        is_local = not self._is_shared() and plan.checkpoint_folder is None
+        is_local = not plan.is_shared and plan.checkpoint_folder is None
         return is_local and plan.head.name in last.lost and any(attempt.saved for attempt in self._attempts)
 
-    def _lack(self, plan: LaunchPlan, unusable: Collection[str]) -> str:
+    def _lack(self, plan: LaunchPlan, unusable: Mapping[str, str]) -> str:
         if self._has_lost_checkpoints(plan):
             return "the checkpoints of rank 0 are on that node alone"
-        lack = f"{fold(unusable)} cannot be reached either" if unusable else "no spare node is left"
+        reasons = [f"{name} cannot take its place: {reason}" for name, reason in unusable.items()]
+        lack = " and ".join(reasons) or "no spare node is left"
         if plan.sizes is None:
             return lack
         return f"{lack}; --elastic allows {', '.join(map(str, plan.sizes.counts))} nodes"
@@ -201,6 +210,7 @@ class Restarts:
             "exit": None if verdict.exit is None else asdict(verdict.exit),
             "class": None if failure is None else failure.kind.value,
             "saved": attempt.saved,
+            "lost": sorted(attempt.lost),
             "decision": plan.restarted,
         }
         changed = self._folder.change(
@@ -218,6 +228,23 @@ class Restarts:
             )
         )
         on_record(changed)
+
+
+def recorded_attempts(folder: RunFolder) -> list[DirectAttempt]:
+    """The failed attempts of a run that another process has restarted, as far as later decisions depend on them."""
+    plan, attempts = folder.read_plan(), folder.read().attempts
+    return [
+        DirectAttempt(
+            saved=entry["saved"],
+            started=frozenset(names),
+            lost=frozenset(lost),
+            broken=frozenset(lost),
+            first_failed_node=None if lost or entry["exit"] is None else entry["exit"]["node"],
+            no_retry=False,
+        )
+        for names, entry in zip(plan.earlier, attempts, strict=False)
+        for lost in [entry.get("lost", ())]
+    ]
 
 
 def _following(plan: LaunchPlan, names: Collection[str], cause: str) -> LaunchPlan:

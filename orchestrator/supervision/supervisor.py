@@ -32,7 +32,8 @@ from orchestrator.supervision.answers import Answers
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.supervision.queries import Queries, make_folder
 from orchestrator.supervision.restart import DirectAttempt, Restarts
-from orchestrator.verdict.hangs import positions_without_progress
+from orchestrator.supervision.spares import Spares
+from orchestrator.verdict.hangs import positions_without_progress, ras_facts
 from orchestrator.verdict.judge import Verdict, judge
 from orchestrator.verdict.last_lines import with_last_lines
 from orchestrator.verdict.launching import is_launching
@@ -84,8 +85,10 @@ class Supervisor:
         self._plan: LaunchPlan = folder.read_plan()
         self._poller = Poller(folder, self._plan, launcher)
         self._states = self._poller.states
+        self._spares = Spares(folder, launcher, self._rendezvous_if_prepared)
         self._answers = Answers(self._plan, launcher, self._states)
         self._without_progress = False
+        self._ras = ""
         self._polled_until_s = 0.0
         """When the last heartbeat was sent, by time.monotonic()."""
         self._slow_ranks = SlowRankWatch()
@@ -106,13 +109,19 @@ class Supervisor:
         Returns:
             True if another attempt has begun.
         """
-        self._poller.prepares_restart = restarts is not None and restarts.are_prepared(self._plan)
-        with self._poller.running(), Queries(self._folder, self._answers.by_kind).answered():
+        send_code = restarts.send_code if restarts is not None and restarts.are_prepared(self._plan) else None
+        self._poller.prepares_restart = send_code is not None
+        with (
+            self._poller.running(),
+            self._spares.kept(send_code),
+            Queries(self._folder, self._answers.by_kind).answered(),
+        ):
             on_start()
             verdict = self._until_over()
             self._answers.is_over = True
             if verdict is not None:
                 self._poller.stop()
+                self._spares.stop()
                 self._polled_until_s = time.monotonic()
                 return self._finish(verdict, on_failed, restarts)
         self._folder.add_event("run-unsupervised", "no node can be polled any more; orch status queries them once more")
@@ -154,10 +163,15 @@ class Supervisor:
 
     def _end_standbys(self, used: Collection[str] = ()) -> None:
         """End what waits for another attempt, except on the nodes that have used it."""
-        nodes = [
-            state.node for name, state in self._states.items() if name in self._poller.prepared and name not in used
-        ]
+        prepared = [state.node for name, state in self._states.items() if name in self._poller.prepared]
+        nodes = [node for node in (*prepared, *self._spares.nodes) if node.name not in used]
         each(nodes, self._launcher.end_standby, limit=max(1, len(nodes)))
+
+    def _rendezvous_if_prepared(self) -> str | None:
+        """The rendezvous of the attempt, once all its nodes prepare a restart; None before."""
+        head = self._states[self._plan.head.name].observation
+        is_prepared = len(self._poller.prepared) == len(self._states)
+        return head.agent.rendezvous if is_prepared and head is not None and head.agent is not None else None
 
     def _is_over(self) -> bool:
         """True if the user stops the run, or a command has recorded its end."""
@@ -249,7 +263,8 @@ class Supervisor:
         text = f"{names} must have ended its ranks before the run restarts: it does so itself within {wait_s:.0f} s"
         self._folder.add_event("restart-waits", text)
         lost = {node.name for node in unreached}
-        with self._endpoints_kept([node for node in self._plan.nodes if node.name not in lost]):
+        kept = [node for node in self._plan.nodes if node.name not in lost]
+        with self._endpoints_kept([*kept, *self._spares.nodes]):
             return self._end_returning_nodes(unreached, wait_s, is_over)
 
     @contextlib.contextmanager
@@ -342,6 +357,10 @@ class Supervisor:
             no_answer = f"; {fold(silent)} {'does' if len(silent) == 1 else 'do'} not answer" if silent else ""
             self._folder.add_event("no-progress", f"the ranks make no progress: {text}{no_answer}")
         self._without_progress = bool(text)
+        ras = ras_facts(self._observations())
+        if ras and ras != self._ras:
+            self._folder.add_event("nccl-ras", ras)
+        self._ras = ras
 
     def _observations(self) -> list[NodeObservation]:
         return [state.observation for state in self._states.values() if state.observation is not None]

@@ -202,6 +202,29 @@ def test_a_process_that_the_kernel_killed_may_be_of_another_job(rank_line: str, 
     assert (weigh(evidence).signature, weigh(evidence).confidence) == ("cgroup-oom", confidence)
 
 
+OF_OTHERS = "the kernel has killed 1 processes on this node for lack of memory, and none in the cgroup of this run"
+OF_THE_RUN = "the kernel has killed 1 of the processes in the cgroup of this run for lack of memory"
+
+
+@pytest.mark.parametrize(
+    ("count", "rank_line", "signature", "confidence"),
+    [
+        (OF_OTHERS, "rank 2 on n1 was killed by SIGKILL", "killed", LOW),
+        (OF_OTHERS, "KeyError: 'a'", "python-error", MEDIUM),
+        (OF_OTHERS, "", "cgroup-oom", LOW),
+        (OF_THE_RUN, "rank 2 on n1 was killed by SIGKILL", "cgroup-oom", HIGH),
+        (OF_THE_RUN, "KeyError: 'a'", "cgroup-oom", MEDIUM),
+    ],
+)
+def test_error_of_a_rank_wins_over_the_kill_of_a_process_of_another_cgroup(
+    count: str, rank_line: str, signature: str, confidence: Confidence
+) -> None:
+    line = "[12345.678] Memory cgroup out of memory: Killed process 4711 (python3) total-vm:81234kB"
+    evidence = search_log([f"{line}\n{count}\n".encode()], "n1/kernel log", CATALOGUE, node="n1")
+    evidence += search_log([rank_line.encode()], "n1/rank-2.err", CATALOGUE, node="n1", rank=2)
+    assert (weigh(evidence).signature, weigh(evidence).confidence) == (signature, confidence)
+
+
 def test_the_proof_is_the_line_itself() -> None:
     found = diagnosed(RUNS["the port is taken"][0])
     assert [(hit.location, hit.rank) for hit in found.proof] == [("log:1", 0)]

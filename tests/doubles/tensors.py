@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from dataclasses import dataclass
-from typing import Any, Callable, Iterator, Sequence, Tuple
+from dataclasses import dataclass, field
+from typing import Any, Callable, Iterator, Sequence, Set, Tuple
 
 import torch
 
@@ -53,6 +53,13 @@ class Cards:
     narrow: bool
     computing: Callable[[], Any]
     generator: Callable[[int], torch.Generator]
+    names: Set[str] = field(default_factory=set, compare=False)
+    """Further types that mean these cards; `cuda` once a program has migrated."""
+
+    def resolve(self, device: Any) -> torch.device:
+        """`device`, with these cards' kind if it has one of `names`."""
+        found = torch.device(device)
+        return torch.device(self.kind, found.index) if found.type in self.names else found
 
     def indexed(self, device: torch.device) -> torch.device:
         """`device` with its number."""
@@ -201,7 +208,8 @@ def _moving(cards: Cards, original: Any) -> Any:
             target: Sequence[Any] = (args[0].device, args[0].dtype)
         else:
             target = torch._C._nn._parse_to(*args, **kwargs)  # noqa: SLF001
-        here, there, dtype = self.device, target[0] or self.device, target[1] or self.dtype
+        here, dtype = self.device, target[1] or self.dtype
+        there = cards.resolve(target[0]) if target[0] else here
         if cards.kind not in (here.type, there.type):
             return original(self, *args, copy=copy, **kwargs)
         destination = cards.indexed(there) if there.type == cards.kind else there
@@ -227,13 +235,14 @@ def _making(cards: Cards, factory: Any) -> Any:
 
     @functools.wraps(factory)
     def make(*args: Any, device: Any = None, requires_grad: bool = False, **kwargs: Any) -> Any:
-        if device is None or torch.device(device).type != cards.kind:
+        device = device if device is None else cards.resolve(device)
+        if device is None or device.type != cards.kind:
             more = {} if device is None else {"device": device}
             return factory(*args, **more, **({"requires_grad": True} if requires_grad else {}), **kwargs)
         if args and isinstance(args[0], DeviceTensor):  # its __torch_function__ draws from the card
             made = factory(*args, **kwargs).to(device)
         else:
-            with cards.drawing(factory, cards.indexed(torch.device(device))):
+            with cards.drawing(factory, cards.indexed(device)):
                 made = factory(*args, **kwargs)
             made = made.to(device)
         return made.requires_grad_() if requires_grad else made

@@ -6,6 +6,8 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,7 +17,7 @@ from orchestrator import bundle as bundles
 from orchestrator.code import Code
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import NodeObservation, StopResult
-from orchestrator.errors import LaunchError
+from orchestrator.errors import LaunchError, NodesError
 from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import PORT_TRIES, DirectLauncher
 from orchestrator.plan.files import node_files
@@ -204,3 +206,33 @@ def test_code_that_is_saved_after_the_plan_is_not_pushed_under_its_digest(tmp_pa
     pushed = tmp_path / "work/bundles" / plan.bundle / "code"
     assert (pushed / "train.py").read_text() == "old"
     assert bundles.build(trainer=False, code=Code(pushed, "", ("train.py",))).digest == plan.bundle
+
+
+def test_new_node_without_the_shared_folder_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    launcher, plan, bundle = _launcher(tmp_path)
+    with closing(launcher):
+        launcher.connect()
+        launcher.push(bundle, node_files(plan))
+        assert launcher.plan.is_shared
+        stranger = replace(plan.nodes[1], name="s0", workdir=str(tmp_path / "elsewhere"))
+        following = replace(launcher.plan, attempt=2, nodes=(plan.nodes[0], stranger))
+        launcher.prepare_attempt(following)
+        launcher.begin_attempt(following)
+        with pytest.raises(NodesError, match="s0: does not share the folder of the run"):
+            launcher.push(bundle, node_files(following))
+    assert not list((tmp_path / "elsewhere").rglob("job.json"))
+
+
+def test_attempt_that_was_begun_here_is_not_learnt_from_an_older_record(tmp_path: Path) -> None:
+    launcher, plan, _ = _launcher(tmp_path)
+    with closing(launcher):
+        reader = launcher.without_reconnects(threading.Event())
+        spares = [replace(plan.nodes[1], name=name, env={"TOKEN": "1"}) for name in ("s0", "s1")]
+        begun = [replace(plan, attempt=2, nodes=(plan.nodes[0], spare)) for spare in spares]
+        for following in begun:  # the start on s0 has failed
+            launcher.begin_attempt(following)
+        recorded = replace(begun[0], nodes=tuple(replace(node, env={}) for node in begun[0].nodes))
+        reader.learn_attempt(recorded)
+        assert launcher.plan == begun[1]
+        reader.learn_attempt(replace(recorded, attempt=3))
+        assert reader.attempt() == 3

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from orchestrator.endpoint.replies import AgentRecord, Finished, NodeObservation, ReportedExit
-from orchestrator.errors import NodesError, Unreachable
+from orchestrator.errors import NodeError, NodesError, Unreachable
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan import plan as plans
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Elastic, Program, RankExit, Request, RunRecord, RunState
 from orchestrator.store import RunFolder
-from orchestrator.supervision.restart import DirectAttempt, Restarts
+from orchestrator.supervision.restart import DirectAttempt, Restarts, recorded_attempts
 from orchestrator.verdict.judge import Verdict
 
 AGENT = AgentRecord(1, 1, 1, "boot", "host", "n0", "3.11", "n0", 0, (0,), 1, "127.0.0.1 1 host", 0.0)
@@ -69,15 +69,15 @@ def _node(saved: int | None, code: int | None = 7, *, has_exit: bool = True) -> 
 def test_run_is_restarted_if_that_may_help(
     tmp_path: Path, verdict: Verdict, node: NodeObservation, cut_off: tuple[str, ...], reason: str
 ) -> None:
-    restarts = Restarts(RunFolder(tmp_path), 3, lambda plan, _: plan, lambda: True)
+    restarts = Restarts(RunFolder(tmp_path), 3, lambda plan, _: plan)
     attempt = DirectAttempt.of(verdict, [node], (), cut_off)
     assert restarts.reason_against(verdict, attempt) == reason
 
 
-def test_run_is_restarted_by_the_process_that_launched_it_alone(tmp_path: Path) -> None:
-    restarts = Restarts(RunFolder(tmp_path), 3, None, lambda: False)
+def test_run_is_not_restarted_by_a_process_that_lacks_a_part_of_the_launch(tmp_path: Path) -> None:
+    restarts = Restarts(RunFolder(tmp_path), 3, None, unable="its code cannot be read")
     reason = restarts.reason_against(_failed(), DirectAttempt.of(_failed(), [_node(3)], (), ()))
-    assert reason == "not restarted: only the process that launched the run knows its environment, and it has ended"
+    assert reason == "not restarted: its code cannot be read"
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,12 @@ def test_nodes_prepare_a_restart_if_there_may_be_one(
     tmp_path: Path, *, max_retries: int, warm: bool, launched_here: bool, prepared: bool
 ) -> None:
     start = (lambda plan, _: plan) if launched_here else None
-    restarts = Restarts(RunFolder(tmp_path), max_retries, start, lambda: True)
+    restarts = Restarts(RunFolder(tmp_path), max_retries, start)
     assert restarts.are_prepared(replace(_plan(tmp_path)[1], warm=warm)) is prepared
 
 
 def test_last_attempt_is_the_one_after_max_retries(tmp_path: Path) -> None:
-    restarts = Restarts(RunFolder(tmp_path), 0, lambda plan, _: plan, lambda: True)
+    restarts = Restarts(RunFolder(tmp_path), 0, lambda plan, _: plan)
     reason = restarts.reason_against(_failed(), DirectAttempt.of(_failed(), [_node(3)], (), ()))
     assert reason == "attempt 1 was the last: max_retries is 0; the newest saved step is 3"
 
@@ -102,6 +102,8 @@ def _plan(
     tmp_path: Path,
     names: Sequence[str] = ("n0", "n1", "s0", "s1"),
     program: Program = Program("executable", ("true",)),  # noqa: B008  frozen
+    *,
+    is_shared: bool = True,
     **request_fields: Any,  # noqa: ANN401
 ) -> tuple[RunFolder, LaunchPlan]:
     """A run that may use the nodes whose names begin with s as spare nodes."""
@@ -111,7 +113,7 @@ def _plan(
     plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
     folder = RunFolder(tmp_path)
     folder.write(RunRecord(plan.run_id, "ssh", RunState.RUNNING, "", {}, {}, {}, {}, started=True))
-    return folder, plan
+    return folder, replace(plan, is_shared=is_shared)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,7 @@ def _plan(
 def test_spare_node_takes_the_ranks_of_the_node_that_it_replaces(
     tmp_path: Path, *, shared: bool, failed: str | None, lost: str | None, unreachable: str | None, nodes: list[str]
 ) -> None:
-    folder, plan = _plan(tmp_path)
+    folder, plan = _plan(tmp_path, is_shared=shared)
     folder.update(slow="n1: rank 1 is slow", slow_nodes=("n1",))
     started = []
 
@@ -140,7 +142,7 @@ def test_spare_node_takes_the_ranks_of_the_node_that_it_replaces(
         started.append(following)
         return following
 
-    restarts = Restarts(folder, 9, start, lambda: shared)
+    restarts = Restarts(folder, 9, start)
     attempt = replace(
         _attempt(),
         first_failed_node=failed if lost is None else None,
@@ -158,8 +160,8 @@ def test_spare_node_takes_the_ranks_of_the_node_that_it_replaces(
 
 
 def test_node_with_the_only_checkpoints_is_not_replaced(tmp_path: Path) -> None:
-    folder, plan = _plan(tmp_path)
-    restarts = Restarts(folder, 9, lambda plan, _: plan, lambda: False)
+    folder, plan = _plan(tmp_path, is_shared=False)
+    restarts = Restarts(folder, 9, lambda plan, _: plan)
     reason = restarts.begin(plan, _failed(), replace(_attempt(), first_failed_node=None, lost=frozenset({"n0"})))
     text = "the checkpoints of rank 0 are on that node alone"
     assert reason == f"not restarted: n0 cannot be reached, and {text}"
@@ -174,7 +176,7 @@ def _started(plan: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
 def test_restart_does_not_change_the_record_of_a_run_that_has_ended(tmp_path: Path) -> None:
     folder, plan = _plan(tmp_path)
     folder.update(state=RunState.STOPPED)
-    assert Restarts(folder, 9, _started, lambda: True).begin(plan, _failed(), _attempt()) == ""
+    assert Restarts(folder, 9, _started).begin(plan, _failed(), _attempt()) == ""
     assert (folder.read().state, folder.read().attempt) == (RunState.STOPPED, 1)
 
 
@@ -191,7 +193,7 @@ def test_record_of_the_next_attempt_is_reported_before_it_starts(tmp_path: Path)
     def on_record(record: RunRecord) -> None:
         states.append((record.state, record.attempt))
 
-    assert Restarts(folder, 9, start, lambda: True).begin(plan, _failed(), _attempt(), on_record) == ""
+    assert Restarts(folder, 9, start).begin(plan, _failed(), _attempt(), on_record) == ""
     assert states == [(RunState.STARTING, 2)]
 
 
@@ -202,7 +204,7 @@ def test_elastic_run_continues_on_fewer_nodes_and_on_all_once_they_are_back(tmp_
     """The samples per step of the shared trainer stay the same: 8 x 4 ranks x 3."""
     folder, plan = _plan(tmp_path, ("n0", "n1", "n2", "n3"), TRAINER, elastic=Elastic(1, 4, 8, 3))
     free: list[str] = []
-    restarts = Restarts(folder, 9, _started, lambda: True, free_nodes=lambda _: free)
+    restarts = Restarts(folder, 9, _started, free_nodes=lambda _: free)
 
     def restart(*lost: str) -> LaunchPlan:
         attempt = replace(_attempt(), first_failed_node=None, lost=frozenset(lost))
@@ -240,11 +242,28 @@ def test_elastic_run_continues_on_fewer_nodes_and_on_all_once_they_are_back(tmp_
     assert [attempt["decision"] for attempt in folder.read().attempts][-1] == on_all.restarted
 
 
+def test_another_process_continues_with_the_attempts_of_the_record(tmp_path: Path) -> None:
+    """Neither the limits of restarts nor the lost nodes are forgotten."""
+    folder, plan = _plan(tmp_path, ("n0", "n1", "n2", "n3"), max_retries=2, elastic=Elastic(1, 4))
+    lost = replace(_attempt(), first_failed_node=None, lost=frozenset({"n3"}), broken=frozenset({"n3"}))
+    assert Restarts(folder, 2, _started).begin(plan, _failed(), lost) == ""
+    second = Restarts(folder, 2, _started, attempts=recorded_attempts(folder))
+    assert second.begin(folder.read_plan(), _failed(node="n1"), _attempt()) == ""
+    assert [node.name for node in folder.read_plan().nodes] == ["n0", "n1", "n2"]
+    attempts = recorded_attempts(folder)
+    assert [(attempt.saved, attempt.lost, attempt.first_failed_node) for attempt in attempts] == [
+        (3, {"n3"}, None),
+        (3, frozenset(), "n1"),
+    ]
+    third = Restarts(folder, 2, _started, attempts=attempts)
+    assert third.reason_against(_failed(), replace(_attempt(), saved=9)).startswith("attempt 3 was the last")
+
+
 def test_elastic_run_uses_spare_nodes_first_and_sizes_that_divide_the_batch(tmp_path: Path) -> None:
     elastic = Elastic(2, 4, 8, None, 64)
     folder, plan = _plan(tmp_path, ("n0", "n1", "n2", "n3", "s0"), TRAINER, elastic=elastic)
     assert plan.sizes == plans.Sizes((2, 4), 8, 64)
-    restarts = Restarts(folder, 9, _started, lambda: True)
+    restarts = Restarts(folder, 9, _started)
     lost = replace(_attempt(), first_failed_node=None, lost=frozenset({"n3"}))
     assert restarts.begin(plan, _failed(), lost) == ""
     assert [node.name for node in folder.read_plan().nodes] == ["n0", "n1", "n2", "s0"]
@@ -257,8 +276,8 @@ def test_elastic_run_uses_spare_nodes_first_and_sizes_that_divide_the_batch(tmp_
 
 
 def test_elastic_run_does_not_lose_the_only_checkpoints(tmp_path: Path) -> None:
-    folder, plan = _plan(tmp_path, ("n0", "n1"), elastic=Elastic(1, 2))
-    restarts = Restarts(folder, 9, _started, lambda: False)
+    folder, plan = _plan(tmp_path, ("n0", "n1"), elastic=Elastic(1, 2), is_shared=False)
+    restarts = Restarts(folder, 9, _started)
     lost = replace(_attempt(), first_failed_node=None)
     assert restarts.begin(plan, _failed(), replace(lost, lost=frozenset({"n1"}))) == ""
     assert [node.name for node in folder.read_plan().nodes] == ["n0"]
@@ -268,3 +287,16 @@ def test_elastic_run_does_not_lose_the_only_checkpoints(tmp_path: Path) -> None:
 
 def _attempt() -> DirectAttempt:
     return DirectAttempt.of(_failed(), [_node(3)], (), ())
+
+
+def test_spare_node_that_cannot_be_used_is_named_with_the_reason(tmp_path: Path) -> None:
+    folder, plan = _plan(tmp_path, ("n0", "n1", "s0"))
+
+    def start(_: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
+        on_connected()
+        raise NodesError([NodeError("s0", "does not share the folder of the run")], 2)
+
+    lost = replace(_attempt(), first_failed_node=None, lost=frozenset({"n1"}))
+    reason = Restarts(folder, 9, start).begin(plan, _failed(), lost)
+    text = "s0 cannot take its place: does not share the folder of the run"
+    assert reason == f"not restarted: n1 cannot be reached, and {text}"

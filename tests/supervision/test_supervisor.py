@@ -34,6 +34,7 @@ from orchestrator.supervision.link import OwnerLink, frame, messages
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.supervision.queries import STOP
 from orchestrator.supervision.restart import Restarts
+from orchestrator.supervision.spares import Spares
 from orchestrator.supervision.supervisor import END_S, EndedAttempt, Supervisor, supervise
 from orchestrator.transports.local import LocalTransport
 from orchestrator.verdict.judge import Verdict
@@ -440,7 +441,7 @@ def test_node_that_reached_the_head_during_the_wait_may_still_run(
         return nodes, frozenset[str]()
 
     monkeypatch.setattr(supervisor, "_end_returning_nodes", wait)
-    restarts = Restarts(supervisor._folder, 3, lambda *_: pytest.fail("it restarts"), lambda: True)  # noqa: SLF001
+    restarts = Restarts(supervisor._folder, 3, lambda *_: pytest.fail("it restarts"))  # noqa: SLF001
     ended = EndedAttempt(Verdict(RunState.FAILED), supervisor._plan.nodes[1:], frozenset(), frozenset())  # noqa: SLF001
     assert supervisor._restart(restarts, ended) == "not restarted: processes of the run may still run on n1"  # noqa: SLF001
 
@@ -598,6 +599,9 @@ def test_endpoints_of_the_other_nodes_get_requests_while_the_restart_waits(
         monkeypatch.setattr(supervisor, "_end_returning_nodes", wait)
         monkeypatch.setattr(Endpoint, "clock_ahead", clock_ahead)
         assert supervisor._until_isolated([lost], lambda: False) == ([lost], frozenset())  # noqa: SLF001  the wait alone
+        times_s.clear()
+        monkeypatch.setattr(Spares, "nodes", [n0])
+        supervisor._until_isolated([n0, lost], lambda: False)  # noqa: SLF001  a spare node's endpoint, too
 
 
 AGENT = AgentRecord(1, 1, 1, "boot", "host", "n0", "3.11", "n0", 0, (0,), 1, "127.0.0.1 29500 host", 0.0)

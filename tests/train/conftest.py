@@ -95,6 +95,7 @@ def ranks_below(tmp_path: Path, warm: Warm) -> Iterator[StartRanks]:
         world_size: int = 2,
         only: int | None = None,
         env: dict[str, str] | None = None,
+        env_of: Sequence[dict[str, str]] = (),
         base: Sequence[str] = TINY,
     ) -> list[Rank]:
         (port,) = free_ports(1)
@@ -109,7 +110,14 @@ def ranks_below(tmp_path: Path, warm: Warm) -> Iterator[StartRanks]:
             home.mkdir(exist_ok=True)
             process = warm(deepspeed=any(word.startswith("strategy=zero") for word in words)).start(
                 (*base, *words),
-                env={**clean_environment(), **rank_env, **rendezvous, **errors, **(env or {})},
+                env={
+                    **clean_environment(),
+                    **rank_env,
+                    **rendezvous,
+                    **errors,
+                    **(env or {}),
+                    **(env_of[number] if env_of else {}),
+                },
                 cwd=home,
                 output=[folder / f"{number}.out", folder / f"{number}.err"],
             )

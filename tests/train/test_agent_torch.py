@@ -95,4 +95,5 @@ def test_ranks_get_exactly_the_variables_of_torchrun_and_of_orch(ground: Ground,
         "ORCH_NODE",
         "ORCH_NODE_RANK",
         "ORCH_ATTEMPT",
+        "ORCH_MEMORY_DIR",
     }

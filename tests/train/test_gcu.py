@@ -137,6 +137,15 @@ def test_error_of_a_card_ends_all_ranks_in_bounded_time(
     assert "Traceback" not in ranks[0].err
 
 
+def test_bytes_are_sent_as_numbers_if_the_library_of_a_t20_does_not_carry_them(
+    start_ranks: StartRanks, tmp_path: Path
+) -> None:
+    words = ("steps=2", "save_steps=1", f"out={tmp_path / 'out'}")
+    ranks = start_ranks(*words, "device=gcu", env={**environment("t20"), "GCU_DOUBLE_NO_UINT8": "1"})
+    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].err
+    assert len(step_numbers(tmp_path / "out")) == 2
+
+
 def test_single_process_on_a_t20_steps_in_the_vendors_safe_mode(warm: Warm, tmp_path: Path) -> None:
     """As the vendor's scripts do without a process group."""
     env = {**clean_environment(), **environment("t20", tmp_path)}

@@ -47,9 +47,15 @@ def _await_save(out: Path, size: float) -> None:
         assert time.monotonic() < end, f"nothing is saved after step {saved}"
 
 
-@pytest.mark.parametrize("forms", [("checkpoint=whole", "checkpoint=sharded"), ("async_save=true",)])
+@pytest.mark.parametrize(
+    "forms",
+    [
+        (("checkpoint=whole",), ("checkpoint=sharded",)),
+        (("async_save=true",), ("async_save=true", "checkpoint=sharded")),
+    ],
+)
 def test_training_killed_at_random_moments_of_a_save_loses_and_repeats_no_batch(
-    start_ranks: StartRanks, tmp_path: Path, forms: Sequence[str]
+    start_ranks: StartRanks, tmp_path: Path, forms: Sequence[Sequence[str]]
 ) -> None:
     """The attempts save in the forms in turn, each from the checkpoint that the one before left."""
     draw, amid = random.Random(f"7 {forms}"), 0  # noqa: S311 -- not for secrets
@@ -58,7 +64,7 @@ def test_training_killed_at_random_moments_of_a_save_loses_and_repeats_no_batch(
     size = _size(uninterrupted / "step_100")
     for kill in range(KILLS):
         before = _newest(killed)
-        ranks = start_ranks(*WORDS, "save_steps=1", forms[kill % len(forms)], f"out={killed}")
+        ranks = start_ranks(*WORDS, "save_steps=1", *forms[kill % len(forms)], f"out={killed}")
         until(
             partial(_saved_since, killed, before, ranks), deadline_s=DEADLINE_S, awaited="a checkpoint of this attempt"
         )

@@ -36,7 +36,7 @@ OPTIONS = (
     (GPT, "strategy=zero3 offload_param=true activation_checkpointing=true"),
     (GPT, "strategy=fsdp2 precision=bf16 activation_checkpointing=true"),
     (GPT, "strategy=fsdp2 precision=fp16"),
-    (GPT, "gradient_as_bucket_view=false activation_checkpointing=true"),
+    (GPT, "gradient_as_bucket_view=false activation_checkpointing=selective"),
 )
 
 
@@ -91,6 +91,16 @@ def test_options_keep_the_losses_and_a_resumed_run_repeats_an_uninterrupted_one_
     if "zero" in words:
         components.module("deepspeed")
     _check_option(start_ranks, tmp_path, base, words, plain)
+
+
+def test_muon_and_the_average_of_the_weights_resume_bit_for_bit(start_ranks: StartRanks, tmp_path: Path) -> None:
+    words = ("optim.name=muon", "optim.ema=0.9", "data.validation=" + __file__, "eval_steps=1", "eval_batches=2")
+    numbers = _check_resumed(start_ranks, tmp_path, GPT, *words)
+    assert numbers[-1] != numbers[0]
+    manifest = files.verified(tmp_path / "resumed" / "step_3").manifest
+    evaluated = [line["eval_loss"] for line in read_metrics(tmp_path / "uninterrupted")]
+    assert manifest["eval_loss"] == evaluated[-1]
+    assert [line["eval_loss"] for line in read_metrics(tmp_path / "resumed")] == evaluated[1:]
 
 
 # DeepSpeed's sources include all of torch's C++ interface; compiling that takes three quarters of the time.
@@ -252,17 +262,18 @@ def test_rank_whose_device_computes_a_wrong_norm_is_named_by_all(
 
 @pytest.mark.parametrize("at", [5, 6])
 def test_all_ranks_roll_back_when_one_computes_a_wrong_norm(start_ranks: StartRanks, tmp_path: Path, at: int) -> None:
-    """Detected from the flags of the next step, or before a checkpoint."""
+    """Detected before a checkpoint: of the next step, or of the same one."""
     out = tmp_path / "out"
     base = ("task=tests.grounds.tasks:Miscomputing", *POINTS[1:], f"options.at={at}", "options.rank=1")
     ranks = start_ranks("roll_back=1", "save_steps=2", "steps=8", f"out={out}", base=base)
     assert codes(ranks) == [0, 0], ranks[0].err
     cause = f"rank 1: gradient norm is not finite at step {at} but finite on all other ranks, though all have the same gradient"
     assert (
-        f"WARNING: {cause}: back to {out / 'step_4'} (roll_back 1 of 1), without the batches of 2 steps" in ranks[0].out
+        f"WARNING: {cause}: back to {out / 'step_4'} (roll_back 1 of 1), without the batches of {at - 4} steps"
+        in ranks[0].out
     )
     assert [step for step, *_ in step_numbers(out)] == list(range(1, 9))
-    assert files.read_manifest(out / "step_8", 8)["position"] == (8 + 2) * 4
+    assert files.read_manifest(out / "step_8", 8)["position"] == (8 + at - 4) * 4
 
 
 @pytest.mark.slow

@@ -205,3 +205,28 @@ def test_users_deepspeed_file_is_completed_or_refused_on_all_ranks(start_ranks: 
         "offload_optimizer": {"device": "none"},
         "offload_param": {"device": "none"},
     }
+
+
+@pytest.mark.slow
+def test_replicas_of_shards_train_as_ddp_and_resume_each_others_checkpoints(
+    start_ranks: StartRanks, tmp_path: Path
+) -> None:
+    """Two replicas of two shards. The norm is that of the whole model, as in WORDS, and no element is in two files."""
+    words = (*WORDS, "steps=4", "save_steps=2", "micro_batch=2")
+    under = {
+        "ddp": ("strategy=ddp", "checkpoint=whole"),
+        "replicas": ("strategy=fsdp2", "fsdp.replicas=2", "fsdp.reshard=false", "checkpoint=sharded"),
+    }
+    for name, settings in under.items():
+        assert set(codes(start_ranks(*words, *settings, f"out={tmp_path / name}", world_size=4))) == {0}
+    expected = step_numbers(tmp_path / "ddp")
+    assert step_numbers(tmp_path / "replicas") == [pytest.approx(numbers, rel=1e-5) for numbers in expected]
+    sizes = [(tmp_path / f"replicas/step_2/r0000{rank}.safetensors").stat().st_size for rank in range(4)]
+    assert max(sizes) < 1.2 * min(sizes)
+    for saved, resumed, ranks in (("ddp", "replicas", 4), ("replicas", "ddp", 1)):
+        out = tmp_path / f"{saved}-{resumed}"
+        shutil.copytree(tmp_path / saved / "step_2", out / "step_2")
+        out.chmod(0o700)
+        started = start_ranks(*words, *under[resumed], f"micro_batch={8 // ranks}", f"out={out}", world_size=ranks)
+        assert set(codes(started)) == {0}, started[0].err
+        assert step_numbers(out) == [pytest.approx(numbers, rel=1e-5) for numbers in expected[2:]]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,46 @@ def test_killed_segmentation_repeats_an_uninterrupted_run_bit_for_bit(
     ).read_bytes()
 
 
+@pytest.mark.slow
+def test_classification_of_image_folders_resumes_and_is_evaluated_alone(
+    start_ranks: StartRanks, tmp_path: Path
+) -> None:
+    """With channels_last, a lower rate for the last layer, values of the training, and all validation samples."""
+    components.module("PIL")
+    pillow: Any = importlib.import_module("PIL.Image")
+    for split, count in (("train", 6), ("val", 5)):
+        for name, colour in (("blue", (0, 0, 200)), ("red", (200, 0, 0))):
+            (tmp_path / split / name).mkdir(parents=True)
+            for number in range(count):
+                pillow.new("RGB", (12, 10), colour).save(tmp_path / split / name / f"{number}.png")
+    words = (
+        f"data.paths={tmp_path / 'train'}",
+        f"data.validation={tmp_path / 'val'}",
+        "channels_last=true",
+        "log_steps=2",
+    )
+    base = (
+        "task=examples.classification.resnet:Classification", "options.width=4", "options.size=8", "options.head_lr=0.5",
+        "micro_batch=2", "device=cpu", "report=", "steps=6", "save_steps=3",
+    )  # fmt: skip
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    assert [rank.wait() for rank in start_ranks(*words, f"out={whole}", base=base)] == [0, 0]
+    metrics = _untimed_metrics(whole)
+    assert [0 <= line.get("train_accuracy", -1) <= 1 for line in metrics] == [False, True] * 3
+    resumed.mkdir()
+    shutil.copytree(whole / "step_3", resumed / "step_3")
+    assert [rank.wait() for rank in start_ranks(*words, f"out={resumed}", base=base)] == [0, 0]
+    assert [line["loss"] for line in _untimed_metrics(resumed)] == [line["loss"] for line in metrics[3:]]
+    alone = start_ranks(*words, f"out={resumed}", "evaluate_only=true", base=base)
+    assert [rank.wait() for rank in alone] == [0, 0], alone[0].err
+    found = json.loads((resumed / "evaluation.json").read_text())
+    assert found == {"step": 6, **{key: value for key, value in metrics[-1].items() if key.startswith("eval_")}}
+    assert "step=" not in re.sub("evaluated step=6", "", alone[0].out)
+    nothing = start_ranks(*words, f"out={tmp_path / 'new'}", "evaluate_only=true", base=base)
+    assert [rank.wait() for rank in nothing] == [2, 2]
+    assert "error: evaluate_only=true: there is no checkpoint in " in nothing[0].err
+
+
 def test_tokens_beyond_the_vocabulary_end_all_ranks_and_others_train(start_ranks: StartRanks, tmp_path: Path) -> None:
     np.save(tmp_path / "train.npy", np.arange(5000, dtype="u4") % 300)
     paths = (f"data.paths={tmp_path / 'train.npy'}", f"data.validation={tmp_path / 'train.npy'}")
@@ -91,11 +133,11 @@ def test_tokens_beyond_the_vocabulary_end_all_ranks_and_others_train(start_ranks
     assert ranks[1].err == ""
 
 
-@pytest.mark.parametrize(("split", "step", "done"), [("train", 3, 2), ("validation", 1, 3)])
+@pytest.mark.parametrize(("split", "step", "done"), [("train", 3, 1), ("validation", 1, 3)])
 def test_wrong_sample_on_one_rank_during_training_is_one_error_line_on_each_rank(
     start_ranks: StartRanks, tmp_path: Path, split: str, step: int, done: int
 ) -> None:
-    """The other ranks, which are in a collective, print the error of that rank and no traceback."""
+    """The other ranks, which are in a collective, print the error of that rank and no traceback. They report a step during the next one."""
     ranks, micro_batch, context = 3, 4, 32
     tokens = np.arange(5000, dtype="u4") % 300
     np.save(tmp_path / "good.npy", tokens)

@@ -92,8 +92,9 @@ def test_killed_run_resumes_from_its_checkpoint_under_orch(start_ranks: StartRan
     assert list(progress[0]["replicas"]["steps"]) == ["40"]
     assert set(progress[0]["summary"]) == {
         *("steps", "first_loss", "last_loss", "tokens_per_s", "wall_s", "checkpoint"),
-        *("step_time_p50_s", "step_time_p99_s", "data_wait_s", "peak_memory_bytes"),
+        *("step_time_p50_s", "step_time_p99_s", "data_wait_s", "peak_memory_bytes", "total_tokens"),
     }
+    assert progress[0]["summary"]["total_tokens"] == 40 * 8 * 2 * 32  # those before the restart included
 
 
 def test_restarted_finished_run_trains_no_step(start_ranks: StartRanks, tmp_path: Path) -> None:

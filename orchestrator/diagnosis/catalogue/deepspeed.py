@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from orchestrator.diagnosis.change import MICRO_BATCH, NO_TOTAL_BATCH
 from orchestrator.diagnosis.signature import Role, Signature, signature
 
 _root = partial(signature, Role.ROOT)
@@ -12,8 +13,8 @@ _DEEPSPEED = "DeepSpeed 0.19"
 
 DEEPSPEED: tuple[Signature, ...] = (
     _root("ds-batch-sizes", r"train_batch_size is not equal to micro_batch_per_gpu \* gradient_acc_step \* world_size,? ?(?P<total>\d+) != (?P<product>[\d *]+\d)", "config", "the batch sizes of DeepSpeed contradict each other: {total} is not {product} (micro batch, accumulation, ranks)", "remove one of train_batch_size, train_micro_batch_size_per_gpu and gradient_accumulation_steps: DeepSpeed computes it",
-        "compare the last factor with the number of ranks that you meant", literal="train_batch_size is not equal to", sample="AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 32 != 2 * 1 * 8", near="train_batch_size is 32", source=_DEEPSPEED),
-    _root("ds-no-batch-size", r"Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided", "config", "the configuration of DeepSpeed has no batch size", 'add "train_micro_batch_size_per_gpu": N (with transformers: "auto")', sample="AssertionError: Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided", near="train_micro_batch_size_per_gpu is provided", source=_DEEPSPEED),
+        "compare the last factor with the number of ranks that you meant", literal="train_batch_size is not equal to", sample="AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 32 != 2 * 1 * 8", near="train_batch_size is 32", change=NO_TOTAL_BATCH, source=_DEEPSPEED),
+    _root("ds-no-batch-size", r"Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided", "config", "the configuration of DeepSpeed has no batch size", 'add "train_micro_batch_size_per_gpu": N (with transformers: "auto")', sample="AssertionError: Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided", near="train_micro_batch_size_per_gpu is provided", change=MICRO_BATCH, source=_DEEPSPEED),
     _root("ds-unknown-key", r"Extra inputs are not permitted \[type=extra_forbidden", "config", "a configuration (DeepSpeed's, or another one read by pydantic) has an unknown key; the line above names it", "orch lint FILE.json: names keys that are misspelt or of another version", sample="  Extra inputs are not permitted [type=extra_forbidden, input_value=True, input_type=bool]", near="Extra inputs are permitted", source="DeepSpeed 0.19, pydantic 2"),
     _root("ds-fractional-size", r"Input should be a valid integer, got a number with a fractional part", "config", "a size in a configuration (DeepSpeed's, or another one read by pydantic) is no whole number; the line above names it", "orch lint FILE.json; write 500000000, not 5e8 with a fraction", sample="  Input should be a valid integer, got a number with a fractional part [type=int_from_float, input_value=1.5]", near="Input should be a valid integer", source="DeepSpeed 0.19, pydantic 2"),
     _root("ds-duplicate-keys", r"Duplicate keys in DeepSpeed config: (?P<keys>\[[^\]]*\])", "config", "the configuration of DeepSpeed has keys twice: {keys}", "remove one of each", literal="Duplicate keys in DeepSpeed config", sample="ValueError: Duplicate keys in DeepSpeed config: ['zero_optimization']", near="No duplicate keys in DeepSpeed config", source=_DEEPSPEED),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from orchestrator.diagnosis.change import unset, variables
 from orchestrator.diagnosis.signature import Role, Signature, signature
 
 _root = partial(signature, Role.ROOT)
@@ -48,19 +49,19 @@ NCCL: tuple[Signature, ...] = (
         sample="n0:12:34 [0] NCCL INFO Using network Socket", near="n0:12:34 [0] NCCL INFO Using network IB", source="NCCL 2.30, init.cc"),
     _root("nccl-no-interface", r"no socket interface found", "config", "NCCL_SOCKET_IFNAME matches no network interface of the node",
         "ip -br address: lists the interfaces", "unset NCCL_SOCKET_IFNAME, or set it to the name of one that is up",
-        sample="n0:12:34 [0] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface found", near="Bootstrap : Using eth0:10.0.0.1<0>", source="NCCL 2.30"),
+        sample="n0:12:34 [0] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface found", near="Bootstrap : Using eth0:10.0.0.1<0>", change=unset("NCCL_SOCKET_IFNAME"), source="NCCL 2.30"),
     _root("nccl-qp-unreachable", r"ibv_modify_qp failed with (?:error|101) Network is unreachable", "network", "the GIDs of two RDMA adapters have no route to each other",
         "show_gids: compare the GID index and the subnet of both nodes", "orch bench comm --pairs: names the pair of nodes", literal="ibv_modify_qp failed with",
         sample="misc/ibvwrap.cc:187 NCCL WARN Call to ibv_modify_qp failed with error Network is unreachable", near="ibv_modify_qp failed with error No such device", source="nccl-tests#185"),
     _root("nccl-qp-no-device", r"ibv_modify_qp failed with (?:error|19) No such device", "network", "the GID index is empty in this network namespace, as in a RoCE container without the host's network",
         "show_gids: lists the GIDs that exist", "unset NCCL_IB_GID_INDEX (NCCL 2.21 and newer choose), or use the host's network in the container", literal="ibv_modify_qp failed with",
-        sample="misc/ibvwrap.cc:284 NCCL WARN Call to ibv_modify_qp failed with error No such device", near="ibv_modify_qp failed with error Network is unreachable", source="nccl#799, #925", retry="never"),
+        sample="misc/ibvwrap.cc:284 NCCL WARN Call to ibv_modify_qp failed with error No such device", near="ibv_modify_qp failed with error Network is unreachable", change=unset("NCCL_IB_GID_INDEX"), source="nccl#799, #925", retry="never"),
     _root("nccl-gid-index", r"ibv_modify_qp failed with (?:error|22) Invalid argument", "config", "NCCL_IB_GID_INDEX or the MTU is wrong for this adapter",
         "unset NCCL_IB_GID_INDEX: NCCL 2.21 and newer choose the index", "ibv_devinfo -v: compare active_mtu between the nodes", literal="ibv_modify_qp failed with",
-        sample="Call to ibv_modify_qp failed with 22 Invalid argument, on dev mlx5_0:1, curr state INIT, next state RTR, local GID index 3, local GID ::", near="ibv_modify_qp failed with 110 Connection timed out", source="NCCL 2.21 and newer"),
+        sample="Call to ibv_modify_qp failed with 22 Invalid argument, on dev mlx5_0:1, curr state INIT, next state RTR, local GID index 3, local GID ::", near="ibv_modify_qp failed with 110 Connection timed out", change=unset("NCCL_IB_GID_INDEX"), source="NCCL 2.21 and newer"),
     _root("nccl-qp-timeout", r"ibv_modify_qp failed with (?:error|110) Connection timed out", "network", "an RDMA adapter cannot reach the GID of the peer",
         "orch bench comm --pairs: names the pair of nodes", "NCCL_CROSS_NIC=0, if adapters of different rails have no route to each other", literal="ibv_modify_qp failed with",
-        sample="Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_0:1", near="ibv_modify_qp failed with 22 Invalid argument", source="NCCL 2.21 and newer"),
+        sample="Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_0:1", near="ibv_modify_qp failed with 22 Invalid argument", change=variables(NCCL_CROSS_NIC="0"), source="NCCL 2.21 and newer"),
     _root("nccl-memlock", r"ibv_(?:reg_mr\w*|create_cq|create_qp) failed(?: with (?:error|12) Cannot allocate memory|\s*$)", "config", "the limit of locked memory is too low for RDMA",
         "ulimit -l: must print unlimited in the shell, in sshd, in slurmd and in the container", literal="Call to ibv_",
         sample=("misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory", "NCCL WARN Call to ibv_create_qp failed",
@@ -69,13 +70,13 @@ NCCL: tuple[Signature, ...] = (
         "ibstat; ethtool -S INTERFACE: look at the state and the error counters of the ports of {peer}", "orch bench comm --pairs: names the link", "NCCL_IB_TIMEOUT=22 allows more time", literal="NET/IB", follows=_PEER_LOST,
         sample=("NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with error 12, opcode 0, len 0, vendor err 129",
                 "NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=1 vendor_err=129 hca mlx5_0"),
-        near="NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with error 5, opcode 0, len 0, vendor err 249", source="NCCL up to 2.26; from 2.27 with `status=`"),
+        near="NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with error 5, opcode 0, len 0, vendor err 249", change=variables(NCCL_IB_TIMEOUT="22"), source="NCCL up to 2.26; from 2.27 with `status=`"),
     _consequence("nccl-rdma-flush", r"NET/IB.*(?:with error 5,|with status=\S*\(5\))", "network", "the queue pair had been closed by an earlier error",
         "look at the first completion with another error", literal="NET/IB", sample="NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with error 5, opcode 0, len 0, vendor err 249",
         near="NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with error 12, opcode 0", source="NCCL 2.30"),
     _root("nccl-rdma-protection", r"NET/IB.*(?:with error (?:4|10),|with status=\S*\((?:4|10)\))", "node", "the RDMA adapter may not access the memory of the card: GPUDirect is blocked, as by PCI ACS or an IOMMU",
         "NCCL_NET_GDR_LEVEL=LOC: without GPUDirect the error disappears if this is the cause", "an admin turns off ACS and loads nvidia_peermem", literal="NET/IB",
-        sample="NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with error 4, opcode 0, len 0, vendor err 81", near="NET/IB : Got completion from peer 10.2.0.5<33092> with error 5, opcode 0", source="NCCL 2.30"),
+        sample="NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with error 4, opcode 0, len 0, vendor err 81", near="NET/IB : Got completion from peer 10.2.0.5<33092> with error 5, opcode 0", change=variables(NCCL_NET_GDR_LEVEL="LOC"), source="NCCL 2.30"),
     _root("nccl-port-fatal", r"NET/IB : (?P<adapter>\S+) async fatal event", "node", "the RDMA adapter {adapter} reported a fatal error",
         "ibstat: shows the state of the port", "replace the cable or the adapter", literal="async fatal event", sample="NCCL WARN NET/IB : mlx5_0:1 async fatal event: local catastrophic error",
         near="NET/IB : mlx5_0:1 Got non-fatal async event: port active(9)", source="NCCL 2.23 and newer"),
@@ -110,5 +111,5 @@ NCCL: tuple[Signature, ...] = (
         "CUDA_LAUNCH_BLOCKING=1: the traceback then names the operation", "dmesg | grep -i xid: shows a fault of the card", literal="Cuda failure", follows=(*_CARDS, "cuda-oom"),
         sample="include/alloc.h:125 NCCL WARN Cuda failure 710 'device-side assert triggered'", near="no Cuda failure so far", source="nccl#1504, pytorch#131755"),
     _root("nccl-no-transport", r"No transport found for rank (?P<rank>\d+)", "config", "every transport of NCCL is turned off",
-        "unset NCCL_P2P_DISABLE, NCCL_SHM_DISABLE and NCCL_IB_DISABLE", "orch lint: names such variables", literal="No transport found for rank", sample="NCCL WARN No transport found for rank 1[1000] -> rank 0[2000]", near="transport found for rank 1", source="NCCL 2.30"),
+        "unset NCCL_P2P_DISABLE, NCCL_SHM_DISABLE and NCCL_IB_DISABLE", "orch lint: names such variables", literal="No transport found for rank", sample="NCCL WARN No transport found for rank 1[1000] -> rank 0[2000]", near="transport found for rank 1", change=unset("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE"), source="NCCL 2.30"),
 )  # fmt: skip

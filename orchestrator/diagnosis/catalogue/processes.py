@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from functools import partial
 
+from orchestrator.diagnosis.change import NO_WORKERS
 from orchestrator.diagnosis.signature import KERNEL, Role, Signature, signature
 
 _root = partial(signature, Role.ROOT)
 _error = partial(signature, Role.ERROR)
 _symptom = partial(signature, Role.SYMPTOM)
 _consequence = partial(signature, Role.CONSEQUENCE)
+_note = partial(signature, Role.NOTE)
 _FIRST = "look at the first failing rank"
 _PATH = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w./~+-]+"""  # quoted by Python, or plain
-_OUT_OF_MEMORY = ("oom-killer", "cgroup-oom", "oom-kills", "slurm-oom", "slurm-oom-task")
+_OUT_OF_MEMORY = ("oom-killer", "cgroup-oom", "oom-kills", "run-oom-kills", "slurm-oom", "slurm-oom-task")
 
 
 def _exit(number: int, name: str) -> str:
@@ -64,10 +66,14 @@ PROCESSES: tuple[Signature, ...] = (
         logs=KERNEL, sample=("[12345.678] Memory cgroup out of memory: Killed process 4711 (python3) total-vm:81234kB", "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=step_0,oom_memcg=/slurm/uid_1000/job_12"), near="Memory cgroup created", source="Linux 4 to 6"),
     _root("oom-kills", r"the kernel has killed (?P<count>\d+) of the processes on this node for lack of memory", "memory", "the kernel of the node ran out of memory, or a limit of memory was reached, and it killed {count} of the processes", "free -h; dmesg -T | grep -i 'killed process': names them, where you may read it", "fewer data loader workers, a smaller batch, or fewer ranks per node", literal="of the processes on this node for lack of memory",
         logs=KERNEL, follows=("oom-killer", "cgroup-oom"), sample="the kernel has killed 1 of the processes on this node for lack of memory since the start of the run", near="the kernel has not killed processes of this node", source="orch, by /proc/vmstat"),
-    _root("worker-bus-error", r"DataLoader worker \(pid (?P<pid>\d+)\) is killed by signal: Bus error|out of shared memory\. Please try to raise your shared memory limit", "storage", "/dev/shm is full: a data loader worker could not pass its batch on", "df -h /dev/shm", "docker run --shm-size=16g or --ipc=host", "fewer workers, or torch.multiprocessing.set_sharing_strategy('file_system')", retry="elsewhere",
-        literal=("is killed by signal: Bus error", "raise your shared memory limit"), sample="RuntimeError: DataLoader worker (pid 46794) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit.", near="RuntimeError: DataLoader worker (pid 46794) is killed by signal: Killed.", source="pytorch#108861, #5040"),
+    _root("run-oom-kills", r"the kernel has killed (?P<count>\d+) of the processes in the cgroup of this run for lack of memory", "memory", "the memory of the node was exhausted, or a limit of memory was reached, and the kernel killed {count} of the processes of the run", "free -h; dmesg -T | grep -i 'killed process': names them, where you may read it", "fewer data loader workers, a smaller batch, fewer ranks per node, or a higher limit", literal="in the cgroup of this run for lack of memory",
+        logs=KERNEL, follows=("oom-killer", "cgroup-oom"), sample="the kernel has killed 1 of the processes in the cgroup of this run for lack of memory", near="the kernel has killed 1 of the processes on this node for lack of memory since the start of the run", source="orch, by memory.events or memory.oom_control"),
+    _note("foreign-oom-kills", r"the kernel has killed (?P<count>\d+) processes on this node for lack of memory, and none in the cgroup of this run", "memory", "the kernel killed {count} processes on the node for lack of memory, and none of them in the cgroup of this run", "dmesg -T | grep -i 'killed process': names them, where you may read it", literal="and none in the cgroup of this run",
+        logs=KERNEL, sample="the kernel has killed 2 processes on this node for lack of memory, and none in the cgroup of this run", near="the kernel has killed 1 of the processes in the cgroup of this run for lack of memory", source="orch, by memory.events or memory.oom_control"),
+    _root("worker-bus-error", r"DataLoader worker \(pid (?P<pid>\d+)\) is killed by signal: Bus error|out of shared memory\. Please try to raise your shared memory limit", "storage", "/dev/shm is full: a data loader worker could not pass its batch on", "df -h /dev/shm", "docker run --shm-size=16g or --ipc=host", "fewer workers; num_workers=0 passes nothing through /dev/shm", retry="elsewhere",
+        literal=("is killed by signal: Bus error", "raise your shared memory limit"), sample="RuntimeError: DataLoader worker (pid 46794) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit.", near="RuntimeError: DataLoader worker (pid 46794) is killed by signal: Killed.", change=NO_WORKERS, source="pytorch#108861, #5040"),
     _root("shm-full", r"/dev/shm.*No space left on device|No space left on device.*/dev/shm|unable to (?:write to|mmap|allocate|open) (?:file|shared memory)[^<]*<[^<]*torch_", "storage", "/dev/shm is full", "df -h /dev/shm", "docker run --shm-size=16g or --ipc=host; fewer data loader workers", retry="elsewhere", literal=("/dev/shm", "torch_"), follows=("nccl-shm-full",),
-        sample=("OSError: [Errno 28] No space left on device: '/dev/shm/psm_1'", "RuntimeError: unable to write to file </torch_4711_1: No space left on device (28)>"), near="tmpfs /dev/shm tmpfs rw 0 0", source="Linux; torch"),
+        sample=("OSError: [Errno 28] No space left on device: '/dev/shm/psm_1'", "RuntimeError: unable to write to file </torch_4711_1: No space left on device (28)>"), near="tmpfs /dev/shm tmpfs rw 0 0", change=NO_WORKERS, source="Linux; torch"),
     _symptom("worker-killed", r"DataLoader worker \(pid(?:\(s\))? ?(?P<pid>[\d, ]+)\) (?:is killed by signal: (?:Killed|Terminated|Aborted|Segmentation fault)|exited unexpectedly)", "memory", "a data loader worker died (process {pid}); SIGKILL is usually the OOM killer", "dmesg -T | grep -i 'killed process': names the process if it was the OOM killer", "num_workers=0 shows an exception of the worker itself", literal="DataLoader worker (pid", follows=(*_OUT_OF_MEMORY, "worker-bus-error", "shm-full"),
         sample=("RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed. ", "RuntimeError: DataLoader worker (pid(s) 4711, 4712) exited unexpectedly"), near="DataLoader worker (pid 4711) started", source="torch 1.10 to 2.13"),
     _root("disk-full", r"No space left on device|Disk quota exceeded|has no inodes left|the disk of (?P<path>\S+) is full", "storage", "a disk is full, or a quota is used up", "df -h; df -i: on the node, of the folder in the line", "quota -s", "orch gc --dry-run: lists the old runs that orch gc removes", literal=("No space left on device", "Disk quota exceeded", "has no inodes left", "the disk of"),

@@ -16,6 +16,8 @@ from orchestrator.node.events import NO_RETRY, REQUEUE, EventLog, Kind, State
 from orchestrator.node.files import read_json, write_json
 from orchestrator.node.job import Job, Refused
 from orchestrator.node.lean import signal
+from orchestrator.node.memory_folder import memory_folder, remove_memory, remove_unused
+from orchestrator.node.oom_kills import kills_of_run
 from orchestrator.node.processes import (
     CAUGHT,
     TICK_S,
@@ -29,7 +31,7 @@ from orchestrator.node.processes import (
     stat_of,
 )
 from orchestrator.node.rank_channel import remove_channels
-from orchestrator.node.run_folder import output_stem, process_name, started_ranks
+from orchestrator.node.run_folder import output_stem, process_name, read_agent, started_ranks
 from orchestrator.node.spawn import spawn
 
 TYPE_CHECKING = False
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from orchestrator.node.agent.warm import WarmParent
-    from orchestrator.node.events import RankResult, StateName
+    from orchestrator.node.events import Keys, RankResult, StateName
     from orchestrator.node.isolation import Isolation
 
 # REQUEUE is 0, too: on any other code srun would kill the ranks of the other nodes, which may still be saving.
@@ -97,6 +99,8 @@ class Agent:
     ) -> None:
         """Start every rank, or the program that starts them; Refused if one cannot be started."""
         self.cwd = cwd
+        for problem in remove_unused():
+            self.events.write_message(f"the memory of an ended run was not removed: {problem}")
         forked = self.fork_ranks(warm, command, environments) if warm is not None else []
         for local_rank, rank in enumerate(self.job.processes):
             name, cpus = process_name(rank), self.cpus[local_rank] if self.cpus else None
@@ -379,10 +383,18 @@ class Agent:
         outcome = self.outcome
         if outcome is None or len(self.done) == len(self.job.processes):
             outcome = Outcome(State.DONE)
-            record = {"time": self.events.clock.now(), "ranks": list(self.job.rank_numbers)}
-            write_json(os.path.join(self.folder, "DONE"), record)
+            done = {"time": self.events.clock.now(), "ranks": list(self.job.rank_numbers)}
+            write_json(os.path.join(self.folder, "DONE"), done)
+        # Ranks are stopped also because another node has failed: then another attempt may follow.
+        if outcome.state in (State.DONE, State.REQUEUE) or outcome.no_retry:
+            problem = remove_memory(memory_folder(self.job.run_id, self.job.node))
+            if problem:
+                self.events.write_message(f"the memory of this run was not removed: {problem}")
         text = f"{self.job.node}: {outcome.reason or outcome.state.lower()}, nothing is left running"
-        self.events.write(Kind.AGENT_FINISHED, text, state=outcome.state, exit=outcome.exit, no_retry=outcome.no_retry)
+        record = read_agent(self.folder)
+        kills = None if record is None else kills_of_run(record)
+        end: Keys = {"state": outcome.state, "exit": outcome.exit, "no_retry": outcome.no_retry, "oom_kills": kills}
+        self.events.write(Kind.AGENT_FINISHED, text, **end)
         self.events.require_written()
         self.logs.require_written()
         return NO_RETRY if outcome.no_retry else EXIT_CODES[outcome.state]

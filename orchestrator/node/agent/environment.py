@@ -7,6 +7,7 @@ import os
 from orchestrator.node.agent.failure import error_file
 from orchestrator.node.code_folder import shared_folder
 from orchestrator.node.job import Job
+from orchestrator.node.memory_folder import memory_folder
 from orchestrator.node.stacks import STACKS
 
 TYPE_CHECKING = False
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 STALE_NAMES = frozenset(
     b"RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME "
     b"NNODES NODE_RANK NPROC_PER_NODE MASTER_ADDR MASTER_PORT ORCH_RUN_ID ORCH_RUN_DIR ORCH_NODE ORCH_NODE_RANK "
-    b"ORCH_ATTEMPT ORCH_SHARED_DIR ORCH_COMMIT".split()
+    b"ORCH_ATTEMPT ORCH_SHARED_DIR ORCH_COMMIT ORCH_MEMORY_DIR".split()
 )
 STALE_PREFIXES = (b"TORCHELASTIC_", b"PET_", b"PMI_", b"PMIX_", b"OMPI_")
 # Slurm's variables about the tasks of a step and how srun started them. mmengine, Lightning, timm, DETR, JAX and others take
@@ -79,6 +80,7 @@ def node_environment(job: Job, rendezvous: str) -> dict[bytes, bytes]:
     shared = {**launch, **(torchrun_options(launch) if job.is_per_node else torchrun_variables(job))}
     shared.update(ORCH_RUN_ID=job.run_id, ORCH_RUN_DIR=job.run_dir, ORCH_ATTEMPT=str(job.attempt))
     shared.update(ORCH_NODE=job.node, ORCH_NODE_RANK=str(job.node_rank))
+    shared["ORCH_MEMORY_DIR"] = memory_folder(job.run_id, job.node)
     folder = shared_folder(job.run_dir)
     if folder is not None:
         shared.update(ORCH_SHARED_DIR=folder)

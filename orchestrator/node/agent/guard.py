@@ -22,8 +22,9 @@ from orchestrator.node.files import write_json
 from orchestrator.node.isolation import Isolation
 from orchestrator.node.job import AlreadyRunning, Job, PortTaken, Refused, load_job
 from orchestrator.node.lean import signal
-from orchestrator.node.machine import host_id, is_alive, oom_kills, process_record
+from orchestrator.node.machine import host_id, is_alive, process_record
 from orchestrator.node.number_list import format_numbers, parse_numbers
+from orchestrator.node.oom_kills import kills_in, memory_cgroup, oom_kills
 from orchestrator.node.processes import (
     CAUGHT,
     PR_SET_CHILD_SUBREAPER,
@@ -97,6 +98,7 @@ def bind(job: Job) -> BindingBody:
 def write_agent_record(job: Job, folder: str, rendezvous: str, clock: Clock) -> BindingBody:
     """Record the owner of the node folder and the CPUs of the ranks, before any rank starts; return the latter."""
     binding = bind(job)
+    cgroup = memory_cgroup()
     record: AgentBody = {
         **process_record(),
         "pgid": os.getpgrp(),
@@ -113,6 +115,8 @@ def write_agent_record(job: Job, folder: str, rendezvous: str, clock: Clock) -> 
         "clock_ahead_s": clock.ahead_s,
         "binding": binding,
         "oom_kills": oom_kills(),
+        "memory_cgroup": cgroup,
+        "cgroup_oom_kills": None if cgroup is None else kills_in(cgroup),
     }
     write_json(os.path.join(folder, AGENT_RECORD), record)
     return binding

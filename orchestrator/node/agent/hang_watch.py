@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 
+from orchestrator.node.agent.cpu_waits import CpuWaits
 from orchestrator.node.agent.phase_limits import STEP, PhaseLimits
 from orchestrator.node.files import read_json, write_json
 from orchestrator.node.lean import suppress
@@ -18,14 +19,20 @@ from orchestrator.node.stacks import STACKS, folded_calls, ranks_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Dict, Optional, Tuple
+    from typing import Callable, Dict, Iterable, Optional, Tuple
 
+    from orchestrator.node.agent.nccl_ras import RasQuery
     from orchestrator.node.events import EventLog
     from orchestrator.node.job import Job
     from orchestrator.node.messages import HangBody, RankBody
 
 POLL_S = 1.0
 COUNTS_S = 0.3  # a rank that is stopped never answers
+LEAST_SHARE = 1 / 6  # of the time without progress that counts, however long the ranks wait for a CPU
+MOST_WAITED_S = (
+    60.0  # of that time that does not count: a hang must be named well before its timeout, also on a crowded node
+)
+STARVED_SHARE = 0.5  # of that time; such a rank is reported as waiting for a CPU
 QUERIES = 40  # at most within a limit: the requests to a stopped rank stay in the queue of the socket
 
 
@@ -35,30 +42,42 @@ class HangWatch:
     def __init__(self, job: Job, folder: str, events: EventLog, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._job, self._folder, self._events, self._clock_s = job, folder, events, clock_s
         self._limits = PhaseLimits(clock_s())
+        self._waits = CpuWaits(clock_s())
+        self._pids: Dict[int, int] = {}
         self._due_s = clock_s() + POLL_S
         self._counts: Dict[int, Optional[object]] = {}  # of the collectives of each rank, at half of the limit
         self._query_s = 0.0
         self._is_reported = False
+        self._body: Optional[HangBody] = None
+        self._ras: Optional[RasQuery] = None
+        self._ras_is_queried = False
 
     def poll(self) -> None:
-        """Look at the progress, if it is time."""
+        """Look at the progress, if it is time, and for the answer of NCCL's RAS."""
+        self._poll_ras()
         now_s = self._clock_s()
         if now_s < self._due_s:
             return
         self._due_s = now_s + POLL_S
         quiet_s, limit_s = self._limits.quiet_s(now_s), self._limits.limit_s()
-        if self._limits.add(self._progress(), now_s):
+        progress = self._progress()
+        self._sample_waits(progress, now_s)
+        waited_s = self._waits.total_s
+        counted_s = max(quiet_s - min(waited_s, MOST_WAITED_S), quiet_s * LEAST_SHARE)
+        if self._limits.add(progress, now_s, waited_s):
+            self._waits.reset()
             self._counts = {}
             self._query_s = 0.0
             if self._is_reported:
                 self._withdraw(quiet_s)
-        elif not self._is_reported and quiet_s >= limit_s / 2 and now_s >= self._query_s:
+        elif not self._is_reported and counted_s >= limit_s / 2 and now_s >= self._query_s:
             self._query_s = now_s + max(POLL_S, limit_s / QUERIES)
             counts = self._collectives()
             if _have_advanced(self._counts, counts):
-                self._limits.restart(now_s)
+                self._limits.restart(now_s, waited_s)
+                self._waits.reset()
                 self._counts = {}
-            elif quiet_s < limit_s:
+            elif counted_s < limit_s:
                 self._counts = counts
             else:
                 self._report(quiet_s)
@@ -72,6 +91,13 @@ class HangWatch:
                 found[rank] = (report["step"], str(report.get("phase", STEP)))
         return found
 
+    def _sample_waits(self, ranks: Iterable[int], now_s: float) -> None:
+        """Sample how long each rank that reports its progress waits for a CPU; its channel shows its process."""
+        unknown = [rank for rank in ranks if rank not in self._pids]
+        if unknown:
+            self._pids.update({rank: pid for rank, (pid, _) in query(self._folder, unknown, [], 0.0).items()})
+        self._waits.sample(self._pids, now_s)
+
     def _collectives(self) -> Dict[int, Optional[object]]:
         """The counts of collectives of each rank; None for one that does not answer."""
         ranks = started_ranks(self._folder, self._job.rank_numbers)
@@ -82,9 +108,12 @@ class HangWatch:
         self._is_reported = True
         ranks = rank_bodies(self._folder, started_ranks(self._folder, self._job.rank_numbers))
         step_s = self._limits.step_s()
-        body: HangBody = {"time": self._events.clock.now() - quiet_s, "step_s": step_s, "ranks": without_stacks(ranks)}
+        for rank, found in ranks.items():
+            if self._waits.of_rank(rank) > STARVED_SHARE * quiet_s:
+                found["cpu_wait_s"] = self._waits.of_rank(rank)
+        self._body = {"time": self._events.clock.now() - quiet_s, "step_s": step_s, "ranks": without_stacks(ranks)}
         with suppress(OSError):  # a full disk must not end the run
-            write_json(os.path.join(self._folder, HANG_REPORT), body)
+            write_json(os.path.join(self._folder, HANG_REPORT), self._body)
             for rank, found in ranks.items():
                 with open(
                     os.path.join(self._folder, STACKS, f"{rank}.no-progress.txt"),
@@ -107,6 +136,33 @@ class HangWatch:
         )
         text = f"{has_made} made no progress for {quiet_s:.0f} s{step}"
         self._events.write_message(f"warning: {text}{': ' if positions else ''}{positions}")
+        self._query_ras(ranks)
+
+    def _query_ras(self, ranks: Dict[int, RankBody]) -> None:
+        """Query NCCL's RAS once in an attempt, on the node of rank 0, while the ranks are in steps."""
+        in_steps = self._limits.step_s() and all(body["phase"] == STEP for body in ranks.values() if body["answers"])
+        if self._ras_is_queried or 0 not in ranks or not in_steps:
+            return
+        from orchestrator.node.agent.nccl_ras import RasQuery, may_be_queried  # noqa: PLC0415  seldom needed
+
+        answers = query(self._folder, ranks, ["nccl"], COUNTS_S).values()
+        nccl = next((answer["nccl"] for _, answer in answers if answer and answer.get("nccl")), None)
+        if nccl and may_be_queried(nccl, ranks):
+            self._ras_is_queried = True
+            pids = {body["pid"] for body in ranks.values()}
+            self._ras = RasQuery(nccl, pids, sum(self._job.ranks), self._clock_s)
+
+    def _poll_ras(self) -> None:
+        """Add the answer of NCCL's RAS to the report."""
+        answer = self._ras and self._ras.poll()
+        if not answer:
+            return
+        self._ras = None
+        self._events.write_message(f"NCCL's RAS: {'; '.join(answer['facts']) or answer['problem']}")
+        if self._body is not None and self._is_reported:
+            self._body["ras"] = answer
+            with suppress(OSError):  # a full disk must not end the run
+                write_json(os.path.join(self._folder, HANG_REPORT), self._body)
 
     def _withdraw(self, quiet_s: float) -> None:
         self._is_reported = False

@@ -29,15 +29,22 @@ class PhaseLimits:
         self._reports: Reports = {}
         self._moved_s = now_s
         self._step: Optional[Tuple[int, float]] = None  # the newest step and its time
+        self._step_waited_s = 0.0  # without a CPU, since then
         self._steps_s: List[float] = []  # the last durations of a step
         self._longest_s: Dict[str, float] = {}  # of each other phase
         self._longest_gap_s = 0.0  # that was taken for a hang, and ended
 
-    def add(self, reports: Reports, now_s: float) -> bool:
-        """Add the step and the phase of each rank; return whether they have changed."""
+    def add(self, reports: Reports, now_s: float, waited_s: float = 0.0) -> bool:
+        """
+        Add the step and the phase of each rank; return whether they have changed.
+
+        Args:
+            waited_s: the part of the time without progress in which they waited for a CPU: it is no part of a step or phase.
+        """
         if reports == self._reports:
             return False
-        lasted_s = now_s - self._moved_s
+        lasted_s = max(0.0, now_s - self._moved_s - waited_s)
+        self._step_waited_s += waited_s
         phases = {phase for _, phase in self._reports.values()} - {STEP}
         for phase in phases:
             self._longest_s[phase] = max(lasted_s, self._longest_s.get(phase, 0.0))
@@ -46,9 +53,10 @@ class PhaseLimits:
         self._moved_s = now_s
         return True
 
-    def restart(self, now_s: float) -> None:
-        """The ranks make progress without reporting it."""
-        self._longest_gap_s = max(self._longest_gap_s, now_s - self._moved_s)
+    def restart(self, now_s: float, waited_s: float = 0.0) -> None:
+        """The ranks make progress without reporting it; `waited_s` as in `add`."""
+        self._longest_gap_s = max(self._longest_gap_s, now_s - self._moved_s - waited_s)
+        self._step_waited_s += waited_s
         self._moved_s = now_s
 
     def quiet_s(self, now_s: float) -> float:
@@ -77,9 +85,9 @@ class PhaseLimits:
         if self._step is not None and step == self._step[0]:
             return
         if self._step is not None and step > self._step[0] and is_plain and self._reports:
-            lasted_s = now_s - self._step[1]
+            lasted_s = max(0.0, now_s - self._step[1] - self._step_waited_s)
             if lasted_s > self.limit_s():  # an evaluation without a phase, or a program that seldom reports
                 self._longest_gap_s = max(self._longest_gap_s, lasted_s)
             else:
                 self._steps_s = [*self._steps_s, lasted_s / (step - self._step[0])][-LAST_STEPS:]
-        self._step = (step, now_s)
+        self._step, self._step_waited_s = (step, now_s), 0.0

@@ -111,9 +111,9 @@ def stand_by_as_agent(standby: Standby, reader: int, record: Mapping[str, object
 
 
 def warm_parent(options: AgentOptions, environ: Mapping[bytes, bytes]) -> WarmParent:
-    """The parent of the ranks of the attempt after the one of these options."""
-    job = load_job(options.job, options.node, options.node_rank)
-    job.attempt += 1
+    """The parent of the ranks of the attempt after the one of these options; a spare node has the rank of another node until then."""
+    job = load_job(options.job, "", options.node_rank)
+    job.node, job.attempt = options.node, job.attempt + 1
     folder = os.path.join(os.path.dirname(options.job), options.node)
     kept, _ = inherited_environment(environ)
     environment = rank_environments(job, options.rendezvous or "", kept, folder)[0]

@@ -15,6 +15,7 @@ import time
 from orchestrator.node.events import read_history
 from orchestrator.node.files import absolute_path, raise_unless_missing, read_json
 from orchestrator.node.machine import boot_id, is_alive
+from orchestrator.node.memory_folder import remove_memory, unused_folders
 from orchestrator.node.ownership import agent_owner, rank_owner, user_processes
 from orchestrator.node.run_folder import ATTEMPT, read_agent
 from orchestrator.node.run_id import RUN_ID
@@ -90,7 +91,7 @@ def clear(request: messages.ClearRequest, _payload: bytes) -> Tuple[messages.Cle
     clearing = Clearing(request["older_than_s"], checkpoints=request["checkpoints"], dry_run=request["dry_run"])
     runs = clearing.runs(os.path.join(workdir, "runs"))
     removed = {entry["name"] for entry in runs if entry["action"] == "remove"}
-    return {"entries": runs + clearing.bundles(workdir, removed)}, b""
+    return {"entries": runs + clearing.bundles(workdir, removed) + clearing.memory()}, b""
 
 
 class Clearing:
@@ -134,6 +135,26 @@ class Clearing:
 
         paths = list(self._folders(os.path.join(workdir, "bundles"), BUNDLE))
         return [self._entry("bundle", path, reason) for path in paths]
+
+    def memory(self) -> List[messages.GarbageBody]:
+        """Remove what ended runs have left in the memory of this machine."""
+        entries: List[messages.GarbageBody] = []
+        for path, age_s, size in list(unused_folders(self.older_than_s)):
+            problem = "" if self.dry_run else remove_memory(path)
+            name = os.path.basename(path)
+            entries.append(
+                {
+                    "kind": "memory",
+                    "name": name,
+                    "path": path,
+                    "bytes": size,
+                    "checkpoint_bytes": 0,
+                    "age_s": age_s,
+                    "action": "fail" if problem else "remove",
+                    "why": problem,
+                }
+            )
+        return entries
 
     def _folders(self, folder: str, pattern: re.Pattern[str]) -> Iterator[str]:
         """The folders of this user in `folder` whose names match; removes those whose removal was interrupted."""

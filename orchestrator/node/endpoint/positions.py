@@ -12,6 +12,8 @@ import os
 import re
 import time
 
+from orchestrator.node.endpoint import line_starts
+from orchestrator.node.endpoint.line_starts import BLOCK_BYTES, LONG_BYTES, blocks, line_start
 from orchestrator.node.endpoint.report import READ_FIRST, Requested, clock_ahead_s, streams
 from orchestrator.node.events import OFFSETS
 from orchestrator.node.files import read_at
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
     Writes = List[Tuple[int, float]]  # size of a file, and when it had this size
     Record = Tuple[int, float, Dict[str, int]]  # the offset in the index, the time, and the sizes of files
 
-BLOCK_BYTES = 1 << 16
-LEAST_BLOCK_BYTES = 1 << 12  # the first block of a file, which is enough for a few lines
+SEARCH_BYTES = 1 << 28  # of all files, for their last lines
+MOST_LINE_BYTES = 1 << 20  # as of a line in the controller, which cuts longer ones
 RECENT_BYTES = 1 << 20  # of the index: an hour or more
 RECENTS_BYTES = 1 << 25  # of the indexes of all nodes in a folder that they share
 WRITES_LIMIT = 1 << 17  # of all files of a reply, so that its header stays small
@@ -35,15 +37,23 @@ TICKS_S = 1.0  # some intervals in which the agent records the sizes of all file
 
 
 def last_lines(request: messages.LastLinesRequest, _payload: bytes) -> Tuple[messages.PositionsReply, bytes]:
-    """The offset of the last `lines` lines of each file, and the writes beyond it."""
+    """The offset of the last `lines` lines of each file, what to skip from there on, and the writes beyond it."""
     reply = _empty_reply()
     folders = node_folders(request)
     recent_bytes = min(RECENT_BYTES, RECENTS_BYTES // max(1, len(folders)))
+    outputs = {node: _outputs(request, node, folder) for node, folder in folders}
+    most_bytes = max(SEARCH_BYTES // max(1, sum(map(len, outputs.values()))), LONG_BYTES * (request["lines"] + 1))
     for node, folder in folders:
-        sizes = _outputs(request, node, folder)
+        sizes = outputs[node]
         index = os.path.join(folder, OFFSETS)
         index_size = _whole_records(index)
-        starts = {name: line_start(os.path.join(folder, name), size, request["lines"]) for name, size in sizes.items()}
+        starts: Dict[str, int] = {}
+        for name, size in sizes.items():
+            starts[name], skipped = line_starts.last_lines(
+                os.path.join(folder, name), size, request["lines"], most_bytes=most_bytes
+            )
+            if skipped:
+                reply["skipped"][f"{node}/{name}"] = skipped
         limit = max(1, WRITES_LIMIT // max(1, len(folders) * len(sizes)))
         for name, newest_first in _writes_beyond(folder, starts, sizes, index_size, recent_bytes=recent_bytes).items():
             step = 1 + len(newest_first) // limit
@@ -68,26 +78,8 @@ def lines_since(request: messages.LinesSinceRequest, _payload: bytes) -> Tuple[m
     return reply, b""
 
 
-def line_start(path: str, size: int, lines: int) -> int:
-    """The offset of the last `lines` whole lines before `size`; what follows the last newline is not counted."""
-    position, remaining, block_bytes = size, lines + 1, LEAST_BLOCK_BYTES
-    while position > 0:
-        begin = max(0, position - block_bytes)
-        block_bytes = min(2 * block_bytes, BLOCK_BYTES)
-        block = read_at(path, begin, position - begin)
-        newlines = block.count(b"\n")
-        if newlines >= remaining:
-            at = len(block)
-            for _ in range(remaining):
-                at = block.rindex(b"\n", 0, at)
-            return begin + at + 1
-        remaining -= newlines
-        position = begin
-    return 0
-
-
 def _empty_reply() -> messages.PositionsReply:
-    return {"offsets": {}, "written": {}, "clocks_ahead_s": {}}
+    return {"offsets": {}, "skipped": {}, "written": {}, "clocks_ahead_s": {}}
 
 
 def _outputs(request: messages.FilesRequest, node: str, folder: str) -> Dict[str, int]:
@@ -137,13 +129,19 @@ def _written_since(folder: str, sizes: Dict[str, int], earliest: float) -> Tuple
             for name in sorted(open_files):
                 if name in recorded:
                     open_files.remove(name)
-                    starts[name] = line_start(os.path.join(folder, name), min(recorded[name], sizes[name]), 0)
+                    starts[name] = _state_start(os.path.join(folder, name), min(recorded[name], sizes[name]))
                 elif name in recorded_files and name not in recent_files:
                     open_files.remove(name)
-                    starts[name] = line_start(os.path.join(folder, name), sizes[name], 0)
+                    starts[name] = _state_start(os.path.join(folder, name), sizes[name])
         if not open_files:
             break
     return starts, index_start
+
+
+def _state_start(path: str, size: int) -> int:
+    """The offset of the line that contains the byte before `size`; of the last state if the line is a long progress bar."""
+    start, skipped = line_starts.last_lines(path, size, 0, most_bytes=MOST_LINE_BYTES)
+    return skipped[0][1] if skipped else start
 
 
 def _changed(folder: str, name: str) -> float:
@@ -165,17 +163,16 @@ def _whole_records(index: str) -> int:
         size = os.lstat(index).st_size
     except FileNotFoundError:
         return 0
-    return line_start(index, size, 0)
+    return line_start(index, size)
 
 
 def _backwards(index: str, end: int, names: Set[str]) -> Iterator[Tuple[int, List[Record]]]:
     """The records that mention one of the names, the newest first, block by block, and each block's offset."""
-    rest, block_bytes = b"", LEAST_BLOCK_BYTES
-    while end > 0 and names:
-        begin = max(0, end - block_bytes)
-        block_bytes = min(2 * block_bytes, BLOCK_BYTES)
-        block = read_at(index, begin, end - begin) + rest
-        end = begin
+    rest = b""
+    for begin, part in blocks(index, end):
+        if not names:
+            return
+        block = part + rest
         first = block.find(b"\n") + 1 if begin else 0
         if begin and not first:
             rest = block

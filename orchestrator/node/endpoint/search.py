@@ -12,7 +12,8 @@ from orchestrator.node.digits import three_digits
 from orchestrator.node.endpoint.report import READ_FIRST, clock_ahead_s, streams
 from orchestrator.node.events import read_history
 from orchestrator.node.files import full_disk, read_at
-from orchestrator.node.machine import boot_id, oom_kills
+from orchestrator.node.machine import boot_id
+from orchestrator.node.oom_kills import kills_of_run, oom_kills
 from orchestrator.node.run_folder import node_folders, read_agent
 from orchestrator.node.search import BLOCK_BYTES, KERNEL_LOG, Search, Texts
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Iterator, List, Optional, Tuple
 
     from orchestrator.node import messages
+    from orchestrator.node.events import NodeHistory
 
 EXITS = "first exit"  # the name of a text in replies
 MOST_HITS = 3  # of each pattern in one part of a file
@@ -31,6 +33,7 @@ KERNEL_S = 2.0
 LATE_S = 5.0  # messages of the kernel from after the end of a run may be about it
 KERNEL_LOGS = (("dmesg",), ("journalctl", "-k", "-b", "--no-pager", "-o", "short-monotonic", "-n", "20000"))
 _SINCE_BOOT = re.compile(r"^\[ *(\d+\.\d+)\]", re.MULTILINE)
+_KILLED_PID = re.compile(r"Kill(?:ed)? process (\d+)")
 LITTLE_MEMORY = 0.03  # of all
 
 
@@ -184,7 +187,7 @@ def _search_machine(
         reply["remarks"].append(f"{node}: the log of the kernel cannot be read: {reason}")
     lines = "".join(lines_between(text or "", *period_s(folder, agent)))
     patterns = [body for body in request["patterns"] if body["id"] in request["kernel"]]
-    found = searched(Texts(patterns), f"{lines}{oom_kills_since(agent)}")
+    found = searched(Texts(patterns), f"{lines}{oom_report(agent, read_history(folder), lines)}")
     if text is not None or found.hits:
         reply["logs"].append(_log(found, node, KERNEL_LOG, 0))
     disks = filter(None, map(full_disk, (folder, os.environ.get("TMPDIR", "/tmp"), "/dev/shm")))  # noqa: S108
@@ -193,11 +196,24 @@ def _search_machine(
         reply["remarks"].append(f"{node}: {memory}")
 
 
-def oom_kills_since(agent: messages.AgentBody) -> str:
-    """The report that the kernel has killed processes since the agent started, which needs no permission; empty if none."""
-    before, now = agent.get("oom_kills"), oom_kills()
+def oom_report(agent: messages.AgentBody, history: NodeHistory, kernel_lines: str) -> str:
+    """
+    The report that the kernel has killed processes since the agent started; empty if none.
+
+    Those in the run's cgroup are counted by the agent at its end: the cgroup may end with it, as a login's or a step's does. If that
+    count is not known, those of the node are. A rank that its program has put into another cgroup is known by its pid.
+    """
+    before, now, finished = agent.get("oom_kills"), oom_kills(), history.finished
+    of_run = kills_of_run(agent) if finished is None or "oom_kills" not in finished else finished["oom_kills"]
+    if of_run == 0:
+        ranks = {start["pid"] for start in history.rank_starts}
+        of_run = len(ranks.intersection(map(int, _KILLED_PID.findall(kernel_lines))))
+    if of_run:
+        return f"the kernel has killed {of_run} of the processes in the cgroup of this run for lack of memory"
     if before is None or now is None or now <= before:
         return ""
+    if of_run == 0:
+        return f"the kernel has killed {now - before} processes on this node for lack of memory, and none in the cgroup of this run"
     return f"the kernel has killed {now - before} of the processes on this node for lack of memory since the start of the run"
 
 

@@ -119,9 +119,20 @@ def stop(request: messages.StopRequest) -> Steps[messages.StopReply]:
     margin_s = AGENT_MARGIN_S if any("agent" in target.alive().values() for target in targets) else 0.0
     alive = yield from sweep(targets, signal.SIGTERM, time.monotonic() + request["grace_s"] + margin_s)
     alive = yield from sweep(alive, signal.SIGKILL, time.monotonic() + KILL_WAIT_S)
+    if not request["keeps_standby"]:
+        remove_memory_of(request)
     remaining = {target.node: sorted(pid for pid, _ in target.alive()) for target in alive}
     results: List[messages.StopBody] = [
         {"node": target.node, "signalled": target.signalled, "remaining": remaining.get(target.node, [])}
         for target in targets
     ]
     return {"nodes": results}, b""
+
+
+def remove_memory_of(request: messages.StopRequest) -> None:
+    """Remove the states in memory: no other attempt follows."""
+    from orchestrator.node.memory_folder import memory_folder, remove_memory  # noqa: PLC0415  most runs have none
+
+    for node, folder in node_folders(request):
+        run = os.path.basename(os.path.dirname(os.path.dirname(folder)))
+        remove_memory(memory_folder(run, node))

@@ -5,20 +5,28 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.node.agent.hang_watch import HangWatch
+from orchestrator.node.agent import cpu_waits
+from orchestrator.node.agent.hang_watch import STARVED_SHARE, HangWatch
 from orchestrator.node.agent.phase_limits import OTHERWISE_S, SHORTEST_S, PhaseLimits
 from orchestrator.node.endpoint.report import observe_node
 from orchestrator.node.events import Clock, EventLog, read_events
 from orchestrator.node.job import Job
 from orchestrator.node.run_folder import HANG_REPORT
+from tests.node.agent.test_nccl_ras import ras_server
+from tests.until import until
 from trainer.runtime.channel import open_channel
 from trainer.runtime.rank import Rank
+
+if TYPE_CHECKING:
+    from orchestrator.node.messages import RasBody
 
 
 class Seconds:
@@ -64,6 +72,27 @@ LONG_STEPS = [(4.0, step, "step") for step in range(1, 5)]
 )
 def test_limit_follows_from_the_phases_and_steps_so_far(reports: list[tuple[float, int, str]], limit_s: float) -> None:
     assert _limits(*reports).limit_s() == pytest.approx(limit_s)
+
+
+def test_time_without_a_cpu_is_no_part_of_a_step_or_phase() -> None:
+    limits = _limits(*STEPS)
+    limits.restart(now_s=404.0, waited_s=399.0)
+    reports = [
+        (5, "step", 405.0, 1.0),
+        (6, "step", 435.0, 29.0),
+        (6, "save", 436.0, 0.0),
+        (7, "step", 536.0, 90.0),
+    ]
+    for step, phase, now_s, waited_s in reports:
+        assert limits.add({0: (step, phase)}, now_s, waited_s)
+    assert limits.limit_s() == SHORTEST_S
+    assert limits.step_s() == 1.0
+
+
+@pytest.fixture(autouse=True)
+def _no_wait_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of these tests is set, and the kernel's is not."""
+    monkeypatch.setattr(cpu_waits, "run_delay_s", lambda *_: 0.0)
 
 
 @pytest.fixture
@@ -128,6 +157,51 @@ def test_ranks_without_progress_are_reported_with_their_position_until_they_cont
     assert len(_texts(folder)) == 2, "the gap of 25 s has raised the limit to 75 s"
 
 
+@pytest.mark.parametrize(
+    ("phase", "share", "reported_s"),
+    [
+        ("step", 0.0, 5),
+        ("step", 0.6, 13),
+        ("step", 0.98, 30),
+        ("save", 0.0, 120),
+        ("save", 0.98, 180),  # a minute later at most
+    ],
+)
+def test_time_without_a_cpu_does_not_count_but_for_a_sixth_and_up_to_a_minute(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, phase: str, share: float, reported_s: int
+) -> None:
+    _open_channel(folder)
+    clock = Seconds()
+    delay_s = [7.0]
+    monkeypatch.setattr(cpu_waits, "run_delay_s", lambda *_: delay_s[0])
+    watch = _watch(folder, clock)
+    _train(folder, watch, clock, range(1, 5))
+    if phase != "step":
+        (folder / "progress/0.json").write_text(json.dumps({"step": 4, "phase": phase}))
+        _wait(watch, clock, 1)
+    waited_s = 0
+    while not _texts(folder):
+        delay_s[0] += share
+        waited_s += 1
+        _wait(watch, clock, 1)
+    assert waited_s == reported_s
+    hang = observe_node("n0", str(folder))["hang"]
+    assert hang is not None
+    assert ("cpu_wait_s" in hang["ranks"]["0"]) == (share > STARVED_SHARE)  # type: ignore[index]  # JSON has no integers as keys
+
+
+def test_time_for_which_the_agent_did_not_run_does_not_count(folder: Path) -> None:
+    """As after a pause of the whole machine: the ranks did not run either."""
+    _open_channel(folder)
+    clock = Seconds()
+    watch = _watch(folder, clock)
+    _train(folder, watch, clock, range(1, 5))
+    clock.now_s += 20.0
+    watch.poll()
+    _wait(watch, clock, 1)
+    assert _texts(folder) == []
+
+
 def test_collectives_that_advance_are_progress(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in an evaluation of a script, which reports no steps meanwhile."""
     clock = Seconds()
@@ -152,6 +226,37 @@ def test_a_rank_that_answers_now_and_then_makes_no_progress(folder: Path, monkey
     _train(folder, watch, clock, range(1, 5))
     _wait(watch, clock, 20)
     assert [text.split(" for ")[0] for text in _texts(folder)] == ["warning: the ranks of n0 have made no progress"]
+
+
+def test_nccl_is_queried_once_in_an_attempt_and_its_answer_is_in_the_report(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = {"rank": 0, "host": "n0", "pid": os.getpid(), "status": {"init_state": 0, "async_error": 0}}
+    alone = {"size": 1, "ranks": [{**rank, "collective_counts": {"AllReduce": 7}}], "missing_ranks": []}
+    nccl = SimpleNamespace(version=lambda: (2, 29, 7))
+    cuda = SimpleNamespace(is_initialized=lambda: True, nccl=nccl)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, version=SimpleNamespace(hip=None)))
+    with ras_server(json.dumps({"communicators": [alone]}).encode()) as (address, requests):
+        monkeypatch.setenv("NCCL_RAS_ADDR", address)
+        _open_channel(folder)
+        clock = Seconds()
+        watch = _watch(folder, clock)
+        _train(folder, watch, clock, range(1, 5))
+        _wait(watch, clock, 8)
+
+        def answered() -> RasBody | None:
+            watch.poll()
+            hang = observe_node("n0", str(folder))["hang"]
+            assert hang is not None
+            return hang.get("ras")
+
+        ras = until(answered, awaited="the answer of the stand-in for NCCL")
+        assert ras["facts"] == ["all ranks answer, and have launched the same numbers of collectives"]
+        assert f"NCCL's RAS: {ras['facts'][0]}" in _texts(folder)
+        _train(folder, watch, clock, range(5, 6))
+        _wait(watch, clock, 100)
+        assert len([text for text in _texts(folder) if "made no progress" in text]) == 2
+        assert len(requests) == 1
 
 
 def test_a_program_that_reports_no_steps_is_never_suspected(folder: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from orchestrator.node.endpoint.search import LATE_S, lines_between, period_s, search
 from orchestrator.node.files import write_json
-from orchestrator.node.machine import oom_kills, process_record
+from orchestrator.node.machine import process_record
+from orchestrator.node.oom_kills import oom_kills
 from tests.grounds import components
 
 if TYPE_CHECKING:
@@ -72,15 +73,26 @@ def test_the_first_exit_of_a_node_is_searched_unless_the_agent_had_ended_the_ran
     assert hits(reply) == [("n0", "first exit", 1, "rank 3 on n0 was killed by SIGKILL")]
 
 
-@pytest.mark.parametrize(("before", "is_reported"), [(-1, True), (0, False)])
+@pytest.mark.parametrize(
+    ("before", "of_run", "report"),
+    [
+        (-1, None, "killed 1 of the processes on this node for lack of memory since"),
+        (0, None, None),
+        (-3, 0, "killed 3 processes on this node for lack of memory, and none in the cgroup of this run"),
+        (-3, 2, "killed 2 of the processes in the cgroup of this run"),
+        (0, 0, None),
+    ],
+)
 def test_processes_that_the_kernel_killed_are_counted_without_its_log(
-    before: int, *, is_reported: bool, request_: messages.SearchRequest, tmp_path: Path
+    before: int, of_run: int | None, report: str | None, request_: messages.SearchRequest, tmp_path: Path
 ) -> None:
     now = oom_kills()
     if now is None:
         components.unavailable("this kernel does not count them")
     agent = {**process_record(), "started": 0.0, "oom_kills": now + before}
     write_json(str(tmp_path / "n0" / "agent.json"), agent)
+    finished = {"time": 1.0, "event": "agent-finished", "text": "", "state": "FAILED", "oom_kills": of_run}
+    (tmp_path / "n0" / "events.jsonl").write_text(json.dumps(finished) + "\n")
     pattern: messages.PatternBody = {
         "id": "oom",
         "expression": "lack of memory",
@@ -88,7 +100,8 @@ def test_processes_that_the_kernel_killed_are_counted_without_its_log(
         "lines": 1,
     }
     reply, _ = search({**request_, "nodes": ["n0"], "patterns": [pattern], "kernel": ["oom"]}, b"")
-    assert [(node, name) for node, name, _, _ in hits(reply)] == ([("n0", "kernel log")] if is_reported else [])
+    found = [(node, name, report is not None and report in text) for node, name, _, text in hits(reply)]
+    assert found == ([("n0", "kernel log", True)] if report else [])
 
 
 def test_of_a_large_file_its_start_and_its_end_are_searched(request_: messages.SearchRequest) -> None:

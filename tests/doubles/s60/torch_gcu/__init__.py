@@ -14,7 +14,7 @@ import torch
 import torch.distributed
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
-from tests.doubles.contract import need_device, record_call
+from tests.doubles.contract import record_call
 from tests.doubles.tensors import Cards, install, is_on_card
 
 from . import gcu
@@ -33,7 +33,7 @@ def _computing() -> Any:
 def _make_group(store: Any, rank: int, size: int, timeout: Any) -> Any:
     if not gcu.is_available():
         raise RuntimeError("ProcessGroupECCL is only supported with GCUs, no GCUs found!")  # TG2 ProcessGroupECCL.cpp
-    need_device("init_process_group")
+    # As with NCCL, the card is that of the first tensor (TG2 ProcessGroupECCL.cpp): accelerate makes the group before set_device.
     record_call(f"init_process_group eccl {timeout.total_seconds():g}")
     return ProcessGroupGloo(store, rank, size, timeout)
 
@@ -69,9 +69,9 @@ def _wrapping(construct: Any) -> Any:
 torch.utils.rename_privateuse1_backend("gcu")  # type: ignore[attr-defined]
 torch._register_device_module("gcu", gcu)  # type: ignore[no-untyped-call]  # noqa: SLF001 -- the vendor's way
 torch.utils.generate_methods_for_privateuse1_backend()  # type: ignore[attr-defined]
-install(
-    Cards("gcu", gcu.device_count, gcu.current_device, narrow=False, computing=_computing, generator=gcu.GENERATORS)
-)
+CARDS = Cards("gcu", gcu.device_count, gcu.current_device, narrow=False, computing=_computing, generator=gcu.GENERATORS)
+install(CARDS)
+is_transfer_to_gcu = False
 torch.distributed.is_eccl_available = lambda: True  # type: ignore[attr-defined]
 # CPU tensors too: the card's tensors are CPU tensors underneath.
 torch.distributed.Backend.register_backend("eccl", _make_group, devices=["gcu", "cpu"])

@@ -112,6 +112,8 @@ def _check(*tensors: Any) -> None:
             raise RuntimeError("Invalid function argument. Expected parameter `tensor` to be of type torch.Tensor.")  # noqa: TRY004
         if not is_on_card(tensor):
             raise RuntimeError("Tensors must be GCU and dense")  # TG2's words; the T20's are inside its closed library
+        if tensor.dtype == torch.uint8 and os.environ.get("GCU_DOUBLE_NO_UINT8"):  # unknown of the closed library
+            raise RuntimeError("Input tensor data type is not supported for ECCL process group: Byte")  # TG2's words
 
 
 def destroy_process_group(group: Any = None) -> None:  # noqa: ARG001 -- there is one

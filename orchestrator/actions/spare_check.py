@@ -1,0 +1,110 @@
+"""The spare nodes, at a launch and when they are used: whether they can be reached, and see the checkpoints that an attempt on them needs."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from orchestrator.endpoint.client import Endpoint
+from orchestrator.errors import NodeError, NodesError, Unreachable
+from orchestrator.fanout import each, each_within
+from orchestrator.launchers.direct import DirectLauncher
+from orchestrator.plan.plan import LaunchPlan, NodePlan
+
+WAIT_S = 3.0  # for the spare nodes that have not answered when the others have been checked
+
+
+def begin_spare_check(launcher: DirectLauncher) -> Callable[[], list[str]]:
+    """
+    Begin to log in to the spare nodes; return the function that leaves out those that would not see the checkpoints.
+
+    It is to be called once the files of the run are on the other nodes, and returns a warning for each spare node that is left
+    out, or that cannot be checked: that one may be usable when it is needed.
+    """
+    spares = launcher.plan.spares
+    threading.Thread(
+        target=lambda: each(spares, launcher.reach, limit=max(1, len(spares))), name="spares", daemon=True
+    ).start()
+
+    def finish() -> list[str]:
+        plan = launcher.plan
+        with _checkpoint_marker(launcher, plan, plan.head) as reason_if_unseen:
+
+            def reason_against(node: NodePlan) -> str:
+                """Why the node is left out, as the end of a sentence; empty if it is not."""
+                endpoint = launcher.reach(node)
+                if plan.is_shared and endpoint.find(node.workdir, plan.run_id) is None:
+                    return f"it does not share the folder of the run, {plan.run_dir(plan.head)}"
+                return reason_if_unseen(endpoint)
+
+            results = each_within(spares, reason_against, limit=max(1, len(spares)), wait_s=WAIT_S)
+        left_out = {
+            node.name: text for node, text in zip(spares, results, strict=True) if text and isinstance(text, str)
+        }
+        launcher.leave_out_spares(left_out.keys())
+        warnings = [f"the spare node {name} is left out: {text}" for name, text in left_out.items()]
+        for node, result in zip(spares, results, strict=True):
+            if not isinstance(result, str):
+                why = f"no answer for {WAIT_S:g} s" if result is None else getattr(result, "reason", str(result))
+                warnings.append(f"the spare node {node.name} could not be checked: {why}")
+        return warnings
+
+    return finish
+
+
+def require_visible_checkpoints(launcher: DirectLauncher, plan: LaunchPlan) -> None:
+    """
+    Require that the nodes that are new in an attempt see what one that stays writes to `out`: else it might begin at step 0 silently.
+
+    Raises:
+        NodesError: some do not.
+    """
+    if plan.checkpoint_folder is None:
+        return
+    staying = [node for node in plan.nodes if node.name in plan.earlier[-1]]
+    new = [node for node in plan.nodes if node not in staying]
+    if not staying or not new:
+        return
+    with _checkpoint_marker(launcher, plan, staying[0]) as reason_if_unseen:
+        results = each(new, lambda node: reason_if_unseen(launcher.reach(node)), limit=len(new))
+    failures = [
+        NodeError(node.name, result)
+        for node, result in zip(new, results, strict=True)
+        if result and isinstance(result, str)
+    ]
+    failures += [result for result in results if isinstance(result, NodeError)]
+    if failures:
+        raise NodesError(failures, len(plan.nodes))
+
+
+@contextmanager
+def _checkpoint_marker(
+    launcher: DirectLauncher, plan: LaunchPlan, writer: NodePlan
+) -> Iterator[Callable[[Endpoint], str]]:
+    """Write a file to `out`; the value returns why a node cannot be used, if it does not see the file, else an empty text."""
+    out, token, marker = plan.checkpoint_folder, secrets.token_hex(16), ""
+    if out is not None:
+        with suppress(NodeError):  # the check of the nodes, or the trainer, reports it
+            marker = launcher.reach(writer).write_marker(out, token)
+
+    def reason_if_unseen(endpoint: Endpoint) -> str:
+        is_visible = not marker or _sees(endpoint, marker, token)
+        return "" if is_visible else f"it does not see what {writer.name} writes below out={out}"
+
+    try:
+        yield reason_if_unseen
+    finally:
+        if marker:
+            with suppress(NodeError):
+                launcher.reach(writer).remove_marker(marker)
+
+
+def _sees(endpoint: Endpoint, marker: str, token: str) -> bool:
+    try:
+        return endpoint.find_marker(marker) == token
+    except Unreachable:
+        raise
+    except NodeError:
+        return False

@@ -1,0 +1,67 @@
+"""`orch diagnose --prove`: run a failure again in small, without and with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator.actions.diagnose_run import diagnose_run
+from orchestrator.actions.ladder import LadderOptions
+from orchestrator.actions.launch_arguments import LaunchArguments
+from orchestrator.actions.prove import Planned, Proof, Result, Trial, plan_proof, prove
+from orchestrator.commands.failure import labelled
+from orchestrator.commands.rung import RungRun, Screen, run_rung
+from orchestrator.console import ProgressLine, print_json, print_text, warn, without_controls
+from orchestrator.errors import CTRL_C
+
+
+def prove_remedy(words: Sequence[str], signatures: Path | None, *, as_json: bool) -> int:
+    """Print what the trials have shown; returns 0 if the remedy is proved, else 1."""
+    with ProgressLine() as progress:
+        planned = plan_proof(words, signatures, progress.update)
+    for warning in planned.warnings:
+        warn(warning)
+    try:
+        proof = prove(planned, _Trials(planned, signatures).run)
+    except KeyboardInterrupt:
+        return CTRL_C
+    if as_json:
+        print_json(proof.to_json())
+    else:
+        print_text("".join(f"{without_controls(line)}\n" for line in _report(proof)))
+    return 0 if proof.result is Result.PROVED else 1
+
+
+class _Trials:
+    """Runs trials, and shows on stderr which one runs."""
+
+    def __init__(self, planned: Planned, signatures: Path | None) -> None:
+        self._screen = Screen(planned.warnings)
+        self._signatures = signatures
+
+    def run(self, arguments: LaunchArguments, options: LadderOptions, trial: Trial, must_report: bool) -> Trial:  # noqa: FBT001  RunRung
+        """Run a rung, and diagnose it if it fails."""
+        title = f"{trial.rung}, with {trial.change}" if trial.change else trial.rung
+        ran = run_rung(arguments, options, self._screen, title, must_report=must_report)
+        signature, cause = self._cause(ran) if ran.outcome.exit_code else (None, "")
+        return replace(trial, outcome=ran.outcome, run=ran.run, signature=signature, cause=cause, steps=ran.steps)
+
+    def _cause(self, ran: RungRun) -> tuple[str | None, str]:
+        if ran.run is None:
+            return None, str(ran.error)
+        if ran.diagnosed is not None and ran.diagnosed.failure is not None:
+            return ran.diagnosed.failure.signature, ran.diagnosed.failure.cause or ""
+        found = diagnose_run(ran.run, self._signatures).diagnosis  # stopped by the limit of time
+        return found.signature, found.cause
+
+
+def _report(proof: Proof) -> Iterator[str]:
+    yield from labelled("cause", [proof.cause])
+    yield from labelled("remedy", [proof.change.text])
+    for trial in proof.trials:
+        label = "passed" if trial.is_passed else "FAILED"
+        which = f"{trial.rung}, with the remedy" if trial.change else trial.rung
+        yield from labelled(label, [f"{which}: {trial.cause or trial.outcome.text}"])
+        yield from labelled("", [trial.command, *([f"run {trial.run}"] if trial.run else [])])
+    yield from labelled("result", [f"{proof.result.value}: {proof.text}"])

@@ -1,0 +1,113 @@
+"""Run one rung of a debug ladder to its end, for `orch ladder` and `orch diagnose --prove`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+
+from orchestrator.actions.ladder import LadderOptions, Outcome, StepLimit, outcome_of
+from orchestrator.actions.launch import sighup_interrupts, sigterm_interrupts
+from orchestrator.actions.launch_arguments import LaunchArguments
+from orchestrator.actions.runs import find_run
+from orchestrator.actions.stop import stop
+from orchestrator.actions.viewer import Owner
+from orchestrator.console import ProgressLine, inform, warn
+from orchestrator.errors import OrchError
+from orchestrator.run import RunRecord, RunState
+
+
+class Screen:
+    """Shows warnings, each once for all rungs; the lines of the ranks are for `orch logs`."""
+
+    def __init__(self, shown: Iterable[str]) -> None:
+        self._shown = set(shown)
+
+    def write(self, lines: Iterable[object]) -> None:
+        """Read the lines, and show none."""
+        for _ in lines:
+            pass
+
+    def inform(self, text: str) -> None:
+        """Show nothing."""
+
+    def warn(self, text: str) -> None:
+        """Print a warning that is new."""
+        if text not in self._shown:
+            self._shown.add(text)
+            warn(text)
+
+
+@dataclass(frozen=True, slots=True)
+class RungRun:
+    """The run of a rung, which has ended or could not be launched."""
+
+    outcome: Outcome
+    run: str | None = None
+    """The id of the run; None if the launch failed."""
+    diagnosed: RunRecord | None = None
+    """The record of a run that has failed, with its diagnosis, if there is one."""
+    steps: int = 0
+    """The last step that a rank of a user's program has reported; 0 if none has."""
+    error: OrchError | None = None
+    """That by which the launch failed."""
+
+
+def run_rung(
+    arguments: LaunchArguments, options: LadderOptions, screen: Screen, title: str, *, must_report: bool
+) -> RungRun:
+    """
+    Launch a rung, and wait for its end.
+
+    Args:
+        title: what is shown before the id of the run.
+        must_report: a program that reports no steps hangs.
+
+    Raises:
+        KeyboardInterrupt: interrupted, and the run was stopped.
+    """
+    with (
+        sighup_interrupts(),
+        sigterm_interrupts(),
+        Owner.of_launch(arguments, follow=True, quiet=True) as owner,
+    ):
+        try:
+            with ProgressLine() as progress:
+                run = owner.until_launched(lambda _: None, screen.warn, progress.update)
+        except OrchError as exc:
+            if owner.is_interrupted:
+                raise KeyboardInterrupt from exc
+            return RungRun(Outcome("the launch failed", exc.exit_code), error=exc)
+        record, limit = _follow(owner, run, arguments, options, screen=screen, title=title, must_report=must_report)
+        outcome = outcome_of(record, options, limit.end, limit.steps)
+        is_diagnosed = outcome.exit_code and record.state is RunState.FAILED
+        found = owner.diagnosed(warn) if is_diagnosed else None
+        return RungRun(outcome, run, found, max(limit.steps.values(), default=0))
+
+
+def _follow(  # the arguments of run_rung
+    owner: Owner,
+    run: str,
+    arguments: LaunchArguments,
+    options: LadderOptions,
+    *,
+    screen: Screen,
+    title: str,
+    must_report: bool,
+) -> tuple[RunRecord, StepLimit]:
+    """Wait for the end of a rung; Ctrl-C, a closed terminal and any error end it. The shared trainer ends by itself."""
+    try:
+        inform(f"{title}, run {run}")
+        limit = StepLimit(run, options, inform, must_report=must_report)
+        with limit if arguments.program is not None else nullcontext():
+            return owner.to_end(screen), limit
+    except BaseException as exc:
+        cause = "interrupted" if isinstance(exc, KeyboardInterrupt) else "the command has ended"
+        _inform_if_open(f"{cause}: run {run} of this rung is stopped")
+        stop(find_run(run), _inform_if_open)
+        raise
+
+
+def _inform_if_open(text: str) -> None:
+    with suppress(OSError):  # the terminal may be closed
+        inform(text)

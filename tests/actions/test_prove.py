@@ -1,0 +1,274 @@
+"""Which remedies orch can prove, the changes that it makes for that, and what the trials show."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from orchestrator.actions.diagnose import Diagnosed
+from orchestrator.actions.ladder import Ladder, LadderOptions, Outcome, rungs_of
+from orchestrator.actions.launch_arguments import LaunchArguments
+from orchestrator.actions.prove import (
+    Planned,
+    Proof,
+    Result,
+    Trial,
+    changed_arguments,
+    command_of,
+    plan_proof,
+    provable,
+    prove,
+)
+from orchestrator.diagnosis.catalogue import CATALOGUE
+from orchestrator.diagnosis.change import CHANGED_CALLS, call, unset, variables
+from orchestrator.diagnosis.weigh import Diagnosis
+from orchestrator.errors import UsageError
+from orchestrator.inventory.model import Inventory, Node
+from orchestrator.plan.make import make_plan
+from orchestrator.plan.plan import LaunchPlan
+from orchestrator.run import LauncherName, Program, Request, RunRecord, RunState
+from tests.grounds.cli import Orch
+
+CHANGEABLE = [row for row in CATALOGUE.values() if row.change is not None]
+ARGUMENTS = LaunchArguments("ssh", "i.yaml", None, None, config=None, settings=(), program=("train.py",))
+PASSED, FAILED = Outcome("passed"), Outcome("failed", 1)
+UNUSED = CATALOGUE["ddp-unused-parameters"]
+IFNAME = CATALOGUE["gloo-no-interface"]
+
+
+def _plan(
+    kind: Literal["trainer", "python", "executable"] = "python",
+    *,
+    bare: bool = False,
+    env: dict[str, str] | None = None,
+) -> LaunchPlan:
+    nodes = tuple(Node(name=f"n{number}", devices=2, env=env or {}) for number in range(3))
+    request = Request("ssh", Program(kind, ("train.py",), bare=bare))
+    return make_plan(Inventory(name="demo", nodes=nodes, file="i.yaml"), request, run_id="r", bundle="b")
+
+
+def _diagnosed(signature: str | None) -> Diagnosed:
+    row = CATALOGUE.get(signature or "")
+    diagnosis = Diagnosis(cause="why", signature=signature, kind=row.kind, remedy=row.remedy) if row else Diagnosis()
+    return Diagnosed(diagnosis, (), 0, run="r", state="FAILED")
+
+
+def _record(state: RunState = RunState.FAILED, launcher: LauncherName = "ssh") -> RunRecord:
+    return RunRecord("r", launcher, state, "2026-01-01T00:00:00+00:00", {}, {}, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("signature", "record", "message", "hint"),
+    [
+        ("ddp-unused-parameters", _record(RunState.RUNNING), "has not ended", "orch stop r"),
+        ("ddp-unused-parameters", _record(RunState.DONE), "has not failed", "without --prove"),
+        ("ddp-unused-parameters", _record(launcher="slurm"), "is a Slurm job", "find_unused_parameters=True"),
+        (None, _record(), "the cause of r is unknown", "orch diagnose r"),
+        ("cgroup-oom", _record(), "would again: it is not run unchanged", "raise the limit"),
+        ("cuda-oom", _record(), "would again: it is not run unchanged", "a smaller batch"),
+        ("file-not-found", _record(), "orch cannot make the change", "copy it to every node"),
+    ],
+)
+def test_remedy_that_cannot_be_proved_is_refused_with_what_a_person_must_do(
+    signature: str | None, record: RunRecord, message: str, hint: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as refused:
+        provable(_diagnosed(signature), record, CATALOGUE)
+    assert hint in refused.value.hint
+
+
+def test_log_of_another_launcher_is_refused() -> None:
+    with pytest.raises(UsageError, match="--prove needs a run"):
+        plan_proof(["logs/train.log"], None)
+
+
+def test_no_signature_of_exhausted_memory_has_a_change_and_every_change_is_in_a_remedy() -> None:
+    assert len(CHANGEABLE) >= 8
+    assert [row.id for row in CHANGEABLE if row.kind.value == "memory"] == []
+    for row in CHANGEABLE:
+        assert row.change is not None
+        words = [*row.change.variables, *(row.change.call.arguments if row.change.call else ())]
+        remedy = " ".join(row.remedy)
+        assert any(word in remedy for word in words) or row.id in ("nccl-not-built-in", "unknown-backend", "shm-full", "ds-batch-sizes", "ds-no-batch-size")  # fmt: skip
+
+
+@pytest.mark.parametrize("row", CHANGEABLE, ids=lambda row: row.id)
+def test_change_of_every_signature_reaches_the_ranks(row: Any) -> None:  # noqa: ANN401  a Signature
+    inventory = {"OTHER": "1", **dict.fromkeys(row.change.variables, "9")}
+    changed = changed_arguments(ARGUMENTS, row.change, _plan(env=inventory))
+    request = Request("ssh", Program("python", ("train.py",)), variables=changed.variables)
+    node = Node(name="n0", devices=1, env=inventory)
+    env = make_plan(Inventory(name="d", nodes=(node,)), request, run_id="r", bundle="b").head.env
+    assert env["OTHER"] == "1"
+    assert {name: env.get(name) for name in row.change.variables} == dict(row.change.variables)
+    calls = json.loads(env.get(CHANGED_CALLS, "[]"))
+    assert [each["arguments"] for each in calls] == ([row.change.call.arguments] if row.change.call else [])
+
+
+@pytest.mark.parametrize(
+    ("change", "plan", "message"),
+    [
+        (unset("A", "B"), _plan(), "does not set A or B, so this remedy changes nothing"),
+        (variables(A="1"), _plan(env={"A": "1"}), "already has A=1, so this remedy changes nothing"),
+        (UNUSED.change, _plan(bare=True), "a Python program that orch prepares"),
+        (UNUSED.change, _plan("executable"), "a Python program that orch prepares"),
+    ],
+)
+def test_change_that_would_change_nothing_is_refused(change: Any, plan: LaunchPlan, message: str) -> None:  # noqa: ANN401  a Change
+    with pytest.raises(UsageError, match=message):
+        changed_arguments(ARGUMENTS, change, plan)
+
+
+def test_shared_trainer_gets_the_setting_and_is_refused_without_one() -> None:
+    trainer = replace(ARGUMENTS, program=None, settings=("steps=9",))
+    assert UNUSED.change is not None
+    changed = changed_arguments(trainer, UNUSED.change, _plan("trainer"))
+    assert (changed.settings, changed.variables) == (("steps=9", "find_unused_parameters=true"), {})
+    with pytest.raises(UsageError, match="the shared trainer has no setting"):
+        changed_arguments(trainer, call("f(a=1)", "m", "f", a=1), _plan("trainer"))
+
+
+def _planned(row: Any, arguments: LaunchArguments = ARGUMENTS, first: Sequence[str] = ()) -> Planned:  # noqa: ANN401
+    plan = _plan(env={"GLOO_SOCKET_IFNAME": "none0"})
+    ladder = Ladder(arguments, LadderOptions(5, 30.0), rungs_of(plan, first), ())
+    return Planned("r", row, "why", row.change, ladder, changed_arguments(arguments, row.change, plan))
+
+
+class _Rungs:
+    """Trials whose ends are written down, and the arguments with which they were launched."""
+
+    def __init__(self, *ends: tuple[Outcome, str | None, int]) -> None:
+        self.ends = list(ends)
+        self.launched: list[tuple[LaunchArguments, LadderOptions, bool]] = []
+
+    def __call__(self, arguments: LaunchArguments, options: LadderOptions, trial: Trial, must_report: bool) -> Trial:
+        self.launched.append((arguments, options, must_report))
+        outcome, signature, steps = self.ends.pop(0)
+        run = f"prove-{len(self.launched)}"
+        return replace(trial, outcome=outcome, signature=signature, cause="its cause", run=run, steps=steps)
+
+
+SAME, DIFFERENT = "gloo-no-interface", "python-error"
+ENDS: list[tuple[list[tuple[Outcome, str | None, int]], Result, str]] = [
+    ([(PASSED, None, 5), (FAILED, SAME, 3), (PASSED, None, 8)], Result.PROVED, "rung 2 of 4, 2 ranks on n0 failed as r did, and passes"),
+    ([(FAILED, SAME, 0), (FAILED, SAME, 0)], Result.NOT_HELPED, "with the remedy it fails the same way"),
+    ([(FAILED, SAME, 0), (FAILED, DIFFERENT, 0)], Result.NOT_HELPED, "with the remedy it fails otherwise: its cause"),
+    ([(PASSED, None, 5)] * 4, Result.NOT_REPRODUCED, "no rung failed"),
+    ([(PASSED, None, 5), (FAILED, DIFFERENT, 0)], Result.NOT_REPRODUCED, "2 ranks on n0 fails otherwise: its cause"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ends", "result", "text"), ENDS)
+def test_smallest_rung_that_fails_in_the_same_way_is_repeated_with_the_change(
+    ends: list[tuple[Outcome, str | None, int]], result: Result, text: str
+) -> None:
+    rungs = _Rungs(*ends)
+    proof = prove(_planned(IFNAME), rungs)
+    assert rungs.ends == []
+    assert proof.result is result
+    assert text in proof.text
+    has_change = [bool(arguments.variables) for arguments, *_ in rungs.launched]
+    assert has_change == [bool(trial.change) for trial in proof.trials]
+    assert has_change == [False] * (len(ends) - has_change.count(True)) + [True] * has_change.count(True)
+
+
+def test_trial_with_the_change_must_get_beyond_the_step_of_the_failure() -> None:
+    rungs = _Rungs((PASSED, None, 5), (FAILED, SAME, 3), (PASSED, None, 8))
+    proof = prove(_planned(IFNAME, first=["n2"]), rungs)
+    assert [(a.nodes, a.shape, o.steps, m) for a, o, m in rungs.launched] == [
+        ("n2", "1x1", 5, False),
+        ("n2", "1x2", 5, True),
+        ("n2", "1x2", 8, True),
+    ]
+    assert not any(arguments.debug for arguments, *_ in rungs.launched)
+    assert proof.trials[1].command == "orch ssh-launch -i i.yaml --nodes n2 -j 1x2 -- train.py"
+    assert proof.trials[2].command == "orch rerun prove-3"  # with the recorded variables
+
+
+def test_hang_is_not_proved_by_a_program_that_only_keeps_running() -> None:
+    rungs = _Rungs((FAILED, "gloo-timeout", 0), (FAILED, None, 0))
+    prove(_planned(CATALOGUE["gloo-timeout"]), rungs)
+    assert [must_report for *_, must_report in rungs.launched] == [False, True]
+
+
+def test_trial_of_the_shared_trainer_keeps_its_limits_and_none_of_its_checkpoints() -> None:
+    rungs = _Rungs((FAILED, "gloo-timeout", 0), (PASSED, None, 0))
+    arguments = replace(ARGUMENTS, program=None, settings=("steps=900", "ddp_timeout=7"))
+    prove(_planned(CATALOGUE["gloo-timeout"], arguments), rungs)
+    short = ("steps=5", "out=ladder-checkpoints", "resume=none", "report=")
+    assert [launched.settings for launched, *_ in rungs.launched] == [
+        ("steps=900", "ddp_timeout=7", *short),
+        ("steps=900", "ddp_timeout=7", "ddp_timeout=1800", *short),
+    ]
+
+
+def test_command_line_of_a_launch_has_all_that_was_typed() -> None:
+    arguments = replace(
+        ARGUMENTS, nodes="n0,n1", shape="2x1", config=Path("a b.yaml"), settings=("steps=3",), program=None,
+        no_check=True, skipped=("disk",), debug=True,
+    )  # fmt: skip
+    typed = "orch ssh-launch -i i.yaml --nodes n0,n1 -j 2x1 --config 'a b.yaml' --no-check --debug --skip disk steps=3"
+    assert command_of(arguments) == typed
+
+
+def test_json_of_a_proof_names_the_runs_and_their_commands() -> None:
+    trial = Trial("rung 1 of 1, 1 rank on n0", "orch rerun p", PASSED, change="unset A", run="p")
+    proof = Proof("r", IFNAME, "why", unset("A"), (trial,)).to_json()
+    assert (proof["result"], proof["change"], proof["signature"]) == ("proved", "unset A", IFNAME.id)
+    assert proof["trials"] == [
+        {
+            "rung": trial.rung,
+            "change": "unset A",
+            "command": "orch rerun p",
+            "run": "p",
+            "passed": True,
+            "outcome": "passed",
+            "signature": None,
+            "cause": None,
+        }
+    ]
+
+
+INVENTORY = """
+name: here
+accelerator: cpu
+devices: 1
+transport: local
+env: {GLOO_SOCKET_IFNAME: none0}
+defaults: {workdir: WORKDIR, python: PYTHON}
+nodes: [{name: n0}, {name: n1}]
+"""
+# The text is gloo's; on one rank the program does not talk, as one without a process group.
+NEEDS_AN_INTERFACE = """
+[ "$WORLD_SIZE" = 1 ] && exit 0
+[ -z "$GLOO_SOCKET_IFNAME" ] && exit 0
+echo "RuntimeError: ifa != nullptr. Unable to find address for: $GLOO_SOCKET_IFNAME" >&2
+exit 1
+"""
+
+
+@pytest.mark.processes
+def test_variable_that_breaks_a_run_is_proved_by_the_runs_without_and_with_it(tmp_path: Path) -> None:
+    text = INVENTORY.replace("WORKDIR", str(tmp_path / ".work")).replace("PYTHON", sys.executable)
+    (tmp_path / "inventory.yaml").write_text(text)
+    (tmp_path / "train.sh").write_text(NEEDS_AN_INTERFACE)
+    orch = Orch(tmp_path)
+    orch("ssh-launch", "--no-check", "--", "sh", "train.sh", code=1)
+    failed = orch.status()["id"]
+    proof = json.loads(orch("diagnose", "--prove", "--json").stdout)
+    assert (proof["run"], proof["signature"], proof["result"]) == (failed, "gloo-no-interface", "proved")
+    assert [(trial["rung"], trial["passed"], trial["change"]) for trial in proof["trials"]] == [
+        ("rung 1 of 2, 1 rank on n0", True, None),
+        ("rung 2 of 2, 2 ranks on n[0-1]", False, None),
+        ("rung 2 of 2, 2 ranks on n[0-1]", True, "unset GLOO_SOCKET_IFNAME"),
+    ]
+    states = {record["id"]: record["state"] for record in orch.records()}
+    assert [states[trial["run"]] for trial in proof["trials"]] == ["DONE", "FAILED", "DONE"]
+    refused = orch("diagnose", proof["trials"][2]["run"], "--prove", code=2)
+    assert "is DONE: it has not failed" in refused.stderr
