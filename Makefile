@@ -94,7 +94,7 @@ BENCH_PIP := .venv-bench/bin/pip --disable-pip-version-check install -qq --const
 	awk -F= 'NR == FNR { own[$$1] } NR == FNR || !($$1 in own)' bench/constraints.txt constraints.txt >.venv-bench/constraints.txt
 	$(BENCH_PIP) --upgrade pip setuptools
 	$(BENCH_PIP) --no-build-isolation --editable . numpy pytest torch typer
-	$(BENCH_PIP) --no-build-isolation deepspeed torchrunx torchx transformers accelerate  # deepspeed's build imports torch
+	$(BENCH_PIP) --no-build-isolation deepspeed torchrunx torchx transformers accelerate nvidia-resiliency-ext  # deepspeed's build imports torch
 	touch $@
 
 bench: .venv-bench/.ready

@@ -51,6 +51,7 @@ MEASURES: dict[str, Callable[..., Measure | list[Measure]]] = {
     "death": death.measure,
     "vanished": death.measure_vanished,
     "recovery": recovery.measure,
+    "refused": silent.measure_refused,
     "stuck": silent.measure_status,
     "silent": silent.measure_follow,
     "wide1024": wide.measure_1024,

@@ -6,12 +6,13 @@ import json
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bench.processes import CommandFailed, Job, time_job
 from bench.rounds import Contestant, Measure, Target, run_rounds
-from bench.shared_run import RUN, write_run
+from bench.shared_run import RUN, write_node, write_output, write_run
 from bench.workspace import UNBUFFERED, Workspace, installed
 from tests.grounds.sshd import Farm, open_farm
 from tests.until import until
@@ -28,6 +29,8 @@ PARTS = {
 }
 SHARED_NODES, SHARED_RANKS, SHARED_BYTES, SHARED_S = 64, 8, 10_000_000, 3600
 SHARED, SHARED_TAIL = "orch logs --tail 3", "tail -n 3 of all files"
+SHARED_BARS = "orch logs --tail 3, progress bars"
+SSH_TAIL = "orch logs --tail 3, over SSH"
 _PROGRAMS = Path(__file__).parent / "programs"
 LIVE, AFTER, PDSH, CLUSH = "orch ssh-launch", "orch logs, afterwards", "pdsh", "clush"
 
@@ -48,7 +51,8 @@ A run on two nodes has ended: rank 0 wrote 100 lines, rank 1 {SIZE:,} bytes of l
 SHARED_DESCRIPTION = f"""\
 {SHARED_NODES} nodes of {SHARED_RANKS} ranks share a folder, as under Slurm; each rank wrote {SHARED_BYTES:,} bytes in an hour, and a line of errors at the start
 and at the end. *Time*: of `orch logs --tail 3`, which prints the last three lines of the run, through one endpoint; `tail` prints the last
-three lines of each file, without their times."""
+three lines of each file, without their times. *Progress bars*: each output is one line of carriage returns, without an end. *Over SSH*: the same logs
+on {SHARED_NODES} loopback addresses of one sshd, each with a separate folder."""
 
 
 def measure(workspace: Workspace, *, repetitions: int) -> Measure:
@@ -90,27 +94,47 @@ def measure_end(workspace: Workspace, *, repetitions: int) -> Measure:
 
 def measure_shared(workspace: Workspace, *, repetitions: int) -> Measure:
     """The time to print the last lines of many nodes that share a folder."""
-    workdir = workspace.folder / "work"
-    write_run(workdir, nodes=SHARED_NODES, ranks=SHARED_RANKS, size=SHARED_BYTES, duration_s=SHARED_S)
-    inventory = workspace.folder / "inventory.yaml"
-    text = f"name: bench\ntransport: local\naccelerator: cpu\ndevices: {SHARED_RANKS}\ndefaults: {{workdir: {workdir}}}\nnodes: [{{name: n0}}]\n"
-    inventory.write_text(text, encoding="utf-8")
-    files = sorted(map(str, workdir.rglob("rank-*")))
-    commands = {
-        SHARED_TAIL: [installed("tail"), "-n", "3", *files],
-        SHARED: [str(workspace.orch), "logs", RUN, "-i", str(inventory), "--tail", "3"],
-    }
+    commands = {}
+    for name, is_bar in ((SHARED, False), (SHARED_BARS, True)):
+        workdir = workspace.folder / f"work-{is_bar}"
+        size = {"nodes": SHARED_NODES, "ranks": SHARED_RANKS, "size": SHARED_BYTES, "duration_s": SHARED_S}
+        write_run(workdir, **size, is_progress_bar=is_bar)
+        inventory = workspace.folder / f"{workdir.name}.yaml"
+        text = f"name: bench\ntransport: local\naccelerator: cpu\ndevices: {SHARED_RANKS}\ndefaults: {{workdir: {workdir}}}\nnodes: [{{name: n0}}]\n"
+        inventory.write_text(text, encoding="utf-8")
+        if not is_bar:
+            commands[SHARED_TAIL] = [installed("tail"), "-n", "3", *sorted(map(str, workdir.rglob("rank-*")))]
+        commands[name] = [str(workspace.orch), "logs", RUN, "-i", str(inventory), "--tail", "3"]
     jobs = {name: Job([words], cwd=workspace.folder, env=workspace.env) for name, words in commands.items()}
-    contestants = [Contestant(name, _time_of(job)) for name, job in jobs.items()]
-    series = run_rounds(contestants, repetitions=repetitions)
+    with open_farm() as farm:
+        jobs[SSH_TAIL] = _ended_over_ssh(workspace, farm)
+        contestants = [Contestant(name, _time_of(job)) for name, job in jobs.items()]
+        series = run_rounds(contestants, repetitions=repetitions)
     return Measure(
         "The end of the logs of many nodes",
         SHARED_DESCRIPTION,
         SHARED_TAIL,
         (PRINTED,),
-        (Target(SHARED, PRINTED, 2.0),),
+        tuple(Target(name, PRINTED, 2.0) for name in (SHARED, SHARED_BARS, SSH_TAIL)),
         series,
     )
+
+
+def _ended_over_ssh(workspace: Workspace, farm: Farm) -> Job:
+    """Launch a run over SSH that ends, and give it long logs; returns the command that prints its last lines."""
+    inventory = farm.inventory(workspace.folder, nodes=SHARED_NODES, devices=SHARED_RANKS)
+    code, orch = workspace.folder / "empty", str(workspace.orch)
+    code.mkdir()
+    launch = [orch, "ssh-launch", "-i", str(inventory), "--no-check", "--", "true"]
+    time_job(Job([launch], cwd=code, env=workspace.env), limit_s=600.0)
+    output, begun = write_output(farm.folder, SHARED_BYTES), time.time() - SHARED_S
+    output.chmod(0o644)
+    folders = [file.parent for file in farm.folder.rglob("offsets.jsonl")]
+    assert len(folders) == SHARED_NODES
+    for folder in folders:
+        first = int(folder.name.removeprefix("n")) * SHARED_RANKS
+        write_node(folder, range(first, first + SHARED_RANKS), output, begun=begun, duration_s=SHARED_S)
+    return Job([[orch, "logs", "--tail", "3"]], cwd=code, env=workspace.env)
 
 
 def _time_of(job: Job) -> Callable[[], Mapping[str, float]]:

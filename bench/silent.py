@@ -1,4 +1,4 @@
-"""The time that commands take when some nodes do not answer: `orch status`, and the end of `orch logs --follow`."""
+"""The time that commands take when some nodes do not answer: a launch, `orch status`, and the end of `orch logs --follow`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from ruamel.yaml import YAML
+
 from bench.rounds import Contestant, Measure, Target, run_rounds
 from bench.workspace import Workspace
+from orchestrator.errors import NodeError
 from tests.grounds.cli import Orch
+from tests.grounds.ports import silent_port
 from tests.grounds.sshd import Farm, open_farm
 from tests.until import until
 
@@ -18,6 +22,8 @@ STATUS_NODES, FOLLOWED_NODES, SILENT_NODES = 16, 32, 8
 ANSWERED, STUCK, NONE_SILENT = "orch status", "orch status, one node stuck", "all nodes answer"
 SILENT = f"{SILENT_NODES} nodes silent"
 PRINTED, ENDED = "to the end", "after Ctrl-C"
+REFUSED_NODES, CONNECT_S = 64, 10.0
+REFUSED = "orch ssh-launch, every eighth node silent"
 
 STATUS_DESCRIPTION = f"""\
 A sleeping rank on each of {STATUS_NODES} loopback addresses of one sshd. *One node stuck*: its login hangs. `orch status` shows the other
@@ -25,6 +31,34 @@ A sleeping rank on each of {STATUS_NODES} loopback addresses of one sshd. *One n
 FOLLOW_DESCRIPTION = f"""\
 `orch logs --follow` of {FOLLOWED_NODES} such nodes gets SIGINT. *{SILENT}*: their endpoints are stopped (SIGSTOP), so their connections are open and
 mute."""
+
+REFUSED_DESCRIPTION = f"""\
+`orch ssh-launch` on {REFUSED_NODES} loopback addresses of one sshd, of which every eighth accepts connections and sends nothing: nothing is
+started, and one message names the silent nodes. `ssh.connect_timeout_s` is {CONNECT_S:g}."""
+
+
+def measure_refused(workspace: Workspace, *, repetitions: int) -> Measure:
+    """Time the launch that is refused because nodes are silent."""
+    with open_farm() as farm, silent_port() as port:
+        inventory = farm.inventory(workspace.folder, nodes=REFUSED_NODES)
+        content = YAML(typ="safe").load(inventory)
+        content["ssh"]["connect_timeout_s"] = CONNECT_S
+        for node in content["nodes"][1::8]:
+            node["port"] = port
+        YAML(typ="safe").dump(content, inventory)
+        orch = Orch(workspace.folder)
+
+        def run() -> Mapping[str, float]:
+            begun = time.monotonic()
+            done = orch("ssh-launch", "--", "sleep", "1000", code=NodeError.exit_code)
+            figures = {PRINTED: time.monotonic() - begun}
+            assert f"(8 of {REFUSED_NODES})" in done.stderr, done.stderr
+            until(lambda: not farm.processes(), deadline_s=60, awaited="the nodes' processes to end")
+            return figures
+
+        series = run_rounds([Contestant(REFUSED, run)], repetitions=repetitions)
+    targets = (Target(REFUSED, PRINTED, CONNECT_S + 2, worst=True),)
+    return Measure("Launch with silent nodes", REFUSED_DESCRIPTION, REFUSED, (PRINTED,), targets, series)
 
 
 def measure_status(workspace: Workspace, *, repetitions: int) -> Measure:

@@ -1,9 +1,19 @@
-"""`python -m orchestrator`, the same as `orch`."""
+"""The program `orch`, also as `python -m orchestrator`."""
 
 from __future__ import annotations
 
 import sys
 
-from orchestrator.cli import main
+from orchestrator.actions.owner_process import early_owner
 
-sys.exit(main())
+
+def main() -> int:
+    """Run the command line of this process; returns the exit code."""
+    with early_owner(sys.argv[1:]):
+        from orchestrator import cli  # noqa: PLC0415  while the owner of a run imports its modules
+
+        return cli.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,6 +7,7 @@ import io
 import os
 import tarfile
 import threading
+import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -33,8 +34,30 @@ class Bundle:
             commit: the commit of the code, as in Code.
         """
         self.files, self.commit = tuple(files), commit
-        self._members = deque(_member(name, path) for name, path in files)
+        self._describe(_member(name, path) for name, path in files)
         self.warnings = (*warnings, *_pointer_warnings(self._members))
+
+    @classmethod
+    def from_archive(cls, archive: bytes) -> Bundle:
+        """
+        The bundle of which this is the archive; it knows neither its files nor its warnings.
+
+        Raises:
+            OSError, EOFError, tarfile.TarError: it is damaged.
+        """
+        bundle = cls(())
+        try:
+            with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as packed:
+                files = [info for info in packed if not info.isdir()]
+                bundle._describe((info, _content(packed, info)) for info in files)
+        except zlib.error as error:
+            raise tarfile.ReadError(str(error)) from error
+        bundle._members.clear()
+        bundle._archive = archive, hashlib.sha256(archive).hexdigest()
+        return bundle
+
+    def _describe(self, members: Iterable[tuple[tarfile.TarInfo, bytes]]) -> None:
+        self._members = deque(members)
         self.size_bytes = sum(info.size for info, _ in self._members)
         self.code_size_bytes = sum(info.size for info, _ in self._members if info.name.startswith("code/"))
         digests = {info.name: hashlib.sha256(content).hexdigest() for info, content in self._members}
@@ -102,6 +125,12 @@ def _pack(members: deque[tuple[tarfile.TarInfo, bytes]]) -> bytes:
             cache.type, cache.mode = tarfile.DIRTYPE, 0o700
             archive.addfile(cache)
     return buffer.getvalue()
+
+
+def _content(packed: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
+    """The content of a member as `_member` returns it."""
+    file = None if info.issym() else packed.extractfile(info)
+    return os.fsencode(info.linkname) if file is None else file.read()
 
 
 def _member(name: str, path: Path) -> tuple[tarfile.TarInfo, bytes]:

@@ -8,13 +8,13 @@ import shlex
 import sys
 from collections.abc import Callable
 from functools import wraps
-from gc import freeze, set_threshold
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from orchestrator.errors import BUG, CLOSED_PIPE, CTRL_C, OrchError, UsageError, machine_error
+from orchestrator.rare_collection import rare_collection
 from orchestrator.version import __version__
 
 if TYPE_CHECKING:
@@ -148,6 +148,20 @@ class _Launch(click.Command):
             raise UsageError(message, hint=f"put a program of yours after --: {line}") from exc
 
 
+def _watch_options(command: _Command) -> _Command:
+    """Add --follow/--detach, --quiet and --fold; lines of a run that is not watched cannot be folded."""
+
+    @wraps(command)
+    def check(*args: Any, follow: bool, fold: bool, **typed: Any) -> int:  # noqa: ANN401  arguments of any command
+        if fold and not follow:
+            raise UsageError(
+                "--fold and --detach exclude each other", hint="watch the run later with: orch logs -f --fold"
+            )
+        return command(*args, follow=follow, fold=fold, **typed)
+
+    return _follow(_quiet(_fold(check)))
+
+
 class _InOrder(click.Group):
     """Lists its commands in the order of this file: those that start a run come first."""
 
@@ -200,8 +214,7 @@ def _slurm_options(command: _Command) -> _Command:
 @_max_retries
 @_elastic
 @_dry_run
-@_follow
-@_quiet
+@_watch_options
 @click.option(
     "--sweep", multiple=True, metavar="KEY=A,B", help="Start one run per combination of the values; may be repeated."
 )
@@ -211,6 +224,7 @@ def submit(
     dry_run: bool,
     follow: bool,
     quiet: bool,
+    fold: bool,
     sweep: tuple[str, ...],
     at_once: int | None,
     **typed: Any,  # noqa: ANN401  see _launch_options
@@ -225,7 +239,7 @@ def submit(
         raise UsageError("--at-once is for the runs of a sweep", hint="give --sweep KEY=A,B as well, or omit --at-once")
     from orchestrator.commands.launch import launch  # noqa: PLC0415
 
-    return launch(arguments, dry_run=dry_run, follow=follow, quiet=quiet)
+    return launch(arguments, dry_run=dry_run, follow=follow, quiet=quiet, fold=fold)
 
 
 @app.command(cls=_Launch)
@@ -233,8 +247,7 @@ def submit(
 @_max_retries
 @_elastic
 @_dry_run
-@_follow
-@_quiet
+@_watch_options
 @click.option("--orphan-timeout", metavar="SPAN", help="End the ranks after this time without a supervisor.")
 @click.option(
     "--isolation-timeout", metavar="SPAN", help="End the ranks of a node that is cut off for this time (60s)."
@@ -244,12 +257,13 @@ def ssh_launch(
     dry_run: bool,
     follow: bool,
     quiet: bool,
+    fold: bool,
     **typed: Any,  # noqa: ANN401  see _launch_options
 ) -> int:
     """Start a run over SSH, or on this machine (transport local). Otherwise as submit."""
     from orchestrator.commands.launch import launch  # noqa: PLC0415
 
-    return launch(_arguments("ssh", program, typed), dry_run=dry_run, follow=follow, quiet=quiet)
+    return launch(_arguments("ssh", program, typed), dry_run=dry_run, follow=follow, quiet=quiet, fold=fold)
 
 
 @app.command(cls=_Launch)
@@ -352,9 +366,7 @@ def list_(sweep: str | None, up_to_date: bool, as_json: bool, **wanted: Any) -> 
 
 @app.command()
 @_run
-@_follow
-@_quiet
-@_fold
+@_watch_options
 def attach(run: str, follow: bool, quiet: bool, fold: bool) -> int:
     """Supervise a run again whose supervisor has died. Watches the run."""
     from orchestrator.commands.attach import attach  # noqa: PLC0415
@@ -395,14 +407,13 @@ def env(
 @click.argument("run", metavar="RUN", shell_complete=_run_names)
 @click.option("--nodes", metavar="LIST", help="Use these nodes instead, as in n0,n[2-5].")
 @_dry_run
-@_follow
-@_quiet
-def rerun(run: str, nodes: str | None, dry_run: bool, follow: bool, quiet: bool) -> int:
+@_watch_options
+def rerun(run: str, nodes: str | None, dry_run: bool, follow: bool, quiet: bool, fold: bool) -> int:
     """Launch a run again, with its command, inventory and options. Reports what has changed since."""
     from orchestrator.actions.rerun import rerun_arguments  # noqa: PLC0415
     from orchestrator.commands.launch import launch  # noqa: PLC0415
 
-    return launch(rerun_arguments(run, nodes), dry_run=dry_run, follow=follow, quiet=quiet)
+    return launch(rerun_arguments(run, nodes), dry_run=dry_run, follow=follow, quiet=quiet, fold=fold)
 
 
 @app.command()
@@ -467,13 +478,18 @@ def lint(
 @app.command()
 @click.argument("words", nargs=-1, metavar="[RUN | FILE...]")
 @click.option("--signatures", type=_PATH, metavar="FILE", help="Your own signatures; default: $ORCH_HOME/signatures.")
+@click.option("--prove", is_flag=True, help="Run the failure again in small, without and with its remedy.")
 @_json
-def diagnose(words: tuple[str, ...], signatures: Path | None, as_json: bool) -> int:
+def diagnose(words: tuple[str, ...], signatures: Path | None, prove: bool, as_json: bool) -> int:
     """
     Name the cause of a failure, of a run or in logs of any launcher: where it began, the proof and the next steps.
 
     FILE is a log, a folder of logs, or - for standard input.
     """
+    if prove:
+        from orchestrator.commands.prove import prove_remedy  # noqa: PLC0415
+
+        return prove_remedy(words, signatures, as_json=as_json)
     from orchestrator.commands.diagnose import diagnose  # noqa: PLC0415
 
     return diagnose(words, signatures, as_json=as_json)
@@ -651,12 +667,8 @@ def inventory_import(source: str, file: Path | None) -> int:
 
 def main() -> int:
     """The program: run the command line of this process, which ends afterwards; returns the exit code."""
-    # The modules are some 100,000 objects that are never garbage: looking through them during the imports and at the exit took
-    # a tenth of a launch's processor time.
-    set_threshold(100_000, 50, 100)
-    code = run(sys.argv[1:])
-    freeze()
-    return code
+    with rare_collection():
+        return run(sys.argv[1:])
 
 
 def run(argv: list[str]) -> int:

@@ -157,6 +157,8 @@ class Request:
     """Nodes on which more runs have failed than chance explains are left out."""
     isolation_timeout_s: float = ISOLATION_TIMEOUT_S
     """A node ends its ranks after this time without a supervisor and without a connection to any other node."""
+    variables: Mapping[str, str | None] = field(default_factory=dict)
+    """Variables that the ranks get instead of those of the inventory, to prove a remedy; None: they do not get it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,13 +161,19 @@ class RunFolder:
         return self.change(lambda record: replace(record, **changes))
 
     def change(self, change: Callable[[RunRecord], RunRecord]) -> RunRecord:
-        """Apply `change` to the record under the lock, and return the result; write nothing if nothing changes."""
+        """
+        Apply `change` to the record under the lock, and return the result; write nothing if nothing changes.
+
+        Once the run has ended, its record needs no archive of the code any more.
+        """
         if change(record := self.read()) == record:
             return record
         with _private(self.change_lock, "a") as lock:
             _lock(lock, RECORD_WAIT_S)
             changed = change(self.read())
             self.write(changed)
+            if changed.state.ended:
+                self.bundle_file.unlink(missing_ok=True)
         return changed
 
     @contextmanager
@@ -251,6 +257,15 @@ class RunFolder:
         """The digests of the files of the code; None if they were not saved."""
         return _json_or_none(self._code_file)
 
+    @property
+    def bundle_file(self) -> Path:
+        """The archive of the code, which is kept until the run ends if another process may have to restart it."""
+        return self.plan_folder / "bundle.tar.gz"
+
+    def write_bundle(self, archive: bytes) -> None:
+        """Keep the archive of the code."""
+        write_file(self.bundle_file, archive, sync=False)
+
     def write_software(self, versions: Mapping[str, Mapping[str, str]]) -> None:
         """Save the versions of programs that the check found, by node."""
         _write_by_node(self._software_file, versions)
@@ -260,7 +275,7 @@ class RunFolder:
         return _read_by_node(self._software_file)
 
     def read_environment(self) -> dict[str, dict[str, str]] | None:
-        """The variables that each node's ranks got, with the values of secrets hidden; None if they were not saved."""
+        """The variables that the ranks of each node get, with the values of secrets hidden; None if they were not saved."""
         return _read_by_node(self._environment_file)
 
     def write_stats(self, times: Mapping[str, Any]) -> None:
@@ -291,7 +306,8 @@ class RunFolder:
         """Save the plan, the environment and every file that the plan renders, without the values of secrets."""
         write_file(self._plan_file, json.dumps(plans.to_json(plan), indent=1) + "\n")
         plan = redacted(plan)
-        _write_by_node(self._environment_file, {node.name: {**node.defaults, **node.env} for node in plan.nodes})
+        nodes = (*plan.nodes, *plan.spares, *plan.replaced)
+        _write_by_node(self._environment_file, {node.name: {**node.defaults, **node.env} for node in nodes})
         for node, files in node_files(plan).items():
             for file in files:
                 write_file(self.plan_folder / node / Path(file.path).name, file.text, sync=False)  # many; for a person
@@ -403,13 +419,13 @@ def _lock(file: IO[str], wait_s: float, kind: int = fcntl.LOCK_EX) -> bool:
             return True
 
 
-def write_file(path: Path, text: str, *, sync: bool = True) -> None:
+def write_file(path: Path, content: str | bytes, *, sync: bool = True) -> None:
     """Replace a private file atomically: readers get the complete old or new content, with `sync` also after a crash of the machine."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape"))
             if sync:
                 file.flush()
                 os.fsync(file.fileno())

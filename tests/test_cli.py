@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import cli
+from orchestrator.errors import UsageError
 from tests.grounds.cli import Orch
 from tests.until import until
 
@@ -115,3 +116,9 @@ def test_closed_stdout_ends_watching_with_141_and_the_run_continues(orch: Orch) 
     assert "nobody reads the output any more; the run continues" in watching.stderr
     until(lambda: orch.status()["state"] == "DONE", awaited="the run to be done")
     assert _into_closed_pipe(orch, "logs", "-f").returncode == 141
+
+
+@pytest.mark.parametrize("words", ["ssh-launch", "submit", "attach", "rerun latest"])
+def test_lines_of_a_run_that_is_not_watched_cannot_be_folded(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([*words.split(), "--fold", "--detach"]) == UsageError.exit_code
+    assert "--fold and --detach exclude each other" in capsys.readouterr().err

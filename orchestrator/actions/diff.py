@@ -121,12 +121,18 @@ def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
 
 
 def _environment(first: RecordedRun, second: RecordedRun) -> Iterator[Difference]:
-    before, after = first.folder.read_environment(), second.folder.read_environment()
+    before, after = _tables(first), _tables(second)
     if before is not None and after is not None:
         yield from _differences("environment", _by_name(before), _by_name(after))
     elif before is not None or after is not None:
         states = (UNRECORDED if tables is None else "recorded" for tables in (before, after))
         yield Difference("environment", "variables", *states)
+
+
+def _tables(run: RecordedRun) -> dict[str, dict[str, str]] | None:
+    """The variables of the nodes of the last attempt; None if they were not saved."""
+    tables, names = run.folder.read_environment(), {node.name for node in run.plan.nodes}
+    return tables and {node: table for node, table in tables.items() if node in names}
 
 
 def _by_name(by_node: Mapping[str, Mapping[str, str]]) -> Values:

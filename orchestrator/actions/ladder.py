@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -119,12 +119,16 @@ class Ladder:
         )
 
 
-def _trainer_settings(options: LadderOptions) -> Iterator[str]:
+def short_settings(steps: int) -> Iterator[str]:
     """The settings that keep a run of the shared trainer short, and away from the checkpoints and reports of the training."""
-    yield f"steps={options.steps}"
+    yield f"steps={steps}"
     yield "out=ladder-checkpoints"  # in the run's folder
     yield "resume=none"
     yield "report="
+
+
+def _trainer_settings(options: LadderOptions) -> Iterator[str]:
+    yield from short_settings(options.steps)
     yield f"ddp_timeout={options.limit_s:g}"
     yield f"hang_timeout={options.limit_s:g}"
 
@@ -142,10 +146,16 @@ def plan_ladder(arguments: LaunchArguments, options: LadderOptions, on_progress:
     return Ladder(arguments, options, rungs_of(planned.plan), planned.warnings)
 
 
-def rungs_of(plan: LaunchPlan) -> tuple[Rung, ...]:
-    """The rungs of a launch, each with more ranks than the one before: a full node of two ranks is the rung of two ranks."""
-    names = tuple(node.name for node in plan.nodes)
-    ranks = [len(node.ranks) for node in plan.nodes]
+def rungs_of(plan: LaunchPlan, first: Collection[str] = ()) -> tuple[Rung, ...]:
+    """
+    The rungs of a launch, each with more ranks than the one before: a full node of two ranks is the rung of two ranks.
+
+    Args:
+        first: nodes that the small rungs have, if they are in the plan.
+    """
+    nodes = sorted(plan.nodes, key=lambda node: node.name not in first)
+    names = tuple(node.name for node in nodes)
+    ranks = [len(node.ranks) for node in nodes]
     rungs = [Rung(RungKind.ONE_RANK, names[:1], 1)]
     if ranks[0] > 1:
         rungs.append(Rung(RungKind.TWO_RANKS, names[:1], 2))

@@ -76,7 +76,9 @@ class Launched:
     terminal_closed: bool = False
     """The terminal was closed during the launch, so the run cannot be shown."""
     planned: Planned | None = None
-    """The launch as it was planned; None for a run that another process launched."""
+    """The launch as it was planned; None if it was before this process, and the record does not have all of it."""
+    unable_to_restart: str = ""
+    """Why the run is not restarted, without `planned`."""
 
 
 def plan_launch(
@@ -255,11 +257,31 @@ def _launch(planned: Planned, launcher: Launcher, on_warning: Callable[[str], No
         for warning in warnings:
             on_warning(warning)
     with undo_on_failure([folder], launcher, "during the launch; what had started was stopped"):
-        job = launcher.start(planned.bundle, begin_check_of(planned, launcher, folder, on_warning))
+        job = launcher.start(planned.bundle, _begin_checks(planned, launcher, folder, on_warning))
         folder.update(slurm_job=job, started=True, launching=None)
         for warning in record_changed_plan(folder, planned.plan, launcher.plan):
             on_warning(warning)
     return folder
+
+
+def _begin_checks(
+    planned: Planned, launcher: Launcher, folder: RunFolder, on_warning: Callable[[str], None]
+) -> Callable[[], None]:
+    """As begin_check_of, of the spare nodes as well; none of them prevents the start."""
+    check = begin_check_of(planned, launcher, folder, on_warning)
+    has_spares = bool(planned.checked and planned.plan.spares) and "shared" not in planned.skipped
+    if not has_spares or not isinstance(launcher, DirectLauncher):
+        return check
+    from orchestrator.actions.spare_check import begin_spare_check  # noqa: PLC0415  few launches have spare nodes
+
+    check_spares = begin_spare_check(launcher)
+
+    def finish() -> None:
+        check()
+        for warning in check_spares():
+            on_warning(warning)
+
+    return finish
 
 
 def begin_check_of(
@@ -325,6 +347,8 @@ def record_plan(folder: RunFolder, planned: Planned) -> None:
     """Add the plan and the state of the code to the record, which is written earlier without them."""
     folder.write_plan(planned.plan)
     folder.write_code(planned.bundle.code)
+    if planned.plan.launcher == "ssh" and planned.plan.max_retries:
+        folder.write_bundle(planned.bundle.archive[0])
     commit, diff = revision(Path.cwd(), planned.private)
     if diff:
         folder.write_diff(diff)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,8 @@ class LaunchArguments:
     """Leave out nodes on which more runs have failed than chance explains."""
     rerun_of: str | None = None
     """The id of the run that this launch repeats."""
+    variables: Mapping[str, str | None] = field(default_factory=dict)
+    """Variables that the ranks get instead of those of the inventory; None: they do not get it."""
 
     @property
     def slurm_settings(self) -> list[SlurmSetting]:

@@ -72,6 +72,19 @@ class LogReader:
         self.pending: set[str] = set()
         """The folders that `follow` has not yet read to their present ends."""
 
+    def renew(self) -> None:
+        """Read the present nodes of the attempt, each that was read before from its position: a restart may replace one whose start failed."""
+        known = {feed.folder.name: feed for feed in self._feeds}
+        self._feeds = [known.get(feed.folder.name, feed) for feed in self._feeds_of(self.attempt)]
+        names = self.folder_names
+        self.nodes = {name: node for name, node in self.nodes.items() if name in names}
+        self.unreadable = {feed.folder.name: feed.failure for feed in self._feeds if feed.failure is not None}
+
+    @property
+    def folder_names(self) -> set[str]:
+        """The names of the folders that are read."""
+        return {feed.folder.name for feed in self._feeds}
+
     @property
     def folder_count(self) -> int:
         """The number of folders that are read; one if the nodes share a folder."""

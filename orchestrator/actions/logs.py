@@ -124,13 +124,6 @@ def selection(wanted: Filter, plan: LaunchPlan, now: float, *, has_routine: bool
     )
 
 
-def rank_counts(plan: LaunchPlan) -> Callable[[str], int]:
-    """Return the number of ranks by node name, as a function; nodes that Slurm chooses have equally many."""
-    counts = {} if plan.by_count else {node.name: len(node.ranks) for node in plan.used_nodes}
-    chosen = plan.world_size // plan.node_count if plan.by_count else 0
-    return lambda node: counts.get(node, chosen)
-
-
 def node_names(text: str | None, plan: LaunchPlan) -> frozenset[str] | None:
     """
     The names in the value of --node; None means all nodes.

@@ -10,16 +10,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from orchestrator.actions.benchmark import plan_benchmark
-from orchestrator.actions.launch import Launched, plan_launch, started
+from orchestrator.actions.kept_launch import kept_launch
+from orchestrator.actions.launch import Launched, Planned, plan_launch, started
 from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.actions.log_reader import LogReader
 from orchestrator.actions.restart import restarts_of
@@ -37,9 +36,9 @@ LINES_S = 10.0
 """How long the diagnosis waits until a viewer has the last lines and the outcome."""
 
 
-def main() -> int:
-    """Own the run that the viewer requests; argv[1] is the number of the link's descriptor."""
-    link = OwnerLink(socket.socket(fileno=int(sys.argv[1])))
+def own_run(link_number: int) -> int:
+    """Own the run that the viewer requests over the link, a descriptor; returns the exit code of the process."""
+    link = OwnerLink(socket.socket(fileno=link_number))
     if not link.request:  # the viewer has ended, as by Ctrl-C
         link.join()
         return 0
@@ -78,11 +77,17 @@ def _run(link: OwnerLink) -> None:
 @contextmanager
 def _launched(link: OwnerLink, terminal: ViewersTerminal) -> Iterator[Launched]:
     arguments = _arguments(link.request["arguments"])
-    plan = plan_benchmark if link.request["is_benchmark"] else plan_launch
+    plan = _plan_benchmark() if link.request["is_benchmark"] else plan_launch
     planned = plan(arguments, link.progress, terminal)
     link.post("planned", warnings=planned.warnings)
     with started(planned, link.warn, link.progress) as launched:
         yield launched
+
+
+def _plan_benchmark() -> Callable[..., Planned]:
+    from orchestrator.actions.benchmark import plan_benchmark  # noqa: PLC0415  few runs are benchmarks
+
+    return plan_benchmark
 
 
 def _arguments(typed: Mapping[str, Any]) -> LaunchArguments:
@@ -95,11 +100,22 @@ def _arguments(typed: Mapping[str, Any]) -> LaunchArguments:
 @contextmanager
 def _attached(link: OwnerLink, terminal: ViewersTerminal) -> Iterator[Launched]:
     folder = find_run(link.request["run"])
-    with closing(direct_launcher(folder.read_plan(), terminal, link.progress)) as launcher:
+    planned, unable = None, ""
+    if (plan := folder.read_plan()).max_retries:
+        try:
+            planned = kept_launch(folder, terminal)
+        except OrchError as error:
+            unable = str(error)
+            link.warn(f"the run is supervised, but not restarted if it fails: {error}")
+        else:
+            plan = planned.plan
+            for warning in planned.warnings:
+                link.warn(warning)
+    with closing(direct_launcher(plan, terminal, link.progress)) as launcher:
         if terminal.is_available():  # prompts before the viewer may leave
             with suppress(NodesError):  # all nodes; the supervisor tries again
                 launcher.attempt_folders(launcher.attempt())
-        yield Launched(folder, launcher)
+        yield Launched(folder, launcher, planned=planned, unable_to_restart=unable)
 
 
 def _leave_the_terminal(folder: RunFolder) -> None:
@@ -187,7 +203,3 @@ def _post_error(link: OwnerLink, exc: BaseException) -> None:
         text = f"a bug in orch: {type(exc).__name__}: {exc}"
         hint = "report it with the lines above, or those in the run's supervisor.log"
         link.post("error", type="OrchError", text=text, hint=hint, exit_code=BUG)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

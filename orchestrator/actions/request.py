@@ -77,6 +77,7 @@ def make_request(
         no_check=arguments.no_check,
         skipped=arguments.skipped,
         exclude_suspects=arguments.exclude_suspects,
+        variables=dict(arguments.variables),
         **_timeouts(arguments),
     )
     return request, bundles.build(trainer=program.needs_trainer, code=code, checks=checks)

@@ -65,6 +65,7 @@ def rerun_arguments(name: str, nodes: str | None) -> LaunchArguments:
         skipped=tuple(request.get("skipped", ())),
         exclude_suspects=bool(request.get("exclude_suspects")),
         rerun_of=record.id,
+        variables=request.get("variables", {}),
     )
 
 

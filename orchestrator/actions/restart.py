@@ -1,4 +1,4 @@
-"""Start another attempt of a run over SSH, in the process that has launched the run: its code and environment are known here."""
+"""Start another attempt of a run over SSH, in the process that owns the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.kept_facts import KeptFacts
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.store import RunFolder
-from orchestrator.supervision.restart import Restarts
+from orchestrator.supervision.restart import Restarts, recorded_attempts
 
 
 def restarts_of(launched: Launched, launcher: DirectLauncher, on_warning: Callable[[str], None]) -> Restarts | None:
@@ -24,12 +24,19 @@ def restarts_of(launched: Launched, launcher: DirectLauncher, on_warning: Callab
     if not max_retries:
         return None
     if planned is None:
-        return Restarts(folder, max_retries, None, lambda: False)
+        return Restarts(folder, max_retries, None, unable=launched.unable_to_restart)
 
     def start(plan: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
         return _start(replace(planned, plan=plan), launcher, folder, on_warning, on_connected=on_connected)
 
-    return Restarts(folder, max_retries, start, lambda: launcher.is_shared, free_nodes=partial(_free_nodes, launcher))
+    return Restarts(
+        folder,
+        max_retries,
+        start,
+        send_code=partial(launcher.send_code, bundle=planned.bundle),
+        free_nodes=partial(_free_nodes, launcher),
+        attempts=recorded_attempts(folder),
+    )
 
 
 def _free_nodes(launcher: DirectLauncher, nodes: Sequence[NodePlan]) -> set[str]:
@@ -60,6 +67,10 @@ def _start(
 ) -> LaunchPlan:
     """Check the nodes of an attempt and start its agents; return the plan as it was carried out."""
     launcher.prepare_attempt(planned.plan)  # before the log readers learn the nodes: a spare node may be unreachable
+    if planned.checked and "shared" not in planned.skipped:
+        from orchestrator.actions.spare_check import require_visible_checkpoints  # noqa: PLC0415  few runs restart
+
+        require_visible_checkpoints(launcher, planned.plan)
     _require_not_stopped(folder)  # `orch stop` may have recorded the end meanwhile
     on_connected()
     launcher.begin_attempt(planned.plan)

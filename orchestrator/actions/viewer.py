@@ -1,13 +1,10 @@
-"""Start the process that owns a run over SSH (actions/owner.py), and show what it reports: the part of the command line."""
+"""Let the process that owns a run over SSH (actions/owner.py) launch it, and show what it reports: the part of the command line."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
-import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import errors
+from orchestrator.actions.owner_process import owner_process
 from orchestrator.endpoint.access import PromptCancelled, Terminal
 from orchestrator.errors import LaunchError, OrchError, UsageError
 from orchestrator.progress import OnProgress, Progress, no_progress
@@ -41,18 +39,8 @@ class Owner:
         pythonpath = os.environ.get("PYTHONPATH")  # ranks on this machine inherit it
         common = {"cwd": _working_folder(), "pythonpath": pythonpath, "is_terminal": self._terminal.is_available()}
         self._request = frame({**request, **common})
-        self._link, far = _link()
-        with far, _sigint_blocked():  # the owner unblocks it once it can report an interrupt
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "orchestrator.actions.owner", str(far.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL if sys.__stderr__ is None else None,  # None: closed from the beginning
-                cwd="/",  # so that nothing is imported from the user's folder
-                env=_environment(Path(__file__).parents[2]),
-                pass_fds=(far.fileno(),),
-                start_new_session=True,
-            )
+        started = owner_process()
+        self._link, self._process = started.link, started.process
         self._messages = messages(self._link)
         self._is_interrupted = False
         self._is_prompting = False
@@ -65,12 +53,19 @@ class Owner:
 
     @classmethod
     def of_launch(
-        cls, arguments: LaunchArguments, *, follow: bool, quiet: bool = False, is_benchmark: bool = False
+        cls,
+        arguments: LaunchArguments,
+        *,
+        follow: bool,
+        quiet: bool = False,
+        fold: bool = False,
+        is_benchmark: bool = False,
     ) -> Owner:
         """Launch a run."""
         config = None if arguments.config is None else str(arguments.config)
         typed = {**asdict(arguments), "config": config}
-        return cls({"arguments": typed, "is_benchmark": is_benchmark, "follow": follow, "quiet": quiet})
+        watched = {"follow": follow, "quiet": quiet, "fold": fold}
+        return cls({"arguments": typed, "is_benchmark": is_benchmark, **watched})
 
     @classmethod
     def of_run(cls, run: str, *, follow: bool, quiet: bool, fold: bool = False) -> Owner:
@@ -208,23 +203,6 @@ class Owner:
         self.close()
 
 
-def _link() -> tuple[socket.socket, socket.socket]:
-    """The two ends of a new link; the second one keeps its number in the owner, where 0 to 2 are the standard streams."""
-    near, low = socket.socketpair()
-    with low:
-        return near, socket.socket(fileno=fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 3))
-
-
-@contextmanager
-def _sigint_blocked() -> Iterator[None]:
-    """Block SIGINT in this thread, and in a program that it starts."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _working_folder() -> str:
     try:
         return str(Path.cwd())
@@ -238,11 +216,3 @@ def _error(message: Mapping[str, Any]) -> OrchError:
     error: OrchError = (LaunchError if issubclass(kind, LaunchError) else kind)(message["text"], hint=message["hint"])
     error.exit_code = message["exit_code"]
     return error
-
-
-def _environment(root: Path) -> dict[str, str]:
-    """The environment of the owner; it imports orch from `root`, which may be a checkout that is only the working folder here."""
-    if root.name in ("site-packages", "dist-packages"):
-        return dict(os.environ)
-    inherited = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{inherited}" if inherited else str(root)}

@@ -40,6 +40,8 @@ class WatchPhase(Enum):
 
     NEXT_ATTEMPT = auto()
     """A newer attempt has begun: follow that."""
+    OTHER_NODES = auto()
+    """The attempt is started on other nodes, as the start on one has failed: follow these."""
     RECORDED = auto()
     """The run's supervisor has recorded its end: show the rest."""
     CONFIRM = auto()
@@ -76,6 +78,8 @@ class Watch:
         self._has_warned = False
         self._has_warned_of_replicas = False
         self._slow_ranks = SlowRankWatch()
+        self._decision = ""
+        """The decision by which the attempt that is followed was begun, and its nodes chosen."""
         self._shown_slow: str | None = None
         """The finding about slow ranks that was shown last; None if it was that no rank is slow any more."""
 
@@ -117,6 +121,9 @@ class Watch:
                 self._reader.begin(self._reader.attempt + 1)
                 self._plan = self._run.read_plan()
                 self._viewer.inform(f"run {self._plan.run_id} continues in attempt {self._reader.attempt}")
+            elif phase is WatchPhase.OTHER_NODES:
+                self._plan = self._run.read_plan()
+                self._reader.renew()
             elif phase is WatchPhase.RECORDED:
                 self._reader.show_remaining()
                 return None
@@ -145,6 +152,16 @@ class Watch:
             self._launcher.learn_attempt(self._run.read_plan())
         return self._launcher.attempt()
 
+    def _has_other_nodes(self) -> bool:
+        """True if the attempt that is followed was begun a second time, on other nodes; over SSH, by the record."""
+        attempts = self._run.read().attempts
+        decision = str(attempts[-1]["decision"]) if attempts else ""
+        if decision == self._decision or not isinstance(self._launcher, DirectLauncher):
+            return False
+        self._decision, plan = decision, self._run.read_plan()
+        self._launcher.learn_attempt(plan)
+        return self._reader.attempt == plan.attempt and self._reader.folder_names != {node.name for node in plan.nodes}
+
     def _has_recorded_end(self) -> bool:
         """True if the run has ended, by its record; warns of what the supervisor has recorded about its ranks."""
         record = self._run.read()
@@ -155,10 +172,8 @@ class Watch:
 
     def _next_phase(self) -> WatchPhase | None:
         """Return the next phase, judged by the logs and observations so far; None to continue following the attempt."""
-        if self._has_recorded_end():
-            return WatchPhase.RECORDED
-        if self._poll is None and self._reader.attempt < self._newest_attempt():
-            return WatchPhase.NEXT_ATTEMPT
+        if (phase := self._recorded_phase()) is not None:
+            return phase
         if self._reader.pending - (self._reader.unreadable.keys() if self._supervisor_unknown else set()):
             return None
         if self._poll is None:
@@ -176,6 +191,15 @@ class Watch:
             if text:
                 self._viewer.inform(text)
         return self._judged(result.status)
+
+    def _recorded_phase(self) -> WatchPhase | None:
+        """The next phase by the record alone; None if it has no news of the attempt."""
+        has_ended = self._has_recorded_end()  # asked first: whatever was recorded before the end is shown before it
+        if self._poll is None and self._reader.attempt < self._newest_attempt():
+            return WatchPhase.NEXT_ATTEMPT
+        if self._has_other_nodes():
+            return WatchPhase.OTHER_NODES
+        return WatchPhase.RECORDED if has_ended else None
 
     def _judged(self, queue: JobStatus | None) -> WatchPhase | None:
         """Judge the attempt and record a change of state; CONFIRM if it appears to have ended."""

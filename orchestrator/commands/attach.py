@@ -10,13 +10,10 @@ from orchestrator.actions.viewer import Owner
 from orchestrator.commands.failure import print_failure
 from orchestrator.commands.watch import show, watch
 from orchestrator.console import ProgressLine, inform, print_text, warn
-from orchestrator.errors import UsageError
 
 
 def attach(run: str, *, follow: bool, quiet: bool, fold: bool) -> int:
     """Start a supervisor for the run and watch the run to its end; if the run has ended, end what is left and print its state."""
-    if fold and not follow:
-        raise UsageError("--fold and --detach exclude each other", hint=f"orch logs -f --fold {run} follows the run")
     folder = find_run(run)
     record = folder.read()
     if record.state.ended:
@@ -24,22 +21,17 @@ def attach(run: str, *, follow: bool, quiet: bool, fold: bool) -> int:
         inform(record.outcome)
         print_failure(record)
         return record.exit_code
-    ranks_of = None
-    if fold:
-        from orchestrator.actions.logs import rank_counts  # noqa: PLC0415  imports what the viewer of a run over SSH does not need
-
-        ranks_of = rank_counts(folder.read_plan())
     if record.launcher == "slurm":  # which supervises its jobs itself
         if not follow:
             print_text(f"{record.id}\n")
             return 0
         with attached(folder) as launched:
-            return watch(launched, quiet=quiet, ranks_of=ranks_of)
+            return watch(launched, quiet=quiet, fold=fold)
     require_unsupervised(folder)
     with Owner.of_run(record.id, follow=follow, quiet=quiet, fold=fold) as owner:
         with ProgressLine() as progress:
             owner.until_launched(warn, progress.warn, progress.update)
         if follow:
-            return show(record.id, owner.to_end, partial(owner.diagnosed, warn), quiet=quiet, ranks_of=ranks_of)
+            return show(record.id, owner.to_end, partial(owner.diagnosed, warn), quiet=quiet, fold=fold)
     print_text(f"{record.id}\n")
     return 0

@@ -8,10 +8,10 @@ from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.console import ProgressLine, print_text, warn
 
 
-def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool, quiet: bool = False) -> int:
+def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool, quiet: bool = False, fold: bool = False) -> int:
     """Plan a run and start it unless `dry_run`; returns the exit code."""
     if arguments.launcher == "ssh" and not dry_run:
-        return _launch_over_ssh(arguments, follow=follow, quiet=quiet)
+        return _launch_over_ssh(arguments, follow=follow, quiet=quiet, fold=fold)
     from orchestrator.actions import transcript  # noqa: PLC0415  the owner of a run over SSH imports what a launch needs
     from orchestrator.actions.launch import plan_launch, started  # noqa: PLC0415  as above
 
@@ -32,17 +32,17 @@ def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool, quiet: bo
             return 0
         from orchestrator.commands.watch import watch  # noqa: PLC0415  imported while Slurm starts
 
-        return watch(launched, quiet=quiet)
+        return watch(launched, quiet=quiet, fold=fold)
 
 
-def _launch_over_ssh(arguments: LaunchArguments, *, follow: bool, quiet: bool) -> int:
+def _launch_over_ssh(arguments: LaunchArguments, *, follow: bool, quiet: bool, fold: bool) -> int:
     from orchestrator.actions.viewer import Owner  # noqa: PLC0415  not needed under Slurm
     from orchestrator.commands.watch import show  # noqa: PLC0415  as above
 
-    with Owner.of_launch(arguments, follow=follow, quiet=quiet) as owner:
+    with Owner.of_launch(arguments, follow=follow, quiet=quiet, fold=fold) as owner:
         with ProgressLine() as progress:
             run = owner.until_launched(progress.warn, progress.warn, progress.update)
         if follow:
-            return show(run, owner.to_end, partial(owner.diagnosed, warn), quiet=quiet)
+            return show(run, owner.to_end, partial(owner.diagnosed, warn), quiet=quiet, fold=fold)
     print_text(f"{run}\n")
     return 0

@@ -11,7 +11,6 @@ from orchestrator.actions.logs import (
     batch_log,
     find_on_nodes,
     missing_logs,
-    rank_counts,
     recorded_run,
     selection,
 )
@@ -33,7 +32,10 @@ def logs(
         run, launcher = find_on_nodes(name, inventory, inform, warn)
     plan = run.read_plan()
     try:
-        with closing(launcher), closing(LogView(as_json=as_json, ranks_of=rank_counts(plan) if fold else None)) as view:
+        with (
+            closing(launcher),
+            closing(LogView(as_json=as_json, ranks_of=plan.rank_counts() if fold else None)) as view,
+        ):
             chosen = selection(wanted, plan, time.time(), has_routine=as_json)
             if wanted.stream == "batch":
                 view.write(batch_log(launcher, chosen, tail))

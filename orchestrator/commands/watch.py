@@ -20,8 +20,8 @@ def watch(
     launched: Launched,
     *,
     quiet: bool,
+    fold: bool = False,
     stream: TextIO | None = None,
-    ranks_of: Callable[[str], int] | None = None,
 ) -> int:
     """Follow a run that this process has launched or attached to, and print its outcome; return its exit code."""
     from orchestrator.actions.log_reader import LogReader  # noqa: PLC0415  the viewer of a run over SSH needs none of it
@@ -37,7 +37,7 @@ def watch(
 
         return diagnose_failure(launched.folder, launched.launcher, warn)
 
-    return show(launched.folder.path.name, to_end, diagnosed, quiet=quiet, stream=stream, ranks_of=ranks_of)
+    return show(launched.folder.path.name, to_end, diagnosed, quiet=quiet, fold=fold, stream=stream)
 
 
 def show(
@@ -46,8 +46,8 @@ def show(
     diagnosed: Callable[[], RunRecord | None],
     *,
     quiet: bool,
+    fold: bool = False,
     stream: TextIO | None = None,
-    ranks_of: Callable[[str], int] | None = None,
 ) -> int:
     """
     Show a run to its end, and print its outcome; return its exit code.
@@ -56,10 +56,10 @@ def show(
         to_end: shows the run's lines, and returns its record.
         diagnosed: returns the record of a run that has failed, with its diagnosis.
         quiet: print only the lines of ranks, warnings, and the outcome of a run that is not done.
+        fold: print equal lines of many ranks once.
         stream: for the lines; by default stdout.
-        ranks_of: the number of ranks of a node, to fold equal lines of many ranks.
     """
-    view = LogView(as_json=False, quiet=quiet, stream=stream, ranks_of=ranks_of)
+    view = LogView(as_json=False, quiet=quiet, stream=stream, ranks_of=_ranks_of(run_id) if fold else None)
     view.inform(f"run {run_id} started; Ctrl-C stops watching, the run continues")
     try:
         with closing(view):
@@ -88,6 +88,12 @@ def show(
     if not quiet:
         print_summary(record.summary)
     return record.exit_code
+
+
+def _ranks_of(run_id: str) -> Callable[[str], int]:
+    from orchestrator.actions.runs import find_run  # noqa: PLC0415  only to fold lines
+
+    return find_run(run_id).read_plan().rank_counts()
 
 
 def _print_diagnosis(diagnosed: Callable[[], RunRecord | None]) -> None:

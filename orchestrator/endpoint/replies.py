@@ -114,10 +114,12 @@ class Positions:
     """
     Positions from which to read: offsets by file, `n0/rank-0.out`.
 
-    `written` has, by file, sizes of the file beyond its offset, ascending, and when it had them by this machine's clock.
+    `skipped` has, by file, the parts beyond its offset that need not be read, ascending, each from the start of a line on. `written`
+    has sizes of the file beyond its offset, ascending, and when it had them by this machine's clock.
     """
 
     offsets: Mapping[str, int]
+    skipped: Mapping[str, Sequence[tuple[int, int]]]
     written: Mapping[str, Sequence[tuple[int, float]]]
 
     @classmethod
@@ -128,7 +130,8 @@ class Positions:
             file: [(size, time + shifts[file.partition("/")[0]]) for size, time in writes]
             for file, writes in body["written"].items()
         }
-        return cls(body["offsets"], written)
+        skipped = {file: [(begin, end) for begin, end in parts] for file, parts in body["skipped"].items()}
+        return cls(body["offsets"], skipped, written)
 
 
 @dataclass(frozen=True, slots=True)

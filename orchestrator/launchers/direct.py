@@ -21,7 +21,14 @@ from orchestrator.launchers.base import AttemptFolder, passed
 from orchestrator.launchers.job import JobStatus
 from orchestrator.names.hostlist import fold
 from orchestrator.node.code_folder import SHARED
-from orchestrator.plan.files import PlannedFile, agent_start, node_files, node_script_file, start_command
+from orchestrator.plan.files import (
+    PlannedFile,
+    agent_start,
+    node_files,
+    node_script_file,
+    shared_files,
+    start_command,
+)
 from orchestrator.plan.plan import LaunchPlan, NodePlan, with_defaults
 from orchestrator.progress import OnProgress, OnShare, Reporter, no_progress
 
@@ -33,6 +40,7 @@ if TYPE_CHECKING:
 START_WAIT_S = 30.0
 SETUP_WAIT_S = 120.0  # in addition, for all setup lines together
 PORT_TRIES = 3
+UNSHARED = "does not share the folder of the run"
 
 Result = TypeVar("Result")
 
@@ -47,11 +55,11 @@ class DirectLauncher:
         connected: Mapping[str, Endpoint] = MappingProxyType({}),
         on_progress: OnProgress = no_progress,
     ) -> None:
-        self.is_shared = False
-        """The nodes of the first attempt share a file system."""
         self._plans_lock = threading.Lock()
         self._plans = [plan]
         """The plans of all attempts; `without_reconnects` shares it."""
+        self._begun = set[int]()
+        """The attempts that `begin_attempt` has taken; `without_reconnects` shares it."""
         self._transport = transport
         self._on_progress = on_progress
         self._fanout = int(plan.ssh["fanout"])
@@ -82,17 +90,32 @@ class DirectLauncher:
         self._start_requested.clear()
         with self._plans_lock:
             self._add_nodes(plan)
+            self._begun.add(plan.attempt)
             if plan.attempt > self.plan.attempt:
                 self._plans.append(plan)
             else:  # a reader of the logs has seen it in the record before
                 self._plans[-1] = plan
 
     def learn_attempt(self, plan: LaunchPlan) -> None:
-        """Take the plan of another attempt that another process or thread starts, to read its logs."""
+        """
+        Take the plan of an attempt that another process or thread starts, to read its logs; it may start it on other nodes.
+
+        Not once this launcher has begun the attempt: the plan in the record has no variables, and may be an older one.
+        """
         with self._plans_lock:
+            if plan.attempt <= max(self._begun, default=0):
+                return
             self._add_nodes(plan)
             if plan.attempt > self.plan.attempt:
                 self._plans.append(plan)
+            elif plan.attempt == self.plan.attempt and _names(plan) != _names(self.plan):
+                self._plans[-1] = plan
+
+    def leave_out_spares(self, names: Collection[str]) -> None:
+        """Do not use these spare nodes in later attempts."""
+        if names:
+            spares = tuple(node for node in self.plan.spares if node.name not in names)
+            self._plans[-1] = replace(self.plan, spares=spares)
 
     def _add_nodes(self, plan: LaunchPlan) -> None:
         for node in (*plan.nodes, *plan.spares, *plan.replaced):
@@ -103,7 +126,7 @@ class DirectLauncher:
         """Open one connection per node, all at once; the warnings are the remarks of the transports."""
         self._connect(self.plan.nodes)
         by_remark: dict[str, list[str]] = {}
-        for name, endpoint in self._endpoints.items():
+        for name, endpoint in tuple(self._endpoints.items()):  # spare nodes may be connected meanwhile
             by_remark.setdefault(endpoint.remark, []).append(name)
         return [f"{fold(names)}: {remark}" for remark, names in by_remark.items() if remark]
 
@@ -151,15 +174,31 @@ class DirectLauncher:
         replies = self._on_each(plan.nodes, partial(put_run, claim=True), "preparing")
         answers = list(zip(plan.nodes, replies, strict=True))
         first = [node for node, reply in answers if reply["is_first"]]
-        if plan.attempt > 1 and self.is_shared and plan.head in first:
-            raise LaunchError(f"{plan.head.name}, which would have rank 0, does not share the folder of the run")
+        if plan.attempt > 1 and plan.is_shared and first:
+            raise NodesError([NodeError(node.name, UNSHARED) for node in first], len(plan.nodes))
         # each push on its own would be slow with a thousand at once, and a slow one is taken for a lost node
         lacking = [node for node, reply in answers if reply["is_first"] and not reply["is_written"]]
         self._on_each(lacking, push, "pushing", size_bytes=bundle.size_bytes, limit=self._fanout)
         self._on_each([node for node, reply in answers if not reply["is_first"]], follow, "preparing")
         if plan.attempt == 1 and len(first) == 1:  # on one file system
-            self.is_shared = True
+            self._plans[-1] = replace(plan, is_shared=True)
             self.reach(plan.head).put_files(f"{plan.run_dir(plan.head)}/{SHARED}", [])
+
+    def send_code(self, node: NodePlan, bundle: Bundle) -> bool:
+        """Write the bundle and the run's code folder on a spare node; False if it does not see the folder that the nodes share."""
+        plan, endpoint = self.plan, self.reach(node)
+        if plan.is_shared:
+            if endpoint.find(node.workdir, plan.run_id) is None:
+                return False
+        else:
+            contents = _contents(shared_files(plan, node), plan.run_dir(node))
+            sizes = bundle.size_bytes, bundle.code_size_bytes
+            run = RunContent(node.workdir, plan.run_id, bundle.digest, contents, *sizes)
+            if not endpoint.put_run(run, claim=False)["is_written"]:
+                endpoint.put_bundle(node.workdir, bundle.digest, *bundle.archive)
+                endpoint.put_run(run, claim=False)
+        endpoint.put_files(plan.node_dir(node), [])
+        return True
 
     def add_defaults(self, defaults: Mapping[str, Mapping[str, str]]) -> None:
         """Give the ranks default variables, by node, before the start: replace the nodes' scripts, which were pushed."""
@@ -316,9 +355,9 @@ class DirectLauncher:
 
     def stand_by(self, name: str, rendezvous: str) -> None:
         """Let the ranks of the next attempt import their modules on a node, while the ranks of the newest one run."""
-        node = next(
-            node for node in self.plan.nodes if node.name == name
-        )  # with its environment, unlike that of the record
+        plan = self.plan  # its nodes have their environment, unlike those of the record
+        spares = (with_last_rank(plan, node) for node in plan.spares)
+        node = next(node for node in (*plan.nodes, *spares) if node.name == name)
         agent, endpoint = agent_start(self.plan, node, rendezvous), self.connected_endpoint(node)
         if agent is not None and endpoint is not None:  # it ends with the connection
             endpoint.stand_by(agent, self.plan.node_dir(node))
@@ -346,6 +385,16 @@ class DirectLauncher:
         names = [node.name for node in nodes]
         self._reporter = Reporter(participle, names, self._on_progress, size_bytes=size_bytes)
         return successes(each(nodes, self._reporter.around(work), limit=limit or len(nodes)))
+
+
+def with_last_rank(plan: LaunchPlan, spare: NodePlan) -> NodePlan:
+    """A spare node with the ranks of the last node, and with the default variables that were found there: on most clusters, those of any node."""
+    last = plan.nodes[-1]
+    return replace(spare, node_rank=last.node_rank, ranks=last.ranks, defaults=last.defaults)
+
+
+def _names(plan: LaunchPlan) -> list[str]:
+    return [node.name for node in plan.nodes]
 
 
 def push_bundle(

@@ -7,6 +7,7 @@ import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from orchestrator.endpoint.replies import Chunk, NodeObservation, Positions
 from orchestrator.errors import NodeError
 from orchestrator.fanout import each, failed_nodes
 from orchestrator.launchers.base import AttemptFolder
-from orchestrator.logs.lines import MAX_WRITE_TIMES, LogLines, NodeLines, in_order
+from orchestrator.logs.lines import MAX_LINE_BYTES, MAX_WRITE_TIMES, LogLines, NodeLines, in_order
 from orchestrator.logs.selection import Selection
 from orchestrator.node.events import OFFSETS, Kind
 
@@ -40,6 +41,8 @@ class Feed:
     selection: Selection = field(default_factory=Selection)
     """The output files to read; the agents' files are read in any case."""
     offsets: dict[str, int] = field(default_factory=dict)
+    skipped: dict[str, deque[tuple[int, int]]] = field(default_factory=dict)
+    """Output file -> the parts that `history` leaves out, from the start of a line on."""
     nodes: dict[str, NodeLines] = field(default_factory=dict)
     failure: NodeError | None = None
     """Why its files could not be read to their ends."""
@@ -47,7 +50,7 @@ class Feed:
     """True if the last read returned bytes, even if no line ended in them."""
     _followed_to: str | None = None
     """The position that the endpoint keeps; None if the next request must send the offsets."""
-    _write_times: int = MAX_WRITE_TIMES
+    _limits: tuple[int, int] = MAX_WRITE_TIMES, MAX_LINE_BYTES
     _observed_events: int = -1
     _next_observation_s: float = 0.0
     """By time.monotonic()."""
@@ -66,6 +69,7 @@ class Feed:
     def _begin_at(self, positions: Positions) -> None:
         self._followed_to = None
         self.offsets = dict(positions.offsets)
+        self.skipped = {file: deque(parts) for file, parts in positions.skipped.items()}
         self.nodes.clear()
         for file, offset in positions.offsets.items():
             node, _, name = file.partition("/")
@@ -94,6 +98,15 @@ class Feed:
         self._followed_to = position
         self.has_read = bool(chunks)
         return list(in_order(lines.values()))
+
+    def readable_from(self, file: str, end: int) -> tuple[int, int]:
+        """The next part of an output file to read, up to `end` at most, behind what is left out at its position."""
+        parts = self.skipped.get(file, ())
+        while parts and self.offsets.get(file, 0) >= parts[0][0]:
+            self.offsets[file] = max(self.offsets[file], parts.popleft()[1])
+            node, _, name = file.partition("/")
+            self._lines_of(node).gap(name, self.offsets[file], 0.0)  # between two lines
+        return self.offsets.get(file, 0), min(end, parts[0][0]) if parts else end
 
     def read_until(self, ends: Mapping[str, int], *, max_bytes: int) -> dict[str, list[LogLines]]:
         """Read these files up to an offset each; returns the lines that end there, by file."""
@@ -141,11 +154,11 @@ class Feed:
         self._next_observation_s = now + len(observations) / OBSERVATIONS_PER_S if can_change else math.inf
         return observations
 
-    def limit_write_times(self, limit: int) -> None:
-        """Keep at most that many write times of each file."""
-        self._write_times = limit
+    def limit(self, write_times: int, line_bytes: int) -> None:
+        """Keep at most that many write times of each file, and that many bytes of an unfinished line."""
+        self._limits = write_times, line_bytes
         for node in self.nodes.values():
-            node.limit_write_times(limit)
+            node.limit(*self._limits)
 
     def unfinished_lines(self) -> list[LogLines]:
         """The last lines, which no newline ends; for the end of an attempt."""
@@ -167,7 +180,7 @@ class Feed:
     def _lines_of(self, node: str) -> NodeLines:
         if node not in self.nodes:
             self.nodes[node] = NodeLines(node, partial(self.selection.wants_output, node))
-            self.nodes[node].limit_write_times(self._write_times)
+            self.nodes[node].limit(*self._limits)
         return self.nodes[node]
 
 

@@ -12,12 +12,14 @@ from typing import TypeVar
 from orchestrator.errors import NodeError
 from orchestrator.fanout import each, successes
 from orchestrator.logs.follow import Feed, chunk_bytes
-from orchestrator.logs.lines import MAX_WRITE_TIMES, LogLines, in_order
+from orchestrator.logs.lines import MAX_LINE_BYTES, MAX_WRITE_TIMES, LogLines, in_order
 from orchestrator.node.events import EVENTS, OFFSETS
 
 T = TypeVar("T")
 HELD_WRITE_TIMES = 1 << 22  # of all files of a history, 64 MiB
 LEAST_WRITE_TIMES = 256  # of a file
+HELD_LINE_BYTES = 1 << 27  # of the unfinished lines of all files, such as progress bars
+LEAST_LINE_BYTES = 1 << 12  # of a file
 ROUND_BYTES = 1 << 22  # of one read of the history of a feed
 INDEX_BYTES = 1 << 18  # of one read of a node's index: its write times are fewer than MAX_WRITE_TIMES
 
@@ -43,8 +45,10 @@ def history(feeds: Sequence[Feed], *, limit: int) -> Iterator[LogLines]:
     sizes_of = successes(each(feeds, lambda feed: _retry_once(feed, partial(_sizes, feed)) or {}, limit=limit))
     files = sum(not _is_index(file) for sizes in sizes_of for file in sizes)
     chunk = chunk_bytes(files)
+    write_times = max(LEAST_WRITE_TIMES, min(MAX_WRITE_TIMES, HELD_WRITE_TIMES // max(1, files)))
+    line_bytes = max(LEAST_LINE_BYTES, min(MAX_LINE_BYTES, HELD_LINE_BYTES // max(1, files)))
     for feed in feeds:
-        feed.limit_write_times(max(LEAST_WRITE_TIMES, min(MAX_WRITE_TIMES, HELD_WRITE_TIMES // max(1, files))))
+        feed.limit(write_times, line_bytes)
     histories = [_History(feed, sizes, chunk) for feed, sizes in zip(feeds, sizes_of, strict=True)]
 
     def read(now: float) -> None:
@@ -111,8 +115,9 @@ class _History:
         """Read on in the files of which at most half a chunk is in memory, as many as one answer may have; emptied ones first."""
         offsets, ends, left = self._feed.offsets, dict[str, int](), ROUND_BYTES
         for file in sorted(self._unread, key=self._held.__getitem__):
-            start, held = offsets.get(file, 0), self._held[file]
-            end = min(self._readable_bytes(file), start + self._chunk - held, start + left)
+            held = self._held[file]
+            start, end = self._feed.readable_from(file, self._readable_bytes(file))
+            end = min(end, start + self._chunk - held, start + left)
             if held <= self._chunk // 2 and end > start:
                 ends[file] = end
                 left -= end - start
@@ -122,7 +127,8 @@ class _History:
             self._read_lines[file].extend(groups)
             self._held[file] += sum(len(group.text) for group in groups)
         offsets = self._feed.offsets
-        self._unread -= {file for file, start in starts.items() if offsets.get(file, 0) in (start, self._sizes[file])}
+        self._unread -= {file for file, start in starts.items() if offsets.get(file, 0) == start}
+        self._unread -= {file for file in self._unread if offsets.get(file, 0) >= self._sizes[file]}
 
     def _readable_bytes(self, file: str) -> int:
         """The offset up to which a file can be read: an output file as far as the write times are known, unless no more will be."""

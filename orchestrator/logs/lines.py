@@ -126,6 +126,8 @@ class FileLines:
     def __init__(self, node: str, rank: int | None, stream: Stream) -> None:
         self._origin = (node, rank, stream)
         self.write_times = WriteTimes()
+        self.longest = MAX_LINE_BYTES
+        """An unfinished line that is longer is cut."""
         self._rest = b""
         """The bytes after the last newline."""
         self._end = 0
@@ -161,8 +163,8 @@ class FileLines:
             time, until = self._same_time(buffer, start, first, whole)
             yield from self._lines(buffer[first : until - 1], arrival if time is None else time)
             first = until
-        while len(self._rest) > MAX_LINE_BYTES:
-            cut = _cut(self._rest, 0)
+        while len(self._rest) > self.longest:
+            cut = _cut(self._rest, 0, self.longest)
             piece = self._rest[:cut]
             self._rest = self._rest[cut:]
             yield self._as_lines(piece, self._time_at(self._end - len(self._rest), arrival), is_cut=True)
@@ -204,7 +206,7 @@ class FileLines:
     def _pieces(self, line: bytes, time: float) -> Iterator[LogLines]:
         first = 0
         while first < len(line):
-            until = _cut(line, first)
+            until = _cut(line, first, MAX_LINE_BYTES)
             yield self._as_lines(line[first:until], time, is_cut=until < len(line))
             first = until
 
@@ -216,9 +218,9 @@ class FileLines:
         return LogLines(time, node, rank, stream, text, is_continuation)
 
 
-def _cut(line: bytes, first: int) -> int:
-    """The end of a piece that begins at `first`: at most MAX_LINE_BYTES later, and never within a UTF-8 character."""
-    until = first + MAX_LINE_BYTES
+def _cut(line: bytes, first: int, size: int) -> int:
+    """The end of a piece that begins at `first`: at most `size` bytes later, and never within a UTF-8 character."""
+    until = first + size
     if until >= len(line):
         return len(line)
     return next((index for index in range(until, until - 4, -1) if line[index] & 0xC0 != 0x80), until)  # noqa: PLR2004  a continuation byte
@@ -238,8 +240,8 @@ class NodeLines:
         self._wants = wants
         self.events: list[dict[str, Any]] = []
         self._files: dict[str, FileLines] = {}
-        self._write_times = MAX_WRITE_TIMES
-        """The number of write times that are kept of each file."""
+        self._limits = MAX_WRITE_TIMES, MAX_LINE_BYTES
+        """The number of write times, and of bytes of an unfinished line, that are kept of each file."""
         self.indexed_s = -math.inf
         """The time of the last record of write times that was fed."""
         self._rest: dict[str, bytes] = {}
@@ -281,11 +283,11 @@ class NodeLines:
             return []
         return list(self._file(name).gap(offset, arrival))
 
-    def limit_write_times(self, limit: int) -> None:
-        """Keep at most that many write times of each file."""
-        self._write_times = limit
+    def limit(self, write_times: int, line_bytes: int) -> None:
+        """Keep at most that many write times of each file, and that many bytes of an unfinished line."""
+        self._limits = write_times, line_bytes
         for file in self._files.values():
-            file.write_times.limit = limit
+            file.write_times.limit, file.longest = self._limits
 
     def indexed_bytes(self, name: str) -> int:
         """The number of bytes of the file whose write times are known."""
@@ -303,7 +305,7 @@ class NodeLines:
     def _file(self, name: str) -> FileLines:
         if name not in self._files:
             self._files[name] = FileLines(self.node, *_origin(name))
-            self._files[name].write_times.limit = self._write_times
+            self._files[name].write_times.limit, self._files[name].longest = self._limits
         return self._files[name]
 
     def _records(self, name: str, data: bytes, fields: set[str]) -> list[dict[str, Any]]:

@@ -95,7 +95,7 @@ def _program(plan: LaunchPlan) -> dict[str, Any]:
 
 def node_files(plan: LaunchPlan) -> dict[str, list[PlannedFile]]:
     """Node name -> the files it needs, in the order of writing; under Slurm, only the head has files, for all nodes."""
-    shared = {node.workdir: _shared_files(plan, node) for node in {node.workdir: node for node in plan.nodes}.values()}
+    shared = {node.workdir: shared_files(plan, node) for node in {node.workdir: node for node in plan.nodes}.values()}
     if plan.launcher == "slurm":
         scripts = sbatch.slurm_scripts(plan)
         files = [PlannedFile(f"{plan.attempt_dir(plan.head)}/{name}", text) for name, text in scripts.items()]
@@ -110,7 +110,7 @@ def node_script_file(plan: LaunchPlan, node: NodePlan) -> PlannedFile:
     return PlannedFile(f"{plan.node_dir(node)}/node.sh", node_script(plan, node))
 
 
-def _shared_files(plan: LaunchPlan, node: NodePlan) -> list[PlannedFile]:
+def shared_files(plan: LaunchPlan, node: NodePlan) -> list[PlannedFile]:
     """The files that are equal on all nodes with the workdir of this node."""
     text = job_text(job_json(plan) | {"run_dir": plan.run_dir(node), "bundle_dir": plan.bundle_dir(node)})
     files = [PlannedFile(f"{plan.attempt_dir(node)}/job.json", text)]

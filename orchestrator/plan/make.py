@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -180,13 +180,22 @@ def _node_plans(
     inventory: Inventory, request: Request, chosen: _Chosen, *, home: str | None, user: str | None
 ) -> tuple[tuple[NodePlan, ...], Sequence[str]]:
     """The part of the plan on each node, and warnings."""
-    nodes = assign_ranks(inventory, chosen.nodes, chosen.ranks_each)
+    nodes = tuple(
+        replace(node, env=_changed(node.env, request.variables))
+        for node in assign_ranks(inventory, chosen.nodes, chosen.ranks_each)
+    )
     warnings: Sequence[str] = ()
     if request.debug:
         nodes, warnings = _with_debugging(nodes, chosen.nodes)
     if request.launcher == "slurm":
         nodes = tuple(replace(node, workdir=_expanded(node.workdir, home, user, inventory)) for node in nodes)
     return nodes, warnings
+
+
+def _changed(env: Mapping[str, str], variables: Mapping[str, str | None]) -> dict[str, str]:
+    """The environment with these variables, and without those that are None."""
+    changed = {**env, **variables}
+    return {name: value for name, value in changed.items() if value is not None}
 
 
 def _is_checked_in_job(inventory: Inventory, request: Request) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -100,6 +100,8 @@ class LaunchPlan:
     warnings: tuple[str, ...] = ()
     max_retries: int = 0
     """How often a failed run is restarted."""
+    is_shared: bool = False
+    """The nodes of the first attempt share the folder of the run; known once that has started over SSH."""
     sizes: Sizes | None = None
     """The sizes of an elastic run; None: every attempt has as many nodes as the first."""
     warm: bool = False
@@ -172,6 +174,12 @@ class LaunchPlan:
             return self.nodes
         by_name = {node.name: node for node in (*self.spares, *self.replaced, *self.nodes)}
         return tuple(by_name[name] for name in self.earlier[attempt - 1])
+
+    def rank_counts(self) -> Callable[[str], int]:
+        """The number of ranks by node name, as a function; nodes that Slurm chooses have equally many."""
+        counts = {} if self.by_count else {node.name: len(node.ranks) for node in self.used_nodes}
+        chosen = self.world_size // self.node_count if self.by_count else 0
+        return lambda node: counts.get(node, chosen)
 
     def run_dir(self, node: NodePlan) -> str:
         """The run's folder on that node (ORCH_RUN_DIR)."""
@@ -246,7 +254,8 @@ def redacted(plan: LaunchPlan) -> LaunchPlan:
     def redact(node: NodePlan) -> NodePlan:
         return replace(node, env={name: REDACTED if name in node.secrets else text for name, text in node.env.items()})
 
-    return replace(plan, nodes=tuple(redact(node) for node in plan.nodes))
+    nodes, spares, replaced = (tuple(map(redact, group)) for group in (plan.nodes, plan.spares, plan.replaced))
+    return replace(plan, nodes=nodes, spares=spares, replaced=replaced)
 
 
 def with_defaults(plan: LaunchPlan, defaults: Mapping[str, Mapping[str, str]]) -> LaunchPlan:

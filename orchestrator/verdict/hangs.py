@@ -35,7 +35,13 @@ def positions_without_progress(nodes: Sequence[NodeObservation]) -> str:
     """The ranks that the others wait for, and the calls of all ranks, if every node with ranks reports that they make no progress."""
     bodies, node_of = _ranks_without_progress(nodes)
     calls = folded_calls({rank: body["call"] for rank, body in bodies.items() if body["call"]})
-    return "; ".join(filter(None, (suspects(bodies, node_of), calls)))
+    return "; ".join(filter(None, (suspects(bodies, node_of), ras_facts(nodes), calls)))
+
+
+def ras_facts(nodes: Sequence[NodeObservation]) -> str:
+    """The evidence of NCCL's RAS about the ranks; empty if it was not queried, or has not answered."""
+    answers = [node.hang["ras"] for node in nodes if node.hang and "ras" in node.hang]
+    return "; ".join(f"NCCL's RAS: {', '.join(answer['facts'])}" for answer in answers if answer["facts"])
 
 
 def hang_findings(nodes: Sequence[NodeObservation]) -> list[Finding]:

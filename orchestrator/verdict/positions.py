@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from orchestrator.node.messages import GroupBody, RankBody
 
 STOPPED, IN_KERNEL = ("T", "t"), "D"
+STARVED = "waits for a CPU most of the time"
 SAME_SIZES = ("all_reduce", "broadcast")
 """Collectives whose tensors have the same sizes on every rank."""
 BETWEEN_STEPS = ("init", "eval", "save")
@@ -37,12 +38,12 @@ def suspects(ranks: Mapping[int, RankBody], node_of: Mapping[int, str]) -> str:
         return f"{named(stopped)}: stopped by a signal (state T)"
     silent = [rank for rank, body in ranks.items() if not body["answers"]]
     if silent:
-        in_kernel = all(ranks[rank]["state"] == IN_KERNEL for rank in silent)
-        cause = (
-            "waits in the kernel (state D), for a disk or a driver"
-            if in_kernel
-            else "a call holds its interpreter lock"
-        )
+        if all(ranks[rank]["state"] == IN_KERNEL for rank in silent):
+            cause = "waits in the kernel (state D), for a disk or a driver"
+        elif all("cpu_wait_s" in ranks[rank] for rank in silent):
+            cause = STARVED
+        else:
+            cause = "a call holds its interpreter lock"
         verb = "does" if len(silent) == 1 else "do"
         return f"{named(silent)}: {verb} not answer, {cause}"
     return _suspects_of_groups(ranks, named)
@@ -99,6 +100,11 @@ def _late(
 
 
 def _activity(body: RankBody) -> str:
+    """The place where a rank is, and that other processes keep it from running."""
+    return ", ".join(filter(None, (_call_of(body), STARVED if "cpu_wait_s" in body else "")))
+
+
+def _call_of(body: RankBody) -> str:
     if body["phase"] in BETWEEN_STEPS:
         return f"in phase {body['phase']}, at {body['call']}"
     return f"in the data loader, at {body['call']}" if body["loads_data"] else body["call"] and f"at {body['call']}"

@@ -22,8 +22,27 @@ def differing_replicas(nodes: Sequence[NodeObservation]) -> Finding | None:
     for step, name, fingerprints in _compared(nodes):
         groups = _groups(fingerprints)
         if len(groups) > 1:
-            return _finding(step, name, groups, node_of)
+            cause = (
+                _unsynchronised(nodes) if len(groups) == len(fingerprints) else ""
+            )  # two equal ranks: gradients are averaged
+            return _separate_models(step, name, cause) if cause else _finding(step, name, groups, node_of)
     return None
+
+
+def _unsynchronised(nodes: Sequence[NodeObservation]) -> str:
+    """The reason why gradients are not averaged, as a rank reports it; empty if none does."""
+    reports = [report for node in nodes for progress in node.progress.values() if (report := _report(progress))]
+    return next((str(report["unsynchronised"]) for report in reports if report.get("unsynchronised")), "")
+
+
+def _separate_models(step: str, name: str, cause: str) -> Finding:
+    """The finding about ranks that each train another model."""
+    remedy = (
+        "in each step call the wrapped model, not its .module, and make the last backward() outside of no_sync(); "
+        "checkpoints of this run hold the model of one rank"
+    )
+    text = f"each rank trains its own model: the {name} differ after step {step}, as {cause}"
+    return Finding(Severity.WARN, KEY, text, (), evidence="fingerprints in the ranks' progress", remedy=remedy)
 
 
 def _compared(nodes: Sequence[NodeObservation]) -> Iterator[tuple[str, str, Fingerprints]]:

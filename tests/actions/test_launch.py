@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_launch_continues_over_the_connections_that_counted_the_cards(
     monkeypatch.setattr(action, "launcher_for", launcher_for)
     planned = action.plan_launch(arguments)
     with action.started(planned, pytest.fail) as launched:
-        assert launched.launcher.plan == planned.plan
+        assert launched.launcher.plan == replace(planned.plan, is_shared=True)
     assert passed_on == [planned.terminal]
 
 

@@ -77,7 +77,7 @@ def test_run_that_is_stopped_while_the_next_attempt_connects_stays_ended(
 
     verdict = Verdict(RunState.FAILED, message="rank 0 failed")
     attempt = DirectAttempt.of(verdict, [], (), ())
-    reason = Restarts(folder, 1, start, lambda: True).begin(plan, verdict, attempt)
+    reason = Restarts(folder, 1, start).begin(plan, verdict, attempt)
     assert reason == "attempt 2 could not be started: the run was stopped"
     ended = folder.read()
     assert (ended.state, ended.attempt, ended.attempts) == (RunState.STOPPED, 1, ())

@@ -100,7 +100,7 @@ def test_attempts_that_were_followed_by_another_one_are_kept_too() -> None:
     folder = _started(1)
     verdict = Verdict(RunState.FAILED, RankExit("n3", 3, None, "SIGKILL"), "rank 3 was killed")
     attempt = DirectAttempt.of(verdict, [], (), ("n3",))
-    assert Restarts(folder, 3, _start, lambda: True).begin(folder.read_plan(), verdict, attempt) == ""
+    assert Restarts(folder, 3, _start).begin(folder.read_plan(), verdict, attempt) == ""
     settle(folder, Verdict(RunState.DONE), attempt=2)
     histories = node_histories(home_store())
     assert [(failure.run, failure.kind) for failure in histories["10.0.0.3"].failures] == [
@@ -118,7 +118,7 @@ def test_failure_counts_once_if_the_next_attempt_cannot_start() -> None:
         raise LaunchError("no port is free")
 
     attempt = DirectAttempt.of(verdict, [], (), ("n3",))
-    reason = Restarts(folder, 3, refuse, lambda: True).begin(folder.read_plan(), verdict, attempt)
+    reason = Restarts(folder, 3, refuse).begin(folder.read_plan(), verdict, attempt)
     assert reason == "attempt 2 could not be started: no port is free"
     record = settle(folder, verdict, attempt=1)
     assert record.attempt == 2

@@ -131,6 +131,8 @@ def test_output_of_a_rank_is_printed_before_its_exit(orch: Orch) -> None:
     assert orch("logs", "--node", "n0").stdout == "[n0:0] last line\n"
     folded, unfolded = {"[n[0-1]:*] last line"}, {"[n0:0] last line", "[n1:1] last line"}  # if one node was much slower
     assert set(orch("logs", "--fold").stdout.splitlines()) in (folded, unfolded)
+    watched = orch("ssh-launch", "--quiet", "--fold", "--", "echo", "last line").stdout
+    assert set(watched.splitlines()) in (folded, unfolded)
     assert "exclude each other" in orch("logs", "--fold", "--json", code=2).stderr
     assert "exited with code 0" in orch("logs", "--node", "n0", "--stream", "event").stdout
 

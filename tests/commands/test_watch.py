@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.actions.log_reader import Viewer
+from orchestrator.commands import watch
 from orchestrator.commands.watch import show
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.logs.lines import LogLines
@@ -36,12 +37,15 @@ def end_of(record: RunRecord, found: RunRecord | BaseException | None) -> int:
     return show("t-1", lambda _: record, diagnosed, quiet=True)
 
 
-def test_equal_lines_are_folded_and_the_last_ones_precede_the_outcome(capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_lines_are_folded_and_the_last_ones_precede_the_outcome(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def to_end(viewer: Viewer) -> RunRecord:
         viewer.write(LogLines(1.0, node, rank, "out", "up") for rank, node in enumerate(("n0", "n1")))
         return replace(FAILED, state=RunState.DONE)
 
-    show("t-1", to_end, lambda: None, quiet=True, ranks_of=lambda _node: 1)
+    monkeypatch.setattr(watch, "_ranks_of", {"t-1": lambda _node: 1}.__getitem__)
+    show("t-1", to_end, lambda: None, quiet=True, fold=True)
     assert capsys.readouterr().out == "[n[0-1]:*] up\n"
 
 

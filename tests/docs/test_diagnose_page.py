@@ -52,6 +52,17 @@ def test_catalogue_of_the_page_is_current(request: pytest.FixtureRequest) -> Non
     assert generated == text
 
 
+def test_page_names_every_change_that_can_be_proved() -> None:
+    section = PAGE.read_text("utf-8").partition("## Proving a remedy")[2].partition("\n## ")[0]
+    named = [(cells[1], cells[2]) for cells in (line.split("|") for line in section.splitlines()) if len(cells) == 4]
+    for row in CATALOGUE.values():
+        lines = [change for names, change in named if f"`{row.id}`" in names]
+        assert len(lines) == (row.change is not None), row.id
+        if row.change is not None:
+            assert row.change.text in lines[0]
+            assert row.change.setting in lines[0]
+
+
 def test_page_explains_every_role_and_class() -> None:
     page = PAGE.read_text("utf-8")
     assert all(f"| {role.value} |" in page for role in Role if role is not Role.UNKNOWN)

@@ -133,6 +133,11 @@ def add_gradient(strategy: Strategy, batch: Any, *, last: bool = True) -> torch.
     return loss.detach()
 
 
+def update(strategy: Strategy, lr: float, loss: torch.Tensor) -> float:
+    """Make the update as after a loss that is finite on all ranks; returns the norm."""
+    return float(strategy.update(lr, loss, is_good=torch.ones((), dtype=torch.bool)))
+
+
 @dataclass
 class Session:
     """One start of the trainer on the folder `out`, up to the point where checkpoints are used."""
@@ -156,7 +161,7 @@ class Session:
     def train(self) -> None:
         tokens = torch.zeros(1, 5, dtype=torch.long)
         loss = add_gradient(self.strategy, tokens)
-        self.strategy.update(1e-3, loss)
+        update(self.strategy, 1e-3, loss)
 
     def train_and_save(self, *steps: int, mean_loss: float | None = 1.0) -> None:
         for step in steps:

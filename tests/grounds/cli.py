@@ -186,9 +186,9 @@ def supervisors_below(folder: Path) -> list[int]:
     found = []
     for process in Path("/proc").iterdir():
         try:
-            if process.name.isdigit() and b"orchestrator.actions.owner" in (process / "cmdline").read_bytes().split(
-                b"\0"
-            ):
+            if process.name.isdigit() and b"orchestrator.actions.owner_program" in (
+                process / "cmdline"
+            ).read_bytes().split(b"\0"):
                 [home] = re.findall(rb"(?:^|\0)ORCH_HOME=([^\0]*)", (process / "environ").read_bytes()) or [b""]
                 if os.fsencode(folder) in home:
                     found.append(int(process.name))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from tests.grounds.checkpoints import DAMAGES, SHARD_DAMAGES, add_gradient
+from tests.grounds.checkpoints import DAMAGES, SHARD_DAMAGES, add_gradient, update
 from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.config.config import TrainConfig, load_config
 from trainer.parallel import build_strategy
@@ -92,7 +92,7 @@ class TrainedStrategy:
         return checkpoints
 
     def _train(self) -> None:
-        self.strategy.update(1e-2, add_gradient(self.strategy, TOKENS))
+        update(self.strategy, 1e-2, add_gradient(self.strategy, TOKENS))
 
     def _evaluate(self) -> None:
         """Run a forward pass without backward, as an evaluation before a save or a roll back does."""

@@ -34,7 +34,7 @@ def try_each(statements: Sequence[tuple[str, str]]) -> list[str]:
         check=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
     )
     errors: list[str] = json.loads(done.stdout)
     return errors

@@ -25,6 +25,7 @@ from types import FrameType
 
 _PR_SET_CHILD_SUBREAPER = 36
 _END_S = 20.0
+_REMOVAL_S = 600.0  # of the folder, on a disk with other work; the farm of a benchmark has some 100,000 files
 _PAUSE_S = 0.02
 
 
@@ -54,8 +55,8 @@ class Keeper:
         return descendants(self._process.pid)
 
     def close(self) -> None:
-        """End all processes; returns when none is left."""
-        self._process.communicate(timeout=2 * _END_S)
+        """End all processes, and remove the folder and the account; returns when none is left."""
+        self._process.communicate(timeout=2 * _END_S + _REMOVAL_S)
 
 
 def descendants(ancestor: int) -> dict[int, str]:

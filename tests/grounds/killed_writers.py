@@ -4,8 +4,8 @@ Writers of tiny checkpoints that are killed with SIGKILL, in a process without t
     python -m tests.grounds.killed_writers moments FOLDER COUNT SEED     at random moments, one writer at a time
     python -m tests.grounds.killed_writers calls FOLDER                  before each system call of a save, in turn
 
-Of two saves one is a whole file and one sharded. The ranks of a sharded save take turns in one process: rank 0 completes it after
-the last, so a kill of any rank leaves what a kill of that process leaves.
+Of two saves one is a whole file and one sharded. The processes that write the ranks' shards in the background take turns in one
+process: rank 0's completes the checkpoint after the last, so a kill of any of them leaves what a kill of that process leaves.
 
 Exits with 0 and one line of JSON if after every kill all checkpoints were complete and none was lost.
 """
@@ -23,11 +23,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainer.checkpoint import files, shards
+from trainer.checkpoint import files, shards, writer
 
 LIMIT = 2
 RANKS = 2
-CALLS = ("mkdir", "open", "fsync", "rename", "replace", "rmdir", "unlink")
+MEMORY = os.memfd_create("shard")
+SHARED = Path(f"/proc/self/fd/{MEMORY}")
+CALLS = ("mkdir", "open", "write", "readv", "fsync", "rename", "replace", "rmdir", "unlink")
 
 
 def content(step: int) -> bytes:
@@ -39,20 +41,24 @@ def save(out: Path, step: int) -> None:
         save_shards(out, step)
     else:
         files.write(out, step, {}, {"state.pt": lambda file: file.write(content(step)), "rng.json": _empty_list})
-    files.retain(out, LIMIT)
+        files.retain(out, LIMIT)
 
 
 def save_shards(out: Path, step: int, *, size: int = 60_000, lost: int | None = None) -> None:
-    """Write the shards of two ranks and complete them; that of rank `lost` is removed before."""
-    temporary, half = files.create_temporary(out, step), size // RANKS
+    """Let the writers of two ranks write their shards, and rank 0's complete them; that of rank `lost` is removed before."""
+    temporary, half = out / f"step_{step}.tmp-{os.getpid()}", size // RANKS
     records = []
     for rank in range(RANKS):
-        data = content(step)[rank * half :][:half]
-        written = shards.write_shard(temporary, rank, lambda file: file.write(data))  # noqa: B023 -- runs before the next turn
+        with SHARED.open("wb") as file:
+            file.write(content(step)[rank * half :][:half])
+        request = {"folder": str(temporary), "rank": rank, "size": half}
+        written = writer.write_shard(writer.Memory(MEMORY), request)
         records.append({**written, "tensors": {"model/a": ["U8", [size], rank * half, (rank + 1) * half]}})
     if lost is not None:
         (temporary / shards.shard_name(lost)).unlink()
-    shards.commit(out, temporary, step=step, records=records, rng=b"[]", metadata={})
+    kept = {"limit": LIMIT, "best": 0, "every": None}
+    found = {"out": str(out), "temporary": str(temporary), "step": step, "records": records}
+    writer.commit(writer.Memory(MEMORY), {**found, "rng": "[]", "metadata": {}, "kept": kept})
 
 
 def saved_content(path: Path) -> bytes:

@@ -127,7 +127,7 @@ def test_write_times_of_bytes_that_were_read_do_not_pile_up() -> None:
         write_times.covering(size)
         assert len(write_times) <= MIN_READ_TIMES + 1
     limited = NodeLines("n0")
-    limited.limit_write_times(100)
+    limited.limit(100, MAX_LINE_BYTES)
     records = (json.dumps({"time": 1.0 * size, "size": {"rank-0.out": size}}) for size in range(1, 1001))
     limited.feed("offsets.jsonl", 0, "".join(f"{record}\n" for record in records).encode(), 0.0)
     [*_, last_line] = limited.feed("rank-0.out", 0, b"x" * 999 + b"\n", 0.0)

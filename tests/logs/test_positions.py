@@ -33,9 +33,10 @@ from orchestrator.logs import history as past
 from orchestrator.logs.follow import Feed, live, read_all
 from orchestrator.logs.history import history
 from orchestrator.logs.lines import LogLines, last
+from orchestrator.logs.printable import printable
 from orchestrator.logs.selection import Selection
 from orchestrator.node import messages
-from orchestrator.node.endpoint import positions
+from orchestrator.node.endpoint import line_starts, positions
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.transports.local import LocalTransport
 from tests.until import until
@@ -165,6 +166,26 @@ def test_many_files_are_read_in_few_requests(endpoint: Endpoint, tmp_path: Path)
         (folder / "offsets.jsonl").write_text("")
     assert len(_texts(history([Feed(attempt)], limit=1))) == 64
     assert len(requests) <= 3  # the sizes, the indexes and the files
+
+
+def test_unfinished_lines_of_many_files_share_a_bound(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(past, "LEAST_LINE_BYTES", 1000)
+    monkeypatch.setattr(past, "HELD_LINE_BYTES", 64_000)
+    bar = "".join(f"{step:6}%\r" for step in range(10_000))
+    for rank in range(32):
+        folder = tmp_path / f"n{rank // 8}"
+        folder.mkdir(exist_ok=True)
+        (folder / f"rank-{rank}.out").write_text(bar, newline="")
+    feed = Feed(AttemptFolder(lambda: endpoint, str(tmp_path), None))
+    groups = [*history([feed], limit=1), *feed.unfinished_lines()]
+    assert max(len(group.text) for group in groups) <= 64_000 // 32
+    texts = dict.fromkeys(range(32), "")
+    for group in groups:
+        assert group.rank is not None
+        texts[group.rank] += group.text.replace("\r", "")
+    assert set(texts.values()) == {bar.replace("\r", "")}
 
 
 def test_a_late_line_of_a_quiet_file_does_not_make_the_whole_index_be_read_first(
@@ -297,15 +318,90 @@ def test_file_without_recent_records_has_the_time_of_its_last_change(
     assert time_s == pytest.approx(state.st_mtime - SERVER_AHEAD_S, abs=0.001)
 
 
-@given(st.binary(max_size=40).map(lambda data: data.replace(b"a", b"\n")), st.integers(0, 5), st.integers(1, 7))
-def test_line_start_is_that_of_the_last_lines(data: bytes, lines: int, block_bytes: int) -> None:
+_OUTPUT = st.lists(st.sampled_from([b"a", b"b", b"\n", b"\r", b" "]), max_size=60).map(b"".join)
+
+
+@given(_OUTPUT, st.integers(0, 5), st.integers(1, 7))
+def test_last_lines_begin_at_the_start_of_the_first_one(data: bytes, lines: int, block_bytes: int) -> None:
     whole = data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]
+    start, _ = _last_lines(data, lines, block_bytes, most_bytes=len(data))
+    assert data[start:].split(b"\n")[:-1] == (whole[-lines:] if lines else [])
+
+
+@given(_OUTPUT, st.integers(0, 5), st.integers(1, 7))
+def test_lines_without_the_skipped_parts_look_the_same(data: bytes, lines: int, block_bytes: int) -> None:
+    start, skipped = _last_lines(data, lines, block_bytes, most_bytes=len(data))
+    kept, position = b"", start
+    for begin, end in skipped:
+        assert position <= begin < end < len(data)
+        kept, position = kept + data[position:begin], end
+    kept += data[position:]
+    shown, unchanged = ([printable(line) for line in text.decode().split("\n")] for text in (kept, data[start:]))
+    assert shown == unchanged
+
+
+@given(_OUTPUT, st.integers(0, 5), st.integers(1, 7), st.integers(1, 60))
+def test_a_limited_search_finds_a_part_of_the_last_lines(data: bytes, lines: int, block_bytes: int, most: int) -> None:
+    start, skipped = _last_lines(data, lines, block_bytes, most_bytes=most)
+    unlimited, _ = _last_lines(data, lines, block_bytes, most_bytes=len(data))
+    assert max(unlimited, len(data) - most) <= start <= len(data)
+    assert all(begin >= start for begin, _ in skipped)
+
+
+def _last_lines(data: bytes, lines: int, block_bytes: int, *, most_bytes: int) -> tuple[int, list[tuple[int, int]]]:
     with tempfile.NamedTemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
         file.write(data)
         file.flush()
-        patch.setattr(positions, "BLOCK_BYTES", block_bytes)
-        start = positions.line_start(file.name, len(data), lines)
-    assert data[start:].split(b"\n")[:-1] == (whole[-lines:] if lines else [])
+        for name in ("BLOCK_BYTES", "LEAST_BLOCK_BYTES", "LONG_BYTES"):
+            patch.setattr(line_starts, name, block_bytes)
+        return line_starts.last_lines(file.name, len(data), lines, most_bytes=most_bytes)
+
+
+def test_last_lines_have_only_the_last_states_of_long_progress_bars(endpoint: Endpoint, tmp_path: Path) -> None:
+    bar = b"".join(b"\r%07d of 1000000 steps" % step for step in range(200_000))
+    feed = _feed_of(endpoint, tmp_path, b"before\n" + bar + b"\nbetween\n" + bar)
+    feed.begin_at_last(3)
+    assert feed.is_at_start
+    shown = [*_texts(history([feed], limit=1)), *_texts(feed.unfinished_lines())]
+    assert shown == ["before", "0199999 of 1000000 steps", "between", "0199999 of 1000000 steps"]
+
+
+def test_search_for_last_lines_is_limited_by_the_number_of_files(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "x" * (3 * line_starts.LONG_BYTES)
+    feed = _feed_of(endpoint, tmp_path, f"{line}\nlast\n{line}".encode())
+    request: messages.LastLinesRequest = {
+        "attempt_dir": str(tmp_path),
+        "nodes": ["n0"],
+        "outputs": Selection().outputs,
+        "lines": 1,
+    }
+    assert positions.last_lines(request, b"")[0]["offsets"]["n0/rank-0.out"] == len(line) + 1
+    monkeypatch.setattr(positions, "SEARCH_BYTES", 0)
+    feed.offsets = positions.last_lines(request, b"")[0]["offsets"]
+    list(history([feed], limit=1))
+    assert _texts(feed.unfinished_lines()) == ["x" * line_starts.LONG_BYTES]
+
+
+def test_lines_since_a_time_begin_at_a_state_of_a_long_progress_bar(endpoint: Endpoint, tmp_path: Path) -> None:
+    bar = b"".join(b"\r%07d of 1000000 steps" % step for step in range(200_000))
+    feed = _feed_of(endpoint, tmp_path, bar)
+    now, old = time.time(), bar.rindex(b"\r")
+    records = [{"time": now - 100, "size": {"rank-0.out": old}}, {"time": now, "size": {"rank-0.out": len(bar)}}]
+    (tmp_path / "n0/offsets.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    feed.begin_at_time(now - 1)
+    assert bar[feed.offsets["n0/rank-0.out"] :].split(b"\r") == [
+        b"0199998 of 1000000 steps",
+        b"0199999 of 1000000 steps",
+    ]
+
+
+def _feed_of(endpoint: Endpoint, folder: Path, output: bytes) -> Feed:
+    """A feed of a node folder whose only rank has printed this."""
+    (folder / "n0").mkdir()
+    (folder / "n0/rank-0.out").write_bytes(output)
+    return Feed(AttemptFolder(lambda: endpoint, str(folder), ("n0",)))
 
 
 AGENT_ELSEWHERE = {

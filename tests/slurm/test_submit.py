@@ -241,3 +241,10 @@ def test_port_that_is_taken_every_time_fails_the_job(cluster: Cluster, tmp_path:
     assert orch.status()["state"] == "FAILED"
     assert sum("already in use" in line["text"] for line in orch.lines()) == 3
     until(lambda: not cluster.jobs() and not cluster.processes(), awaited="the job to be gone")
+
+
+def test_equal_lines_of_the_ranks_of_a_watched_job_are_folded(orch: Orch) -> None:
+    printed = orch("submit", "--quiet", "--fold", "-j", "2x2", "--", "echo", "up").stdout.splitlines()
+    [shape] = {re.sub(r"^\[.*\]", "[…]", line) for line in printed}
+    assert shape == "[…] up"
+    assert len(printed) <= 2, "one line, or one per node if one of them was much slower"

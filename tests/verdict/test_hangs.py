@@ -153,6 +153,20 @@ def test_reports_of_all_nodes_name_the_rank_that_is_stopped() -> None:
     )
 
 
+def test_the_answer_of_nccl_is_shown_with_the_verdict() -> None:
+    at = (12, "step")
+    first = _without_progress(_node("n0", {0: at}, {0: WAITS}))
+    assert first.hang is not None
+    answered, unanswered = first.hang.copy(), first.hang.copy()
+    answered["ras"] = {"version": "2.29.7", "facts": ["rank 1 is dead"], "problem": ""}
+    unanswered["ras"] = {"version": "2.29.7", "facts": [], "problem": "no answer"}
+    nodes = [replace(first, hang=answered), _without_progress(_node("n1", {1: at}, {}), state="T")]
+    assert positions_without_progress(nodes).startswith(
+        "rank 1 on n1: stopped by a signal (state T); NCCL's RAS: rank 1 is dead; rank 0 at "
+    )
+    assert "RAS" not in positions_without_progress([replace(first, hang=unanswered), nodes[1]])
+
+
 def test_finding_is_worded_for_one_rank_or_many() -> None:
     at = (12, "step")
     single, double = (_without_progress(_node("n0", steps, {})) for steps in ({0: at}, {0: at, 1: at}))

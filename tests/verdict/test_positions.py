@@ -58,6 +58,17 @@ def test_rank_that_has_not_entered_the_collective_of_the_others(third: RankBody,
     assert found == f"rank 2 on n1 not in all_reduce [[4]], for which ranks 0-1,3 wait: {expected}"
 
 
+def test_rank_that_other_processes_keep_from_running() -> None:
+    late, silent = _rank(ARRIVES, READS), _rank({}, "", answers=False, state="R")
+    late["cpu_wait_s"] = silent["cpu_wait_s"] = 20.0
+    assert suspects({0: WAITING, 1: late}, NODE_OF) == (
+        f"rank 1 on n0 not in all_reduce [[4]], for which rank 0 waits: at {READS}, waits for a CPU most of the time (number 21 of group 0)"
+    )
+    assert (
+        suspects({0: WAITING, 1: silent}, NODE_OF) == "rank 1 on n0: does not answer, waits for a CPU most of the time"
+    )
+
+
 def test_rank_that_called_another_collective() -> None:
     differing = _rank(_group(21, 20, "broadcast [[4]]"))
     found = suspects({0: WAITING, 1: WAITING, 2: WAITING, 3: differing}, NODE_OF)

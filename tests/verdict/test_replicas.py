@@ -106,3 +106,19 @@ def test_gradient_norm_is_compared_where_no_parameters_are_whole() -> None:
     finding = _found(A, A, B, name="gradient norm")
     assert finding is not None
     assert finding.text == "rank 2 differs from the 2 others in the gradient norm after step 50"
+
+
+def test_ranks_that_train_past_their_wrapper_are_reported_with_that_cause_and_without_a_vote() -> None:
+    progress = _reports(A, B, C)
+    progress[1]["replicas"]["unsynchronised"] = "no_sync() is on"
+    finding = differing_replicas([_node("n0", progress)])
+    assert finding is not None
+    assert finding.text == "each rank trains its own model: the parameters differ after step 50, as no_sync() is on"
+    assert finding.nodes == ()
+    progress[2]["replicas"]["steps"] = progress[0]["replicas"]["steps"]
+    vote = differing_replicas([_node("n0", progress)])
+    assert vote is not None
+    assert vote.text == "rank 1 differs from the 2 others in the parameters after step 50", "two ranks are averaged"
+    for report in progress.values():
+        report["replicas"]["steps"] = {"50": {"parameters": "a"}}
+    assert differing_replicas([_node("n0", progress)]) is None, "replicas that are equal need no cause"

@@ -1,0 +1,19 @@
+"""The program of the process that owns a run (actions/owner.py): its modules are imported without a search for garbage."""
+
+from __future__ import annotations
+
+import sys
+
+from orchestrator.rare_collection import rare_collection
+
+
+def main() -> int:
+    """Own a run; argv[1] is the number of the descriptor of the link to the viewer."""
+    with rare_collection():
+        from orchestrator.actions.owner import own_run  # noqa: PLC0415  within the block
+
+        return own_run(int(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
