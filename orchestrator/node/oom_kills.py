@@ -39,13 +39,19 @@ def _existing(root: str, path: str) -> Optional[str]:
 
 
 def kills_in(folder: str) -> Optional[int]:
-    """How many processes of a cgroup and those below it the kernel has killed for lack of memory; None if that is not counted."""
+    """How many processes of a cgroup and those below it the kernel has killed for lack of memory; None if that is not known."""
     events = _count(os.path.join(folder, "memory.events"))  # version 2: with those below it, also if they were removed
     if events is not None:
         return events
+    if _is_root_of_version_1(folder) or _count(os.path.join(folder, "memory.oom_control")) is None:
+        return None  # the root of version 2 has no counts
     counts = [_count(os.path.join(below, "memory.oom_control")) for below, _, _ in os.walk(folder)]
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
+    return sum(count for count in counts if count is not None)
+
+
+def _is_root_of_version_1(folder: str) -> bool:
+    """True for the cgroup that has all processes of the machine: kills there need not be of the run."""
+    return os.path.exists(os.path.join(folder, "release_agent"))
 
 
 def kills_of_run(agent: AgentBody) -> Optional[int]:

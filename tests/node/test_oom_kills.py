@@ -44,6 +44,16 @@ def test_kills_below_a_cgroup_count_in_version_1_too(tmp_path: Path) -> None:
     assert kills_in(str(tmp_path)) == 5  # version 2 counts them itself
 
 
+def test_kills_in_the_root_are_not_known_to_be_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below/memory.oom_control").write_text("oom_kill 2\n")
+    assert kills_in(str(tmp_path)) is None, "the root of version 2 has no counts"
+    (tmp_path / "memory.oom_control").write_text("oom_kill 1\n")
+    assert kills_in(str(tmp_path)) == 3
+    (tmp_path / "release_agent").write_text("\n")
+    assert kills_in(str(tmp_path)) is None
+
+
 def test_kills_of_a_run_are_those_since_its_start(tmp_path: Path) -> None:
     (tmp_path / "memory.events").write_text("oom_kill 5\n")
     agent: dict[str, object] = {"memory_cgroup": str(tmp_path), "cgroup_oom_kills": 3}
