@@ -91,14 +91,14 @@ class NodeHistory:
 
 def keep_end(run: object, record: RunRecord, names: Sequence[str] = ()) -> None:
     """
-    Keep the end of an attempt with its nodes; nothing for a run on this machine alone, or one that never started.
+    Keep the end of an attempt with its nodes; nothing for a run on this machine alone, one that never started, or a trial.
 
     Args:
         run: only a run that is recorded here is kept; it still has the plan of the attempt.
         record: the record with the outcome of the attempt.
         names: the nodes that took part; by default those of the plan.
     """
-    if not isinstance(run, RunFolder) or not record.started:
+    if not isinstance(run, RunFolder) or not record.started or record.is_trial:
         return
     with suppress(OSError, OrchError):  # a full disk, a damaged plan: the record of the run has the outcome
         plan = run.read_plan()
@@ -115,7 +115,7 @@ def keep_end(run: object, record: RunRecord, names: Sequence[str] = ()) -> None:
 
 def keep_cause(run: object, record: RunRecord) -> None:
     """Keep the cause of a failure that was diagnosed after `keep_end`."""
-    if isinstance(run, RunFolder) and record.started and record.failure is not None:
+    if isinstance(run, RunFolder) and record.started and record.failure is not None and not record.is_trial:
         with suppress(OSError, OrchError):
             _append(run.path.parents[1], _cause(record, _addresses(run.read_plan())))
 
@@ -141,7 +141,7 @@ def keep_findings(folder: RunFolder, findings: Sequence[Finding]) -> None:
     """Keep the names of the checks that have found something on nodes before a start."""
     with suppress(OSError, OrchError):
         plan = folder.read_plan()
-        if plan.transport == "local":
+        if plan.transport == "local" or folder.read().is_trial:
             return
         address = _addresses(plan)
         found = [

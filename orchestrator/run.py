@@ -159,6 +159,8 @@ class Request:
     """A node ends its ranks after this time without a supervisor and without a connection to any other node."""
     variables: Mapping[str, str | None] = field(default_factory=dict)
     """Variables that the ranks get instead of those of the inventory, to prove a remedy; None: they do not get it."""
+    is_trial: bool = False
+    """A run of `orch ladder` or `--prove`, which may be made to fail: hooks do not report it, nor does it count against its nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +279,11 @@ class RunRecord:
         """True if the run started and has failed, and has no diagnosis."""
         failure = self.failure
         return self.state is RunState.FAILED and self.started and failure is not None and not failure.is_diagnosed
+
+    @property
+    def is_trial(self) -> bool:
+        """True for a run of `orch ladder` or `--prove`."""
+        return bool(self.request.get("is_trial"))
 
     @property
     def outcome(self) -> str:

@@ -41,7 +41,7 @@ def changes_since_success(folder: RunFolder) -> tuple[str, list[Difference]]:
     for earlier in _done_before(failed.record):
         with suppress(RunNotFound):
             done = RecordedRun.of(earlier)
-            if _is_alike(done.record, failed.record):
+            if _is_alike(done.record, failed.record) and not done.record.is_trial:
                 return done.record.id, [change for change in diff(done, failed) if change.topic != "results"]
     return "", []
 

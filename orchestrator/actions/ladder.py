@@ -140,7 +140,8 @@ def plan_ladder(arguments: LaunchArguments, options: LadderOptions, on_progress:
     Raises:
         OrchError: as from plan_launch.
     """
-    arguments = replace(arguments, max_retries=0, elastic=None)  # the first failure of a rung is the result
+    # the first failure of a rung is the result
+    arguments = replace(arguments, max_retries=0, elastic=None, is_trial=True)
     planned = plan_launch(replace(arguments, debug=True), on_progress)
     planned.close()
     return Ladder(arguments, options, rungs_of(planned.plan), planned.warnings)

@@ -53,6 +53,8 @@ class LaunchArguments:
     """The id of the run that this launch repeats."""
     variables: Mapping[str, str | None] = field(default_factory=dict)
     """Variables that the ranks get instead of those of the inventory; None: they do not get it."""
+    is_trial: bool = False
+    """A run of `orch ladder` or `--prove`: see Request."""
 
     @property
     def slurm_settings(self) -> list[SlurmSetting]:

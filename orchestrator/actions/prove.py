@@ -159,7 +159,7 @@ def plan_proof(words: Sequence[str], signatures_file: Path | None, on_progress: 
     record = find_run(found.run).read()
     signature = provable(found, record, CATALOGUE | user_signatures(signatures_file))
     assert signature.change is not None, "see provable"
-    given = replace(rerun_arguments(record.id, None), max_retries=0, elastic=None, name=NAME)
+    given = replace(rerun_arguments(record.id, None), max_retries=0, elastic=None, name=NAME, is_trial=True)
     planned = plan_launch(given, on_progress)
     planned.close()
     rungs = rungs_of(planned.plan, found.diagnosis.nodes)

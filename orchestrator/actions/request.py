@@ -78,6 +78,7 @@ def make_request(
         skipped=arguments.skipped,
         exclude_suspects=arguments.exclude_suspects,
         variables=dict(arguments.variables),
+        is_trial=arguments.is_trial,
         **_timeouts(arguments),
     )
     return request, bundles.build(trainer=program.needs_trainer, code=code, checks=checks)

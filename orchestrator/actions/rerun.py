@@ -66,6 +66,7 @@ def rerun_arguments(name: str, nodes: str | None) -> LaunchArguments:
         exclude_suspects=bool(request.get("exclude_suspects")),
         rerun_of=record.id,
         variables=request.get("variables", {}),
+        is_trial=record.is_trial,
     )
 
 

@@ -33,7 +33,7 @@ _FAILURES = (RunState.FAILED, RunState.LOST)
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """All runs that have started: their number by state, failures by class, and time by node."""
+    """All runs that have started, without those of `orch ladder` and `--prove`: their number by state, failures by class, and time by node."""
 
     states: Mapping[str, int]
     classes: Mapping[str, int]
@@ -272,7 +272,7 @@ def history() -> History:
     failures = timed_failures = untimed = 0
     timelines = []
     for folder, record in read_runs(all_runs()[0]):
-        if not record.started:
+        if not record.started or record.is_trial:
             continue
         states[record.state.value] += 1
         kept = kept_timeline(folder)

@@ -81,8 +81,14 @@ def make_plan(
         warnings=(*chosen.warnings, *warnings, *_env_warnings(inventory, chosen.nodes)),
         is_checked_in_job=_is_checked_in_job(inventory, request),
         skipped=request.skipped,
-        hooks=() if request.launcher == "slurm" else tuple(hook.model_dump(mode="json") for hook in inventory.hooks),
+        hooks=_hooks(inventory, request),
     )
+
+
+def _hooks(inventory: Inventory, request: Request) -> tuple[dict[str, Any], ...]:
+    if request.launcher == "slurm" or request.is_trial:
+        return ()
+    return tuple(hook.model_dump(mode="json") for hook in inventory.hooks)
 
 
 def _elastic(inventory: Inventory, request: Request, chosen: _Chosen) -> tuple[_Chosen, Sizes | None, Sequence[Node]]:

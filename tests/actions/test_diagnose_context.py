@@ -53,11 +53,14 @@ def test_the_last_good_run_of_the_inventory_is_compared() -> None:
     recorded(3, RunState.DONE, commit="three", inventory="b.yaml")
     recorded(4, RunState.DONE, commit="four", kind="trainer")
     recorded(5, RunState.STOPPED, commit="five")
-    failed = recorded(6, RunState.FAILED, commit="six")
-    recorded(7, RunState.DONE, commit="seven")
+    recorded(6, RunState.DONE, commit="of a trial").change(
+        lambda record: replace(record, request={**record.request, "is_trial": True})
+    )
+    failed = recorded(7, RunState.FAILED, commit="seven")
+    recorded(8, RunState.DONE, commit="eight")
     success, changes = changes_since_success(failed)
     assert success == good.path.name
-    assert ("commit", "two", "six") in [(change.name, change.first, change.second) for change in changes]
+    assert ("commit", "two", "seven") in [(change.name, change.first, change.second) for change in changes]
     assert "results" not in {change.topic for change in changes}
 
 

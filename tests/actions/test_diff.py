@@ -159,6 +159,7 @@ def test_rerun_has_the_arguments_of_the_launch(folder: Path, monkeypatch: pytest
         exclude_suspects=True,
         no_check=True,
         skipped=("clock",),
+        is_trial=True,
     )
     run = _recorded(launch)
     monkeypatch.chdir("/")
@@ -193,7 +194,7 @@ def test_every_argument_of_a_launch_is_repeated_or_named_here() -> None:
     passed_on = {
         "launcher", "inventory", "nodes", "shape", "config", "settings", "program", "orphan_timeout", "isolation_timeout",
         "bare", "per_node", "name", "note", "tags", "debug", "slurm", "here", "no_check", "skipped", "exclude_suspects", "max_retries", "elastic", "rerun_of",
-            "variables",
+            "variables", "is_trial",
     }  # fmt: skip
     reported, refused = {"after"}, {"module"}
     assert {field.name for field in fields(LaunchArguments)} == passed_on | reported | refused

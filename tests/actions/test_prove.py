@@ -241,6 +241,7 @@ accelerator: cpu
 devices: 1
 transport: local
 env: {GLOO_SOCKET_IFNAME: none0}
+hooks: [{on: [STARTING, DONE, FAILED], command: [sh, -c, 'echo $ORCH_RUN_ID $ORCH_STATE >>WORKDIR/hooks']}]
 defaults: {workdir: WORKDIR, python: PYTHON}
 nodes: [{name: n0}, {name: n1}]
 """
@@ -270,5 +271,6 @@ def test_variable_that_breaks_a_run_is_proved_by_the_runs_without_and_with_it(tm
     ]
     states = {record["id"]: record["state"] for record in orch.records()}
     assert [states[trial["run"]] for trial in proof["trials"]] == ["DONE", "FAILED", "DONE"]
+    assert (tmp_path / ".work/hooks").read_text() == f"{failed} STARTING\n{failed} FAILED\n"
     refused = orch("diagnose", proof["trials"][2]["run"], "--prove", code=2)
     assert "is DONE: it has not failed" in refused.stderr

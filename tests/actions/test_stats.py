@@ -243,13 +243,14 @@ def _record(name: str, nodes: int, state: RunState, seconds: int, **fields: Any)
 
 @pytest.fixture
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three runs that started, one that did not."""
+    """Three runs that started, one that did not, and one of a ladder."""
     monkeypatch.setenv("ORCH_HOME", str(tmp_path))
     _record("one", 1, RunState.DONE, 600, summary={"tokens_per_s": 100.0})
     _record("two", 2, RunState.DONE, 400, summary={"tokens_per_s": 180.0, "mfu": 0.4})
     failure = Failure(FailureClass.NETWORK, Retry.RETRY, nodes=("n1",))
     _record("failed", 2, RunState.FAILED, 200, exit=RankExit("n1", 1, 1, None), failure=failure, summary={})
     _record("refused", 2, RunState.FAILED, 100, started=False)
+    _record("rung", 2, RunState.FAILED, 300, request={"is_trial": True})
 
 
 @pytest.mark.usefixtures("recorded")

@@ -200,6 +200,16 @@ def test_node_that_failed_before_it_was_observed_took_part() -> None:
     assert _suspects() == []
 
 
+def test_trial_leaves_nothing_in_the_history_of_its_nodes(home: Path) -> None:
+    folder = _started(1)
+    failure = Failure(FailureClass.NODE, FailureClass.NODE.retry, nodes=("n3",))
+    record = folder.update(request={"is_trial": True}, state=RunState.FAILED, failure=failure)
+    kept_nodes.keep_end(folder, record)
+    keep_cause(folder, record)
+    keep_findings(folder, [Finding(Severity.WARN, "clock", "off", ("n1",))])
+    assert not (home / "nodes.jsonl").exists()
+
+
 def test_only_the_last_four_weeks_count(home: Path) -> None:
     for number in range(4):
         _fail(number, "n3")

@@ -22,6 +22,7 @@ accelerator: cpu
 devices: 2
 transport: local
 defaults: {workdir: WORKDIR, python: PYTHON}
+hooks: [{on: [STARTING, RUNNING, STOPPED, FAILED], command: [touch, WORKDIR/hook]}]
 nodes: [{name: n0}, {name: n1}]
 """
 ENDLESS = """
@@ -129,6 +130,7 @@ def test_ladder_stops_at_the_first_rung_that_fails_with_its_diagnosis(tmp_path: 
     assert lines[3].startswith("cause       another process already uses the port")
     assert "proved      two ranks of one node communicate (2 ranks on n0)" in lines
     assert lines[-1].startswith("examine     the network between the nodes")
+    assert not (tmp_path / ".work/hook").exists()
     states = [(record["state"], record["request"]["debug"]) for record in orch.records()]
     assert states == [("STOPPED", True), ("STOPPED", True), ("FAILED", True)]
     differ = "the replicas differ in the parameters after step 5: rank 0 and rank 1; no majority"
