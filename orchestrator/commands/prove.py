@@ -18,6 +18,8 @@ from orchestrator.errors import CTRL_C
 
 def prove_remedy(words: Sequence[str], signatures: Path | None, *, as_json: bool) -> int:
     """Print what the trials have shown; returns 0 if the remedy is proved, else 1."""
+    if signatures is not None:
+        signatures = signatures.absolute()  # plan_proof enters the folder of the run
     with ProgressLine() as progress:
         planned = plan_proof(words, signatures, progress.update)
     for warning in planned.warnings:
@@ -50,9 +52,10 @@ class _Trials:
     def _cause(self, ran: RungRun) -> tuple[str | None, str]:
         if ran.run is None:
             return None, str(ran.error)
-        if ran.diagnosed is not None and ran.diagnosed.failure is not None:
+        if self._signatures is None and ran.diagnosed is not None and ran.diagnosed.failure is not None:
             return ran.diagnosed.failure.signature, ran.diagnosed.failure.cause or ""
-        found = diagnose_run(ran.run, self._signatures).diagnosis  # stopped by the limit of time
+        # the owner does not know the file, and diagnoses no run that was stopped at the limit of time
+        found = diagnose_run(ran.run, self._signatures).diagnosis
         return found.signature, found.cause
 
 

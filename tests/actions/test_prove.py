@@ -245,6 +245,13 @@ hooks: [{on: [STARTING, DONE, FAILED], command: [sh, -c, 'echo $ORCH_RUN_ID $ORC
 defaults: {workdir: WORKDIR, python: PYTHON}
 nodes: [{name: n0}, {name: n1}]
 """
+LICENCE = """
+[licence-server]
+text: no licence from * after
+cause: the licence server did not answer
+remedy: lmstat -a
+sample: no licence from lic0 after 30 s
+"""
 # The text is gloo's; on one rank the program does not talk, as one without a process group.
 NEEDS_AN_INTERFACE = """
 [ "$WORLD_SIZE" = 1 ] && exit 0
@@ -262,7 +269,10 @@ def test_variable_that_breaks_a_run_is_proved_by_the_runs_without_and_with_it(tm
     orch = Orch(tmp_path)
     orch("ssh-launch", "--no-check", "--", "sh", "train.sh", code=1)
     failed = orch.status()["id"]
-    proof = json.loads(orch("diagnose", "--prove", "--json").stdout)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/mine").write_text(LICENCE)
+    elsewhere = replace(orch, cwd=tmp_path / "elsewhere", env={"ORCH_HOME": str(orch.home)})
+    proof = json.loads(elsewhere("diagnose", failed, "--prove", "--json", "--signatures", "mine").stdout)
     assert (proof["run"], proof["signature"], proof["result"]) == (failed, "gloo-no-interface", "proved")
     assert [(trial["rung"], trial["passed"], trial["change"]) for trial in proof["trials"]] == [
         ("rung 1 of 2, 1 rank on n0", True, None),
