@@ -29,7 +29,10 @@ from orchestrator.run import RunRecord, RunState
 NAME = "prove"
 STEPS = 5
 MOST_S, LEAST_S = 120.0, 30.0
-"""A program that reports no steps must keep running for twice the time after which the run failed, within these limits."""
+"""
+A program that reports no steps must keep running for twice the time after which the run failed, within these limits; with the change, for
+twice the time after which the rung failed, at least.
+"""
 
 
 class Result(str, Enum):
@@ -60,6 +63,8 @@ class Trial:
     cause: str = ""
     steps: int = 0
     """The last step that a rank of a user's program has reported."""
+    took_s: float = 0.0
+    """The time from the launch to the end."""
 
     @property
     def is_passed(self) -> bool:
@@ -242,7 +247,8 @@ def prove(planned: Planned, run_rung: RunRung) -> Proof:
             break
     failed = trials[-1]
     if not failed.is_passed and failed.signature == planned.signature.id:
-        options = replace(options, steps=failed.steps + options.steps)  # beyond the one where it failed
+        limit_s = max(options.limit_s, 2 * failed.took_s)
+        options = LadderOptions(failed.steps + options.steps, limit_s)  # beyond where it failed
         arguments = _arguments_of(planned, rung, planned.with_change, options)
         must_report = any(trial.steps for trial in trials) or planned.signature.kind is FailureClass.HANG
         trial = replace(failed, change=planned.change.text, run=None, signature=None, cause="")

@@ -47,7 +47,7 @@ class _Trials:
         title = f"{trial.rung}, with {trial.change}" if trial.change else trial.rung
         ran = run_rung(arguments, options, self._screen, title, must_report=must_report)
         signature, cause = self._cause(ran) if ran.outcome.exit_code else (None, "")
-        return replace(trial, outcome=ran.outcome, run=ran.run, signature=signature, cause=cause, steps=ran.steps)
+        return replace(trial, outcome=ran.outcome, run=ran.run, signature=signature, cause=cause, steps=ran.steps, took_s=ran.took_s)
 
     def _cause(self, ran: RungRun) -> tuple[str | None, str]:
         if ran.run is None:

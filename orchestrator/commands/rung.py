@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ class RungRun:
     """The record of a run that has failed, with its diagnosis, if there is one."""
     steps: int = 0
     """The last step that a rank of a user's program has reported; 0 if none has."""
+    took_s: float = 0.0
+    """The time from the launch to the end."""
     error: OrchError | None = None
     """That by which the launch failed."""
 
@@ -78,11 +81,13 @@ def run_rung(
             if owner.is_interrupted:
                 raise KeyboardInterrupt from exc
             return RungRun(Outcome("the launch failed", exc.exit_code), error=exc)
+        launched_s = time.monotonic()
         record, limit = _follow(owner, run, arguments, options, screen=screen, title=title, must_report=must_report)
+        took_s = time.monotonic() - launched_s
         outcome = outcome_of(record, options, limit.end, limit.steps)
         is_diagnosed = outcome.exit_code and record.state is RunState.FAILED
         found = owner.diagnosed(warn) if is_diagnosed else None
-        return RungRun(outcome, run, found, max(limit.steps.values(), default=0))
+        return RungRun(outcome, run, found, max(limit.steps.values(), default=0), took_s)
 
 
 def _follow(  # the arguments of run_rung

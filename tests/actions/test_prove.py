@@ -143,15 +143,17 @@ def _planned(row: Any, arguments: LaunchArguments = ARGUMENTS, first: Sequence[s
 class _Rungs:
     """Trials whose ends are written down, and the arguments with which they were launched."""
 
-    def __init__(self, *ends: tuple[Outcome, str | None, int]) -> None:
+    def __init__(self, *ends: tuple[Outcome, str | None, int], took_s: float = 1.0) -> None:
         self.ends = list(ends)
+        self.took_s = took_s
         self.launched: list[tuple[LaunchArguments, LadderOptions, bool]] = []
 
     def __call__(self, arguments: LaunchArguments, options: LadderOptions, trial: Trial, must_report: bool) -> Trial:
         self.launched.append((arguments, options, must_report))
         outcome, signature, steps = self.ends.pop(0)
         run = f"prove-{len(self.launched)}"
-        return replace(trial, outcome=outcome, signature=signature, cause="its cause", run=run, steps=steps)
+        ended = replace(trial, outcome=outcome, signature=signature, cause="its cause", run=run, steps=steps)
+        return replace(ended, took_s=self.took_s)
 
 
 SAME, DIFFERENT = "gloo-no-interface", "python-error"
@@ -189,6 +191,15 @@ def test_trial_with_the_change_must_get_beyond_the_step_of_the_failure() -> None
     assert not any(arguments.debug for arguments, *_ in rungs.launched)
     assert proof.trials[1].command == "orch ssh-launch -i i.yaml --nodes n2 -j 1x2 -- train.py"
     assert proof.trials[2].command == "orch rerun prove-3"  # with the recorded variables
+
+
+def test_trial_with_the_change_must_live_twice_as_long_as_the_one_that_failed() -> None:
+    limits = []
+    for took_s in (7.0, 29.0):
+        rungs = _Rungs((FAILED, SAME, 0), (PASSED, None, 0), took_s=took_s)
+        prove(_planned(IFNAME), rungs)
+        limits.append([options.limit_s for _, options, _ in rungs.launched])
+    assert limits == [[30.0, 30.0], [30.0, 58.0]]
 
 
 def test_hang_is_not_proved_by_a_program_that_only_keeps_running() -> None:
