@@ -405,15 +405,22 @@ def env(
 
 @app.command()
 @click.argument("run", metavar="RUN", shell_complete=_run_names)
+@click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--nodes", metavar="LIST", help="Use these nodes instead, as in n0,n[2-5].")
 @_dry_run
 @_watch_options
-def rerun(run: str, nodes: str | None, dry_run: bool, follow: bool, quiet: bool, fold: bool) -> int:
-    """Launch a run again, with its command, inventory and options. Reports what has changed since."""
+def rerun(
+    run: str, settings: tuple[str, ...], nodes: str | None, dry_run: bool, follow: bool, quiet: bool, fold: bool
+) -> int:
+    """
+    Launch a run again, with its command, inventory and options. Reports what has changed since.
+
+    KEY=VALUE replaces a setting of the shared trainer.
+    """
     from orchestrator.actions.rerun import rerun_arguments  # noqa: PLC0415
     from orchestrator.commands.launch import launch  # noqa: PLC0415
 
-    return launch(rerun_arguments(run, nodes), dry_run=dry_run, follow=follow, quiet=quiet, fold=fold)
+    return launch(rerun_arguments(run, nodes, settings), dry_run=dry_run, follow=follow, quiet=quiet, fold=fold)
 
 
 @app.command()

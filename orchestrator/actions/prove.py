@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
@@ -51,8 +50,6 @@ class Trial:
     """One run of a rung."""
 
     rung: str
-    command: str
-    """The command line that starts the same run."""
     outcome: Outcome
     change: str = ""
     """The change in words; empty without one."""
@@ -65,6 +62,11 @@ class Trial:
     """The last step that a rank of a user's program has reported."""
     took_s: float = 0.0
     """The time from the launch to the end."""
+
+    @property
+    def command(self) -> str | None:
+        """The command line that starts the same run, with the change; None if the launch failed."""
+        return f"orch rerun {self.run}" if self.run else None
 
     @property
     def is_passed(self) -> bool:
@@ -94,6 +96,8 @@ class Proof:
     cause: str
     change: Change
     trials: tuple[Trial, ...]
+    next_step: str
+    """How to launch the whole run with the change."""
 
     @property
     def result(self) -> Result:
@@ -123,6 +127,7 @@ class Proof:
             "change": self.change.text,
             "result": self.result.value,
             "text": self.text,
+            "next": self.next_step if self.result is Result.PROVED else None,
             "trials": [trial.to_json() for trial in self.trials],
         }
 
@@ -241,7 +246,7 @@ def prove(planned: Planned, run_rung: RunRung) -> Proof:
     for rung in planned.ladder.rungs:
         steps = max((trial.steps for trial in trials), default=0)
         arguments = _arguments_of(planned, rung, planned.ladder.arguments, options)
-        trial = Trial(_title(planned, rung), command_of(arguments), Outcome(""))
+        trial = Trial(_title(planned, rung), Outcome(""))
         trials.append(run_rung(arguments, options, trial, steps > 0))
         if not trials[-1].is_passed:
             break
@@ -252,9 +257,8 @@ def prove(planned: Planned, run_rung: RunRung) -> Proof:
         arguments = _arguments_of(planned, rung, planned.with_change, options)
         must_report = any(trial.steps for trial in trials) or planned.signature.kind is FailureClass.HANG
         trial = replace(failed, change=planned.change.text, run=None, signature=None, cause="")
-        tried = run_rung(arguments, options, trial, must_report)
-        trials.append(replace(tried, command=f"orch rerun {tried.run}") if tried.run else tried)
-    return Proof(planned.run, planned.signature, planned.cause, planned.change, tuple(trials))
+        trials.append(run_rung(arguments, options, trial, must_report))
+    return Proof(planned.run, planned.signature, planned.cause, planned.change, tuple(trials), _next_step(planned))
 
 
 def _title(planned: Planned, rung: Rung) -> str:
@@ -270,23 +274,14 @@ def _arguments_of(planned: Planned, rung: Rung, given: LaunchArguments, options:
     return replace(launch, settings=settings, variables=given.variables, debug=given.debug, note=note)
 
 
-def command_of(arguments: LaunchArguments) -> str:
-    """The command line of a launch over SSH."""
-    return shlex.join(["orch", "ssh-launch", *_words(arguments)])
-
-
-def _words(arguments: LaunchArguments) -> Iterator[str]:
-    texts = {"-i": arguments.inventory, "--nodes": arguments.nodes, "-j": arguments.shape, "--config": arguments.config}
-    for option, text in texts.items():
-        if text is not None:
-            yield from (option, str(text))
-    flags = {"--no-check": arguments.no_check, "--bare": arguments.bare, "--per-node": arguments.per_node}
-    yield from (flag for flag, is_given in {**flags, "--debug": arguments.debug}.items() if is_given)
-    for name in arguments.skipped:
-        yield from ("--skip", name)
-    yield from arguments.settings
-    if arguments.program is not None:
-        yield from ("--", *arguments.program)
+def _next_step(planned: Planned) -> str:
+    """How to launch the whole run with the change."""
+    change, given, rerun = planned.change, planned.ladder.arguments, f"orch rerun {planned.run}"
+    if change.call is None:
+        return f"in env: of {given.inventory or 'the inventory'}: {change.text}; then: {rerun}"
+    if given.program is None:
+        return f"{rerun} {change.setting}"
+    return f"in the program: {change.text}; then: {rerun}"
 
 
 def _failed_text(trial: Trial, signature: Signature) -> str:

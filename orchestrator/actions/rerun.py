@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 _MOST_NAMED = 5
 
 
-def rerun_arguments(name: str, nodes: str | None) -> LaunchArguments:
+def rerun_arguments(name: str, nodes: str | None, settings: tuple[str, ...] = ()) -> LaunchArguments:
     """
     The arguments of the recorded launch; the working folder becomes the one it was started in.
 
     Args:
         nodes: the host list of the new run; None for the recorded ones. The ranks per node stay the recorded ones.
+        settings: those of the shared trainer that replace recorded ones.
 
     Raises:
         RunNotFound: there is no such run.
@@ -37,6 +38,9 @@ def rerun_arguments(name: str, nodes: str | None) -> LaunchArguments:
     _enter_folder(run)
     record, program, request = run.record, run.plan.program, run.record.request
     is_trainer, shape = program.kind == "trainer", request["shape"]
+    if settings and not is_trainer:
+        message = f"{record.id} runs {program.args[0]}, and {settings[0]!r} is a setting of the shared trainer"
+        raise UsageError(message, hint="type the launch again with other arguments of the program")
     count = len(expand(nodes)) if nodes else shape and shape["nodes"]
     orphan_timeout, isolation_timeout = _timeouts(request)
     return LaunchArguments(
@@ -45,7 +49,7 @@ def rerun_arguments(name: str, nodes: str | None) -> LaunchArguments:
         nodes=nodes or request["nodes"],
         shape=None if shape is None else f"{count}x{shape['ranks']}",
         config=_config_file(run),
-        settings=tuple(request["program"]["args"])
+        settings=(*request["program"]["args"], *settings)
         if is_trainer
         else (),  # an elastic run has changed those of the plan
         program=None if is_trainer else program.args,

@@ -47,7 +47,8 @@ class _Trials:
         title = f"{trial.rung}, with {trial.change}" if trial.change else trial.rung
         ran = run_rung(arguments, options, self._screen, title, must_report=must_report)
         signature, cause = self._cause(ran) if ran.outcome.exit_code else (None, "")
-        return replace(trial, outcome=ran.outcome, run=ran.run, signature=signature, cause=cause, steps=ran.steps, took_s=ran.took_s)
+        ended = replace(trial, outcome=ran.outcome, run=ran.run, steps=ran.steps, took_s=ran.took_s)
+        return replace(ended, signature=signature, cause=cause)
 
     def _cause(self, ran: RungRun) -> tuple[str | None, str]:
         if ran.run is None:
@@ -66,5 +67,7 @@ def _report(proof: Proof) -> Iterator[str]:
         label = "passed" if trial.is_passed else "FAILED"
         which = f"{trial.rung}, with the remedy" if trial.change else trial.rung
         yield from labelled(label, [f"{which}: {trial.cause or trial.outcome.text}"])
-        yield from labelled("", [trial.command, *([f"run {trial.run}"] if trial.run else [])])
+        yield from labelled("", [trial.command] if trial.command else [])
     yield from labelled("result", [f"{proof.result.value}: {proof.text}"])
+    if proof.result is Result.PROVED:
+        yield from labelled("next", [proof.next_step])

@@ -188,6 +188,14 @@ def test_rerun_of_the_shared_trainer_has_its_settings_and_the_configuration_of_t
     assert (repeated.settings, repeated.program, repeated.shape) == (("lr=1e-3",), None, "1x2")
     assert repeated.config is not None
     assert json.loads(repeated.config.read_text("utf-8")) == {"steps": 3}
+    assert rerun_arguments("first", None, ("lr=1e-4",)).settings == ("lr=1e-3", "lr=1e-4")  # the later one counts
+
+
+@pytest.mark.usefixtures("folder")
+def test_rerun_of_a_program_takes_no_settings() -> None:
+    _recorded(_arguments("first"))
+    with pytest.raises(UsageError, match=r"runs \S+, and 'lr=1' is a setting of the shared trainer"):
+        rerun_arguments("first", None, ("lr=1",))
 
 
 def test_every_argument_of_a_launch_is_repeated_or_named_here() -> None:

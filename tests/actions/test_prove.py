@@ -20,7 +20,6 @@ from orchestrator.actions.prove import (
     Result,
     Trial,
     changed_arguments,
-    command_of,
     plan_proof,
     provable,
     prove,
@@ -189,8 +188,7 @@ def test_trial_with_the_change_must_get_beyond_the_step_of_the_failure() -> None
         ("n2", "1x2", 8, True),
     ]
     assert not any(arguments.debug for arguments, *_ in rungs.launched)
-    assert proof.trials[1].command == "orch ssh-launch -i i.yaml --nodes n2 -j 1x2 -- train.py"
-    assert proof.trials[2].command == "orch rerun prove-3"  # with the recorded variables
+    assert [trial.command for trial in proof.trials] == [f"orch rerun prove-{number}" for number in (1, 2, 3)]
 
 
 def test_trial_with_the_change_must_live_twice_as_long_as_the_one_that_failed() -> None:
@@ -219,19 +217,35 @@ def test_trial_of_the_shared_trainer_keeps_its_limits_and_none_of_its_checkpoint
     ]
 
 
-def test_command_line_of_a_launch_has_all_that_was_typed() -> None:
-    arguments = replace(
-        ARGUMENTS, nodes="n0,n1", shape="2x1", config=Path("a b.yaml"), settings=("steps=3",), program=None,
-        no_check=True, skipped=("disk",), debug=True,
-    )  # fmt: skip
-    typed = "orch ssh-launch -i i.yaml --nodes n0,n1 -j 2x1 --config 'a b.yaml' --no-check --debug --skip disk steps=3"
-    assert command_of(arguments) == typed
+@pytest.mark.parametrize(
+    ("signature", "program", "next_step"),
+    [
+        ("gloo-no-interface", ("train.py",), "in env: of i.yaml: unset GLOO_SOCKET_IFNAME; then: orch rerun r"),
+        ("ddp-unused-parameters", None, "orch rerun r find_unused_parameters=true"),
+        (
+            "ddp-unused-parameters",
+            ("train.py",),
+            "in the program: DistributedDataParallel(find_unused_parameters=True); then: orch rerun r",
+        ),
+    ],
+)
+def test_next_step_launches_the_whole_run_with_the_change(
+    signature: str, program: tuple[str, ...] | None, next_step: str
+) -> None:
+    rungs = _Rungs((FAILED, signature, 0), (PASSED, None, 0))
+    proof = prove(_planned(CATALOGUE[signature], replace(ARGUMENTS, program=program)), rungs)
+    assert (proof.result, proof.next_step) == (Result.PROVED, next_step)
+
+
+def test_trial_that_could_not_be_launched_has_no_command() -> None:
+    assert Trial("rung 1 of 1, 1 rank on n0", FAILED).command is None
 
 
 def test_json_of_a_proof_names_the_runs_and_their_commands() -> None:
-    trial = Trial("rung 1 of 1, 1 rank on n0", "orch rerun p", PASSED, change="unset A", run="p")
-    proof = Proof("r", IFNAME, "why", unset("A"), (trial,)).to_json()
+    trial = Trial("rung 1 of 1, 1 rank on n0", PASSED, change="unset A", run="p")
+    proof = Proof("r", IFNAME, "why", unset("A"), (trial,), "orch rerun r").to_json()
     assert (proof["result"], proof["change"], proof["signature"]) == ("proved", "unset A", IFNAME.id)
+    assert proof["next"] == "orch rerun r"
     assert proof["trials"] == [
         {
             "rung": trial.rung,
@@ -290,6 +304,7 @@ def test_variable_that_breaks_a_run_is_proved_by_the_runs_without_and_with_it(tm
         ("rung 2 of 2, 2 ranks on n[0-1]", False, None),
         ("rung 2 of 2, 2 ranks on n[0-1]", True, "unset GLOO_SOCKET_IFNAME"),
     ]
+    elsewhere(*proof["trials"][2]["command"].split()[1:])
     states = {record["id"]: record["state"] for record in orch.records()}
     assert [states[trial["run"]] for trial in proof["trials"]] == ["DONE", "FAILED", "DONE"]
     assert (tmp_path / ".work/hooks").read_text() == f"{failed} STARTING\n{failed} FAILED\n"
