@@ -30,6 +30,12 @@ class Evaluation:
     ) -> None:
         self.task, self.config, self.group, self.progress = task, config, group, progress
         self.batches = Batches(samples, task, config, group, split="validation") if samples is not None else None
+        self._trained: Dict[str, Terms] = {}  # what metrics() gave before an evaluation, not reported yet
+
+    def begin(self) -> None:
+        """Forget what the task has collected for metrics(): by the warm-up, or in steps before a roll-back."""
+        self.task.metrics()
+        self._trained = {}
 
     def is_due(self, step: int, *, last: bool) -> bool:
         """Return True if there are validation samples and an evaluation follows `step`."""
@@ -41,7 +47,10 @@ class Evaluation:
         if self.batches is None or not self.is_due(step, last=last):
             return {}
         self.progress.write("eval", step)
-        return self.run(step, strategy, self.batches)
+        self._trained = self._trained_terms()
+        values = self.run(step, strategy, self.batches)
+        self.task.metrics()  # of validation samples, if evaluate() calls loss()
+        return values
 
     def on_all_samples(self, step: int, strategy: Strategy) -> Dict[str, float]:
         """Evaluate once. Raises UserError: there are no validation samples."""
@@ -69,11 +78,19 @@ class Evaluation:
         """The task's metrics() over all ranks every log_steps steps, each with the prefix train_; rank 0 logs them."""
         if not has_metrics(self.task) or not (last or step % self.config.log_steps == 0):
             return {}
-        means = self._over_ranks(self._terms(self.task.metrics(), 1), "metrics()")
+        means, self._trained = self._over_ranks(self._trained_terms(), "metrics()"), {}
         values = {f"train_{name}": value for name, value in means.items()}
         if self.group.rank.is_main and values:
             log_line(f"trained step={step} {' '.join(f'{name}={digits(value)}' for name, value in values.items())}")
         return values
+
+    def _trained_terms(self) -> Dict[str, Terms]:
+        """The terms of metrics() since the last report."""
+        terms = self._terms(self.task.metrics(), 1)
+        return {
+            name: add([some[name] for some in (self._trained, terms) if name in some])
+            for name in {**self._trained, **terms}
+        }
 
     def _over_ranks(self, mine: Mapping[str, Terms], method: str) -> Dict[str, float]:
         """The quotients of the sums over all ranks; a collective."""

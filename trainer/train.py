@@ -112,7 +112,6 @@ class Trainer:
         self.progress.reached("restored")
         self.progress.write("init", state.step, saved=state.step, resumed=state.step)
         self.strategy.warm_up(self.group.on_all(self.batches.peek))
-        self.task.metrics()  # without those of the warm-up
         self._begin(state)
         return state
 
@@ -123,6 +122,7 @@ class Trainer:
             log_line(change)
         self.metrics.begin(state.step, self.task.flops_per_sample(self.strategy.sizes))
         self.batches.begin(state.position)
+        self.evaluation.begin()
         self.outcomes.reset(state.skipped)
 
     def _advance(self, state: TrainState) -> TrainState:

@@ -1,0 +1,59 @@
+"""What an evaluation leaves as it is. One process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.grounds.metrics import read_metrics
+from tests.grounds.tasks import COUNT, Points, Sample
+from trainer.config.config import load_config
+from trainer.metrics.jsonl import Summary
+from trainer.runtime.init import initialise
+from trainer.runtime.progress import Progress
+from trainer.train import Trainer
+
+
+class Counting(Points):
+    """metrics() has the mean of the targets that loss() saw, also those of validation samples, which are greater."""
+
+    def build_data(self, split: str) -> list[Sample] | None:
+        if split == "train":
+            return super().build_data("train")
+        return [(torch.ones(4), torch.full((1,), 1000.0))] * COUNT
+
+    def loss(self, model: Any, batch: Sample) -> torch.Tensor:  # noqa: ANN401 -- as there
+        self.targets = [*getattr(self, "targets", []), *batch[1].flatten().tolist()]
+        return super().loss(model, batch)
+
+    def metrics(self) -> Mapping[str, Any]:
+        targets, self.targets = getattr(self, "targets", []), []
+        return {"target": (sum(targets), len(targets))} if targets else {}
+
+
+def _train(out: Path, *words: str) -> Summary | None:
+    base = ("micro_batch=1", "steps=6", "save_steps=3", "log_steps=2", "device=cpu", "report=", f"out={out}")
+    config = load_config(words=["task=tests.trainer.test_evaluation:Counting", *base, *words])
+    group = initialise("cpu", 60.0, {})
+    trainer = Trainer(config, group, Progress(group.rank, config.steps), SimpleNamespace(is_received=False))  # type: ignore[arg-type]  # a real one would handle signals
+    try:
+        return trainer.run()
+    finally:
+        trainer.metrics.close(1)
+
+
+def _trained(out: Path) -> dict[int, float]:
+    return {record["step"]: record["train_target"] for record in read_metrics(out) if "train_target" in record}
+
+
+def test_validation_samples_are_not_among_the_values_of_the_training(tmp_path: Path) -> None:
+    _train(tmp_path / "alone", "eval_steps=100")
+    _train(tmp_path / "evaluated", "eval_steps=1")
+    trained = _trained(tmp_path / "alone")
+    assert list(trained) == [2, 4, 6]
+    assert _trained(tmp_path / "evaluated") == pytest.approx(trained)
