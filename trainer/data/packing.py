@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from typing import List, Sequence, Tuple
+from array import array
+from typing import List, Tuple
 
 import torch
 
@@ -11,6 +12,7 @@ from trainer.data.conversations import Conversations
 from trainer.errors import UserError
 
 IGNORED = -100  # a target that counts for nothing in the loss
+TOGETHER = 1 << 20  # tokens whose sums are in memory at once
 
 
 class PackedConversations:
@@ -29,15 +31,14 @@ class PackedConversations:
         ends = conversations.ends
         starts = torch.cat((torch.zeros(1, dtype=torch.int64), ends[:-1]))
         lengths = (ends - starts - 1).clamp(max=context)
-        answers = torch.cat((torch.zeros(1, dtype=torch.int64), conversations.trained.to(torch.int64).cumsum(0)))
         # The first token of a conversation is no target.
-        terms = answers[starts + 1 + lengths] - answers[starts + 1]
+        borders = torch.stack((starts + 1, starts + 1 + lengths), dim=1)
+        terms = _counts_before(borders.flatten(), conversations.trained).view(-1, 2).diff().flatten()
         used = (terms > 0).nonzero().flatten()
         if not len(used):
             raise UserError(f"{key}: no answer is within the first options.context={context} tokens of a conversation")
-        packs = pack([int(length) for length in lengths[used]], context)
-        self._members = used[torch.tensor([member for members in packs for member in members])]
-        self._ends = torch.tensor([len(members) for members in packs]).cumsum(0)
+        members, self._ends = pack(lengths[used], context)
+        self._members = used[members]
         self._starts, self._lengths = starts, lengths
         cut, unused = int((ends - starts - 1 > context).sum()), len(ends) - len(used)
         size = f"{len(used)} conversations in {len(self)} sequences, {int(lengths[used].sum())} tokens"
@@ -68,26 +69,41 @@ class PackedConversations:
         return hashlib.sha256(f"{self.conversations.digest} {self.context}".encode()).hexdigest()
 
 
-def pack(lengths: Sequence[int], context: int) -> List[Tuple[int, ...]]:
+def _counts_before(borders: torch.Tensor, trained: torch.Tensor) -> torch.Tensor:
+    """The number of trained tokens before each border; the borders ascend from 1 on. The sums of all tokens at once would fill the memory."""
+    counts, total = torch.zeros_like(borders), 0
+    for begin in range(0, len(trained), TOGETHER):
+        sums = trained[begin : begin + TOGETHER].cumsum(0)  # int64
+        first, last = torch.searchsorted(borders, torch.tensor([begin, begin + len(sums)]), right=True).tolist()
+        counts[first:last] = total + sums[borders[first:last] - begin - 1]
+        total += int(sums[-1])
+    return counts
+
+
+def pack(lengths: torch.Tensor, context: int) -> Tuple[torch.Tensor, torch.Tensor]:
     """
-    Numbers of lengths that add up to at most `context`, each number once: the longest first, each where it leaves the fewest free.
+    Put lengths into sequences of at most `context`: the longest first, each where it leaves the fewest free.
+
+    Returns:
+        The numbers of the lengths, sequence by sequence, and the end of each sequence in them.
 
     Bit n of `free_sizes` is set if a sequence has n positions free, so that the smallest sufficient number is found at once.
     """
-    by_free: List[List[List[int]]] = [[] for _ in range(context + 1)]
-    packs: List[List[int]] = []
-    free_sizes = 0
-    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
-        length = lengths[number]
+    by_free: List[List[int]] = [[] for _ in range(context + 1)]
+    chosen, count, free_sizes = array("q"), 0, 0  # the sequence of each length
+    longest_first = torch.sort(lengths, descending=True, stable=True)
+    for length in longest_first.values.tolist():
         enough = free_sizes >> length
         if enough:
             free = length + (enough & -enough).bit_length() - 1
-            members = by_free[free].pop()
+            sequence = by_free[free].pop()
             free_sizes &= ~(1 << free) if not by_free[free] else -1
         else:
-            free, members = context, []
-            packs.append(members)
-        members.append(number)
-        by_free[free - length].append(members)
+            free, sequence = context, count
+            count += 1
+        chosen.append(sequence)
+        by_free[free - length].append(sequence)
         free_sizes |= 1 << (free - length)
-    return [tuple(members) for members in packs]
+    sequences = torch.frombuffer(chosen, dtype=torch.int64)
+    order = torch.sort(sequences, stable=True).indices
+    return longest_first.indices[order], torch.bincount(sequences).cumsum(0)
