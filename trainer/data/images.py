@@ -102,10 +102,19 @@ class ImageFolders:
 
 
 def _images_below(root: Path) -> List[Path]:
-    """The image files in the folders of `root`, in an order that every machine repeats."""
-    folders = (Path(folder) for folder, _, _ in os.walk(str(root)) if Path(folder) != root)
-    files = (path for folder in folders for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    """The image files in the folders of `root`, in an order that every machine repeats. Links are followed, except to a folder they are in."""
+    files: List[Path] = []
+    for text, below, names in os.walk(str(root), followlinks=True):
+        folder = Path(text)
+        around = {os.path.realpath(root.joinpath(*parts)) for parts in _beginnings(folder.relative_to(root).parts)}
+        below[:] = [name for name in below if os.path.realpath(folder / name) not in around]
+        if folder != root:
+            files += [folder / name for name in names if Path(name).suffix.lower() in SUFFIXES]
     return sorted(files, key=lambda path: path.relative_to(root).parts)
+
+
+def _beginnings(parts: Sequence[str]) -> List[Sequence[str]]:
+    return [parts[:count] for count in range(len(parts) + 1)]
 
 
 def _middle_square(width: int, height: int) -> Tuple[int, int, int, int]:

@@ -73,6 +73,18 @@ def test_classes_of_a_validation_are_those_of_the_training(tmp_path: Path) -> No
         ImageFolders([str(validation_folder)], size=4, training=False, key="data.validation", classes=("cat", "dog"))
 
 
+def test_linked_folders_are_read_and_one_that_leads_back_ends(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    _save(elsewhere / "deep" / "c.png", (1, 2, 3))
+    (folder / "emu").symlink_to(elsewhere)
+    (folder / "dog" / "more").symlink_to(elsewhere / "deep")
+    (folder / "cat" / "back").symlink_to(folder)
+    images = ImageFolders([str(folder)], size=4, training=False)
+    assert (images.classes, images.description) == (["cat", "dog", "emu"], "5 images of 3 classes")
+
+
 def test_digest_differs_for_other_images(folder: Path) -> None:
     def digest() -> str:
         return ImageFolders([str(folder)], size=4, training=True).digest()
