@@ -77,8 +77,23 @@ class Accelerator(abc.ABC):
 
     def device_number(self, local_rank: int, env: Mapping[str, str] = os.environ) -> int:
         """Return the number of a rank's device: its local rank, or 0 if its launcher lets it see one device only."""
-        sees_one = len([name for name in env.get(self.visible_variable, "").split(",") if name.strip()]) == 1
-        return 0 if sees_one and self.device_count() == 1 else local_rank
+        return 0 if self._sees_one(env) else local_rank
+
+    def only_device(self, env: Mapping[str, str] = os.environ) -> str:
+        """Return what names the device of a rank whose launcher lets it see one only, for a comparison with other ranks; else ""."""
+        return (
+            f"{self.visible_variable}={env[self.visible_variable].strip()} {self.device_id()}"
+            if self._sees_one(env)
+            else ""
+        )
+
+    def _sees_one(self, env: Mapping[str, str]) -> bool:
+        names = [name for name in env.get(self.visible_variable, "").split(",") if name.strip()]
+        return len(names) == 1 and self.device_count() == 1
+
+    def device_id(self) -> str:
+        """Return the driver's id of this rank's device, which no other device has, or ""."""
+        return ""
 
     def device_string(self, local_rank: int) -> str:
         """Return cuda:3, xla:3, gcu:3 or cpu."""
@@ -285,6 +300,9 @@ class Cuda(Accelerator):
     def device_name(self) -> str:
         return str(self.torch.cuda.get_device_name())
 
+    def device_id(self) -> str:
+        return str(getattr(self.torch.cuda.get_device_properties(self.torch.cuda.current_device()), "uuid", ""))
+
     def peak_memory(self) -> Any:  # noqa: ANN401
         return call_if_present(self.module, "max_memory_allocated")
 
@@ -356,6 +374,8 @@ class GcuI3x(Cuda):
 
     def device_name(self) -> str:
         return ""
+
+    device_id = Accelerator.device_id
 
 
 class GcuT2x(Accelerator):

@@ -77,7 +77,8 @@ def initialise_on(
             raise UserError(problem)
         return Group(rank, accelerator, device, None, f"1/1 ranks ready, backend none, device {device.type}")
     rendezvous = rendezvous or Rendezvous.open(rank, env, timeout_s)
-    rendezvous.check_all("device", problem, accelerator.name if accelerator else "")
+    only_device = accelerator.only_device() if accelerator and not problem else ""
+    rendezvous.check_all("device", problem, accelerator.name if accelerator else "", device=only_device)
     assert accelerator is not None  # a rank with a problem does not pass check_all
     limit_s = min(start_timeout_s, timeout_s)
     with limit(limit_s, late_start(accelerator.backend, limit_s), rendezvous):

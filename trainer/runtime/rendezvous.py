@@ -9,7 +9,7 @@ import socket
 import time
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from typing import Any, Dict, Iterable, List, Mapping, Type
+from typing import Any, Dict, Iterable, List, Mapping, Tuple, Type
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not in its __all__, but public
 
@@ -121,7 +121,9 @@ class Rendezvous:
         self._wait("vendor-store-port", self.timeout_s)
         return f"{host}:{self.store.get('vendor-store-port').decode()}"
 
-    def check_all(self, stage: str, problem: str, value: str, *, kind: Type[TrainerError] = UserError) -> None:
+    def check_all(
+        self, stage: str, problem: str, value: str, *, kind: Type[TrainerError] = UserError, device: str = ""
+    ) -> None:
         """
         Wait until every rank has reported for this stage.
 
@@ -130,11 +132,14 @@ class Rendezvous:
             problem: why this rank cannot continue, or "".
             value: must be equal on all ranks.
             kind: error class for a rank's problem.
+            device: the only one that this rank sees (Accelerator.only_device), which no other rank of the machine may have; or "".
 
         Raises:
             TrainerError: the same on all ranks; names the ranks that are missing, failed or differ.
         """
-        mine = {"problem": problem, "value": value, "node": self.rank.node}
+        mine = {"problem": problem, "value": value, "node": self.rank.node, "device": device}
+        if device:
+            mine["machine"] = machine_id()
         self.store.set(f"{stage}/{self.rank.global_rank}", json.dumps(mine))
         if self.rank.is_main:
             reports = self.collect(stage, range(self.rank.world_size), self.timeout_s)
@@ -226,15 +231,36 @@ class Rendezvous:
         return reports
 
 
+def machine_id() -> str:
+    """Text that the processes of one machine have in common; containers with names of their own count as machines."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return f"{file.read().strip()} {socket.gethostname()}"
+
+
+def _shared_devices(reports: Mapping[int, Mapping[str, str]]) -> str:
+    """The problem that several ranks see the same device only, or ""."""
+    ranks_of: Dict[Tuple[str, str], List[int]] = {}
+    for rank, report in sorted(reports.items()):
+        if report.get("device"):
+            ranks_of.setdefault((report["machine"], report["device"]), []).append(rank)
+    shared = [
+        f"rank {fold(ranks)}{_on(reports[ranks[0]])} see one device only, {device.split()[0]}"
+        for (_, device), ranks in ranks_of.items()
+        if len(ranks) > 1
+    ]
+    remedy = "let each rank see a different one or all of them (leave the variable unset), or start one rank there"
+    return f"{'; '.join(shared)}, and cannot share it: {remedy}" if shared else ""
+
+
+def _on(report: Mapping[str, str]) -> str:
+    return f" (on {report['node']})" if report["node"] else ""
+
+
 def verdict_of(reports: Mapping[int, Mapping[str, str]], world_size: int, waited_s: float) -> dict[str, str]:
     """{"missing": message, "problem": message}; both are "" if all ranks can continue. Pure."""
     verdict = {"missing": "", "problem": ""}
     missing = [rank for rank in range(world_size) if rank not in reports]
-    problems = {
-        rank: report["problem"] + (f" (on {report['node']})" if report["node"] else "")
-        for rank, report in reports.items()
-        if report["problem"]
-    }
+    problems = {rank: report["problem"] + _on(report) for rank, report in reports.items() if report["problem"]}
     values: Dict[str, List[int]] = {}
     for rank, report in reports.items():
         values.setdefault(report["value"], []).append(rank)
@@ -245,6 +271,8 @@ def verdict_of(reports: Mapping[int, Mapping[str, str]], world_size: int, waited
             f"{len(reports)}/{world_size} ranks ready after {waited_s:g} s; missing: rank {fold(missing)}; "
             "look at the last lines of those ranks, and whether their nodes reach this one"
         )
+    elif _shared_devices(reports):
+        verdict["problem"] = _shared_devices(reports)
     elif len(values) > 1:
         found = "; ".join(f"{value} on rank {fold(ranks)}" for value, ranks in values.items())
         verdict["problem"] = f"the ranks found different devices: {found}; set device= or repair the nodes without one"

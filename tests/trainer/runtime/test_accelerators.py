@@ -88,6 +88,18 @@ def test_rank_that_sees_one_device_by_its_variable_takes_it(visible: dict[str, s
     assert choose("auto", _torch(cuda=count)).device_number(3, visible) == number
 
 
+def test_only_device_is_named_by_the_variable_and_the_driver() -> None:
+    """With cgroups, each rank of a node may see its own card as number 0."""
+    fake = _torch(cuda=1)
+    fake.cuda.current_device = lambda: 0
+    fake.cuda.get_device_properties = lambda _: SimpleNamespace(uuid="8932f937")
+    assert choose("auto", fake).only_device({"CUDA_VISIBLE_DEVICES": "5"}) == "CUDA_VISIBLE_DEVICES=5 8932f937"
+    assert choose("auto", fake).only_device({}) == ""
+    assert choose("auto", _torch(cuda=2)).only_device({"CUDA_VISIBLE_DEVICES": "4,5"}) == ""
+    gcu = choose("gcu", _torch(gcu=1), lambda: (SimpleNamespace(), ""))
+    assert gcu.only_device({"TOPS_VISIBLE_DEVICES": "3"}).strip() == "TOPS_VISIBLE_DEVICES=3"
+
+
 def test_device_of_a_rank_that_sees_one_gcu_is_number_0(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOPS_VISIBLE_DEVICES", "3")
     accelerator = choose("gcu", _torch(gcu=1), lambda: (SimpleNamespace(), ""))

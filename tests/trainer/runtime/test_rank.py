@@ -96,8 +96,10 @@ def test_outside_orch_no_progress_is_written(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
-def _report(problem: str = "", value: str = "cpu", node: str = "") -> dict[str, str]:
-    return {"problem": problem, "value": value, "node": node}
+def _report(
+    problem: str = "", value: str = "cpu", node: str = "", *, device: str = "", machine: str = "a"
+) -> dict[str, str]:
+    return {"problem": problem, "value": value, "node": node, "device": device, "machine": machine}
 
 
 @pytest.mark.parametrize(
@@ -109,6 +111,13 @@ def _report(problem: str = "", value: str = "cpu", node: str = "") -> dict[str, 
         ([_report(), _report("no card", "", "n7"), _report()], "", "rank 1: no card (on n7)"),
         ([_report(), _report("no card"), None], "", "rank 1: no card"),
         ([_report(value="cuda"), _report(), _report()], "", "cuda on rank 0; cpu on rank 1-2"),
+        ([_report(device="C=0 x"), _report(device="C=1 y"), _report(device="C=0 x", machine="b")], "", ""),
+        ([_report(device="C=0 x"), _report(device="C=0 y"), _report(), _report()], "", ""),
+        (
+            [_report(node="n0", device="C=0 x")] * 2,
+            "",
+            "rank 0-1 (on n0) see one device only, C=0, and cannot share it: ",
+        ),
     ],
 )
 def test_missing_failed_and_differing_ranks_are_named(
