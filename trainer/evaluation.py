@@ -53,9 +53,8 @@ class Evaluation:
         return values
 
     def on_all_samples(self, step: int, strategy: Strategy) -> Dict[str, float]:
-        """Evaluate once. Raises UserError: there are no validation samples."""
-        if self.batches is None:
-            raise UserError.agreed("evaluate_only=true: there are no validation samples: set data.validation")
+        """Evaluate once; there must be validation samples."""
+        assert self.batches is not None
         return self.run(step, strategy, self.batches)
 
     def run(self, step: int, strategy: Strategy, batches: Batches) -> Dict[str, float]:

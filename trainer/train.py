@@ -45,12 +45,15 @@ class Trainer:
     def __init__(self, config: TrainConfig, group: Group, progress: Progress, preemption: PreemptionSignal) -> None:
         self.config, self.group, self.progress, self.preemption = config, group, progress, preemption
         self.task = group.on_all(lambda: load_task(config))
-        samples, data_digest, self.data_description = open_split(self.task, "train", group)
-        self.batches = Batches(samples, self.task, config, group, split="train")
+        split = "validation" if config.evaluate_only else "train"
+        samples, digest, self.data_description = open_split(self.task, split, group)
+        if samples is None:
+            raise UserError.agreed("evaluate_only=true: there are no validation samples: set data.validation")
+        self.batches = Batches(samples, self.task, config, group, split=split)
         self.samples_per_step = config.micro_batch * config.accumulation * group.rank.world_size
-        validation = open_split(self.task, "validation", group)[0]
+        validation = samples if config.evaluate_only else open_split(self.task, "validation", group)[0]
         self.evaluation = Evaluation(self.task, validation, config, group, progress=progress)
-        self.checkpoints = Checkpoints.open(group, config, data_digest)
+        self.checkpoints = Checkpoints.open(group, config, None if config.evaluate_only else digest)
         self.metrics = MetricsHub(group, config, self.checkpoints.out, self.task.tokens_per_sample)
         # Model (parallel/building.py) with activation checkpointing and compile, in DDP, FSDP2 on a 1-D mesh
         # (parallel/fsdp.py) or ZeRO; the optimizer (optim/optimizer.py).
@@ -104,13 +107,16 @@ class Trainer:
         return self._finish(state, time.perf_counter() - started)
 
     def _resume(self) -> TrainState:
-        """Load the checkpoint to continue from, if any, and prepare the first step."""
+        """Load the checkpoint to continue from, if any, and prepare the first step, if there is to be one."""
         state = self.checkpoints.resume(self.strategy)
         if self.config.init and (state.step == 0 or self.config.lora.rank):  # checkpoints hold the adapters only
             load_initial(Path(self.config.init).expanduser(), self.strategy, self.task, self.group)
-        self.checkpoints.check_space(self.strategy.sizes, state.step)
+        if not self.config.evaluate_only:
+            self.checkpoints.check_space(self.strategy.sizes, state.step)
         self.progress.reached("restored")
         self.progress.write("init", state.step, saved=state.step, resumed=state.step)
+        if self.config.evaluate_only:
+            return state
         self.strategy.warm_up(self.group.on_all(self.batches.peek))
         self._begin(state)
         return state

@@ -1,7 +1,9 @@
-"""What an evaluation leaves as it is. One process."""
+"""An evaluation leaves the values of the training unchanged, and alone it needs neither its data nor disk space. One process."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ import torch
 from tests.grounds.metrics import read_metrics
 from tests.grounds.tasks import COUNT, Points, Sample
 from trainer.config.config import load_config
+from trainer.errors import UserError
 from trainer.metrics.jsonl import Summary
 from trainer.runtime.init import initialise
 from trainer.runtime.progress import Progress
@@ -24,6 +27,8 @@ class Counting(Points):
 
     def build_data(self, split: str) -> list[Sample] | None:
         if split == "train":
+            if self.config.evaluate_only:
+                raise UserError("the training data are gone")
             return super().build_data("train")
         return [(torch.ones(4), torch.full((1,), 1000.0))] * COUNT
 
@@ -57,3 +62,17 @@ def test_validation_samples_are_not_among_the_values_of_the_training(tmp_path: P
     trained = _trained(tmp_path / "alone")
     assert list(trained) == [2, 4, 6]
     assert _trained(tmp_path / "evaluated") == pytest.approx(trained)
+
+
+def test_evaluation_alone_needs_neither_training_data_nor_space_for_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _train(tmp_path, "eval_steps=3")
+    metrics = read_metrics(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    with pytest.raises(UserError, match=r"0\.00 GB free"):
+        _train(tmp_path, "steps=9")
+    assert _train(tmp_path, "evaluate_only=true", "memory_steps=1") is not None
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    assert found == {"step": 6, "eval_loss": pytest.approx(metrics[-1]["eval_loss"])}
+    assert read_metrics(tmp_path) == metrics

@@ -34,6 +34,7 @@ FREE_KEYS = frozenset(
             "data.tokenizer",
             "eval_steps",
             "eval_batches",
+            "evaluate_only",
         ),
         *(
             "save_minutes",
@@ -60,11 +61,13 @@ def check_compatible(
     strategy: Strategy,
     *,
     world_size: int,
-    data_digest: str,
+    data_digest: str | None,
     base_digest: str,
 ) -> None:
     """
     Check that training can resume from the checkpoint with this manifest; warn about what will differ.
+
+    `data_digest` is that of the training data, None without any.
 
     Raises:
         UserError: it has another model or data.
@@ -92,7 +95,7 @@ def check_compatible(
             f"the checkpoint at step {step} has adapters of other frozen weights than init={config.init}: sha256 "
             f"{manifest.get('base_sha256', '')[:12]} -> {base_digest[:12]} (saved -> now)"
         )
-    if manifest["data_sha256"] != data_digest:
+    if data_digest is not None and manifest["data_sha256"] != data_digest:
         raise UserError(
             f"the checkpoint at step {step} was trained on other data, so its position in them is meaningless: use the "
             "earlier data, or resume=none and another out= (python -m trainer.checkpoint export writes the weights for init=)"

@@ -27,7 +27,7 @@ class Finder:
     out: Path
     config: TrainConfig
     rank: Rank
-    data_digest: str
+    data_digest: str | None
     verified: Callable[[Path], Checkpoint]
     base_digest: str = ""
 

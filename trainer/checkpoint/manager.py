@@ -91,6 +91,7 @@ class Checkpoints:
     """
     The checkpoint folder of one run.
 
+    data_digest: of the training data; None if they are not read, so that nothing is saved.
     may_shard: all ranks see the folder, and the settings do not demand whole files.
     base_digest: on rank 0, of the frozen weights that checkpoints of adapters do not hold; "" without adapters.
     memory: the states of memory_steps.
@@ -99,14 +100,14 @@ class Checkpoints:
     group: Group
     config: TrainConfig
     out: Path
-    data_digest: str
+    data_digest: str | None
     code: str | None = None
     may_shard: bool = False
     base_digest: str = ""
     memory: MemoryStates | None = None
 
     @classmethod
-    def open(cls, group: Group, config: TrainConfig, data_digest: str) -> Checkpoints:
+    def open(cls, group: Group, config: TrainConfig, data_digest: str | None) -> Checkpoints:
         """Prepare the folder `out`, by default in the run folder. Raises UserError as prepare() does."""
         run_dir = group.rank.run_dir
         out = Path(config.out).expanduser() if config.out else (run_dir / "checkpoints" if run_dir else Path("out"))

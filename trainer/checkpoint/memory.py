@@ -125,14 +125,16 @@ class MemoryStates:
         self._step = self.kept = 0  # the state under way, and the last one that is complete
 
     @classmethod
-    def open(cls, group: Group, config: TrainConfig, data_digest: str, env: Mapping[str, str]) -> MemoryStates | None:
+    def open(
+        cls, group: Group, config: TrainConfig, data_digest: str | None, env: Mapping[str, str]
+    ) -> MemoryStates | None:
         """
-        Prepare the folder; None without memory_steps. A collective.
+        Prepare the folder; None without memory_steps or training data. A collective.
 
         Raises:
             UserError: on all ranks alike; there is no folder for it, or other users may read or write it.
         """
-        if config.memory_steps is None:
+        if config.memory_steps is None or data_digest is None:
             return None
 
         def folder() -> Path:
