@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from datetime import timedelta
 from typing import Any
 
@@ -71,7 +72,9 @@ def test_measurements_are_repeated_less_often_if_they_take_too_large_a_share_of_
 
 
 def test_record_of_torch_is_measured_after_every_20_steps(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN401
-    monkeypatch.setattr(module, "LARGEST_SHARE", 1000.0)
+    monkeypatch.setattr(
+        module, "LARGEST_SHARE", math.inf
+    )  # steps of microseconds beside a measurement that a busy machine delays
     due, found = _measurements(group)
     assert due == list(range(2 * STEPS, 100 * STEPS + 1, STEPS)), "the first step has no sync before it"
     assert found["count"] == 2
