@@ -22,6 +22,7 @@ from trainer.checkpoint import files, sharded
 from trainer.checkpoint.background import Writer
 from trainer.checkpoint.compatibility import differences
 from trainer.checkpoint.files import Checkpoint
+from trainer.checkpoint.host_memory import available_memory
 from trainer.checkpoint.memory_file import SLOTS, MemoryFile, files_in
 from trainer.checkpoint.shards import merged
 from trainer.config.config import TrainConfig
@@ -173,7 +174,7 @@ class MemoryStates:
             if node == self.nodes[self.rank]
         )
         used = sum(path.stat().st_size for path in self.folder.glob("*.safetensors"))
-        free = min(shutil.disk_usage(str(self.folder)).free, _available_memory()) + used
+        free = min(shutil.disk_usage(str(self.folder)).free, available_memory()) + used
         problem = ""
         if free < needed:
             problem = (
@@ -467,10 +468,3 @@ def _written(file: MemoryFile, record: Json) -> str:
 def _bytes_of(tensors: Mapping[str, torch.Tensor], kind: str) -> int:
     start = f"{kind}/"
     return sum(tensor.numel() * tensor.element_size() for key, tensor in tensors.items() if key.startswith(start))
-
-
-def _available_memory() -> int:
-    """The memory that the system can give without swapping, in bytes."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        values = dict(line.split(":", 1) for line in file)
-    return int(values["MemAvailable"].split()[0]) * 1024
