@@ -44,8 +44,16 @@ class Finder:
                 f"resume={resume}, but {self.out} holds {present[0].name} of an earlier training; "
                 "choose another out=, or resume=auto to continue it"
             )
-        if found is None:
-            return None
+        return None if found is None else self._accepted(found, strategy)
+
+    def find_newer(self, strategy: Strategy, step: int) -> Checkpoint | None:
+        """The newest verified checkpoint of this run that is later than `step`, as find() returns it; None if there is none."""
+        newer = [path for path in files.newest_first(self.out) if (files.step_of(path) or 0) > step]
+        found = self._newest_verified(newer)
+        return None if found is None else self._accepted(found, strategy)
+
+    def _accepted(self, found: Checkpoint, strategy: Strategy) -> Checkpoint:
+        """The checkpoint, after a check that it is of this model and data; later ones go to quarantine."""
         world_size, data_digest = self.rank.world_size, self.data_digest
         check_compatible(
             found.manifest,

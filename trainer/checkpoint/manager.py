@@ -302,20 +302,14 @@ class Checkpoints:
         Raises:
             UserError: on all ranks alike; the selected checkpoint cannot be loaded, or has another model.
         """
-        record = self._load_memory(strategy)
-        if record is not None:
-            return _train_state(record)
-        return self._load(strategy, lambda finder: finder.find(strategy)) or TrainState()
-
-    def _load_memory(self, strategy: Strategy) -> Mapping[str, Any] | None:
-        """Load the newest state in memory that an earlier attempt of this run has left; returns its record, None if there is none."""
-        if self.memory is None or not self.group.rank.is_retry:
-            return None
-        present = files.newest_first(self.out) if self.group.rank.is_main else []
-        record = self.memory.load(strategy, (files.step_of(present[0]) or 0) if present else 0)
-        if record is not None:
-            restore_random_state(json.loads(record["rng"]), self.group.accelerator)
-        return record
+        record = None
+        if self.memory is not None and self.group.rank.is_retry:  # an earlier attempt may have left states
+            record = self.memory.load(
+                strategy, lambda step: self._load(strategy, lambda finder: finder.find_newer(strategy, step))
+            )
+        if record is None:
+            record = self._load(strategy, lambda finder: finder.find(strategy))
+        return TrainState() if record is None else _train_state(record)
 
     def keep_in_memory(self, state: TrainState, strategy: Strategy) -> None:
         """Keep the state in memory, if memory_steps is set."""
@@ -331,10 +325,11 @@ class Checkpoints:
         Later ones go to quarantine. `last` is the step of the previous roll-back: if nothing was saved since, an older
         checkpoint is used, if there is one.
         """
-        return self._load(strategy, lambda finder: finder.find_older(last))
+        manifest = self._load(strategy, lambda finder: finder.find_older(last))
+        return None if manifest is None else _train_state(manifest)
 
-    def _load(self, strategy: Strategy, find: Callable[[Finder], Checkpoint | None]) -> TrainState | None:
-        """Load the checkpoint that rank 0 finds into all ranks; UserError on all if `find` or loading fails."""
+    def _load(self, strategy: Strategy, find: Callable[[Finder], Checkpoint | None]) -> Dict[str, Any] | None:
+        """Load the checkpoint that rank 0 finds into all ranks, and return its manifest; UserError on all if `find` or loading fails."""
         verifier = Verifier(self.group)
         header: Dict[str, Any] = {"problem": "", "path": "", "manifest": None}
         state, random_states = None, b""
@@ -354,7 +349,7 @@ class Checkpoints:
         header = verifier.finish(header)
         if header["problem"]:
             raise UserError.agreed(header["problem"])
-        manifest = header["manifest"]
+        manifest: Dict[str, Any] | None = header["manifest"]
         if manifest is None:
             return None
         if files.is_sharded(manifest):
@@ -370,7 +365,7 @@ class Checkpoints:
             outline_bytes = self.group.broadcast_bytes(b"" if state is None else outline(state))
             strategy.load(allocate(outline_bytes, f"step_{manifest['step']}") if state is None else state)
         self._restore_random_states(self.group.broadcast_bytes(random_states))
-        return _train_state(manifest)
+        return manifest
 
     def _read_whole(self, found: Checkpoint, strategy: Strategy) -> Dict[str, Any]:
         """The state in a whole file, in the form of named.py. Raises UserError: it has another model."""

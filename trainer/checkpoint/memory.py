@@ -14,7 +14,7 @@ import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Set, Tuple
 
 import torch
 
@@ -24,6 +24,7 @@ from trainer.checkpoint.compatibility import differences
 from trainer.checkpoint.files import Checkpoint
 from trainer.checkpoint.host_memory import available_memory
 from trainer.checkpoint.memory_file import SLOTS, MemoryFile, files_in
+from trainer.checkpoint.random_state import restore_random_state
 from trainer.checkpoint.shards import merged
 from trainer.config.config import TrainConfig
 from trainer.console import log_line
@@ -256,33 +257,32 @@ class MemoryStates:
             problem = problem or str(exc)
         return problem
 
-    def load(self, strategy: Strategy, newest_on_disk: int) -> Json | None:
+    def load(self, strategy: Strategy, load_newer: Callable[[int], Json | None]) -> Json | None:
         """
-        Load the newest state that is whole, and not older than the newest checkpoint; None if there is none. A collective.
+        Load the newest state that is whole, unless there is a newer checkpoint; a collective.
 
         Args:
             strategy: gets the state.
-            newest_on_disk: the step of that checkpoint, 0 if there is none; rank 0's counts.
+            load_newer: loads a checkpoint that is whole and newer than a step, if there is one, and returns its manifest.
 
         Returns:
-            The record of this rank.
+            The record of this rank, or that manifest; None if nothing is loaded.
 
         Raises:
             UserError: on all ranks alike; a verified state cannot be loaded.
         """
-        oldest = int(self.group.broadcast_bytes(str(newest_on_disk).encode()))
-        offers = self._offers()
-        while True:
-            chosen = choose(offers, self.group.rank.world_size, oldest)
+        record, offers = None, self._offers()
+        while record is None:
+            chosen = choose(offers, self.group.rank.world_size)
             if chosen is None:
-                self._remove_others()
-                return None
-            refused = self._verify(chosen) or self._move(chosen)
-            if not refused:
-                record = self._load(chosen, strategy)
-                self._remove_others()
-                return record
-            offers = [offer for offer in offers if (offer.node, offer.rank, offer.slot) not in refused]
+                break
+            record = load_newer(chosen[0].step)
+            if record is None:
+                refused = self._verify(chosen) or self._move(chosen)
+                record = None if refused else self._load(chosen, strategy)
+                offers = [offer for offer in offers if (offer.node, offer.rank, offer.slot) not in refused]
+        self._remove_others()
+        return record
 
     def _offers(self) -> List[Offer]:
         """The states that each rank sees in the memory of that node and that fit, of all ranks."""
@@ -362,6 +362,7 @@ class MemoryStates:
             moved = [offer.rank for offer in chosen if offer.holder != offer.rank]
             copies = f", of rank {', '.join(map(str, moved))} from copies on other nodes" if moved else ""
             log_line(f"resuming from memory, step {record['step']}{copies}")
+        restore_random_state(json.loads(record["rng"]), self.group.accelerator)
         return record
 
     def _move(self, chosen: Sequence[Offer]) -> Set[Tuple[str, int, int]]:
@@ -414,18 +415,18 @@ class Offer:
     replica: str
 
 
-def choose(offers: Sequence[Offer], world_size: int, oldest: int) -> List[Offer] | None:
+def choose(offers: Sequence[Offer], world_size: int) -> List[Offer] | None:
     """
-    Return the parts of the newest whole state, in the order of the ranks; None if there is none from step `oldest` on.
+    Return the parts of the newest whole state, in the order of the ranks; None if there is none.
 
     A part of which the rank itself holds one is preferred. A state whose replicas differ is not whole.
     """
     saves: Dict[Tuple[int, str], Dict[int, Offer]] = {}
     for offer in sorted(offers, key=lambda offer: offer.holder != offer.rank):
         saves.setdefault((offer.step, offer.save), {}).setdefault(offer.rank, offer)
-    for (step, _), parts in sorted(saves.items(), reverse=True):
+    for _, parts in sorted(saves.items(), reverse=True):
         is_whole = sorted(parts) == list(range(world_size)) and len({part.replica for part in parts.values()}) == 1
-        if is_whole and step >= oldest:
+        if is_whole:
             return [parts[rank] for rank in range(world_size)]
     return None
 

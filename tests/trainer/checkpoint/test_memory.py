@@ -37,20 +37,18 @@ def _offer(rank: int, step: int, *, holder: int | None = None, save: str = "x", 
 
 def test_newest_state_that_all_ranks_have_is_chosen() -> None:
     both = [_offer(rank, step) for rank in (0, 1) for step in (10, 15)]
-    assert choose(both, 2, 0) == [_offer(0, 15), _offer(1, 15)]
-    assert choose([*both, _offer(0, 20)], 2, 0) == [_offer(0, 15), _offer(1, 15)]
+    assert choose(both, 2) == [_offer(0, 15), _offer(1, 15)]
+    assert choose([*both, _offer(0, 20)], 2) == [_offer(0, 15), _offer(1, 15)]
     copy = _offer(1, 20, holder=0)
-    assert choose([*both, _offer(0, 20), copy], 2, 0) == [_offer(0, 20), copy]
-    assert choose([copy, _offer(0, 20), _offer(1, 20)], 2, 0) == [_offer(0, 20), _offer(1, 20)]
-    assert choose(both, 2, 15) is not None
-    assert choose(both, 2, 16) is None  # a checkpoint is newer
-    assert choose(both, 3, 0) is None
-    assert choose([], 1, 0) is None
+    assert choose([*both, _offer(0, 20), copy], 2) == [_offer(0, 20), copy]
+    assert choose([copy, _offer(0, 20), _offer(1, 20)], 2) == [_offer(0, 20), _offer(1, 20)]
+    assert choose(both, 3) is None
+    assert choose([], 1) is None
 
 
 def test_parts_of_two_attempts_and_replicas_that_differ_are_no_state() -> None:
-    assert choose([_offer(0, 10), _offer(1, 10, save="y")], 2, 0) is None
-    assert choose([_offer(0, 10), _offer(1, 10, replica="other")], 2, 0) is None
+    assert choose([_offer(0, 10), _offer(1, 10, save="y")], 2) is None
+    assert choose([_offer(0, 10), _offer(1, 10, replica="other")], 2) is None
 
 
 class Attempt:
@@ -124,8 +122,10 @@ def test_state_of_other_settings_or_before_a_newer_checkpoint_or_a_roll_back_is_
     assert Attempt(tmp_path / "fresh", memory, number=1).session.resume().step == 0
     first.session.train_and_save(2)
     assert Attempt(out, memory, number=2).session.resume().step == 2
-    shutil.rmtree(out / "step_2")
+    flip(out / "step_2" / "state.pt")
     assert Attempt(out, memory, number=2).session.resume().step == 1
+    assert [path.name for path in (out / "quarantine").iterdir()] == ["step_2-0"]
+    shutil.rmtree(out / "quarantine")
     first.states.forget()
     first.close()
     assert Attempt(out, memory, number=2).session.resume().step == 0
