@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.diagnosis.origin import Origin, origin_of
-from orchestrator.diagnosis.signature import Signature
+from orchestrator.diagnosis.signature import Role, Signature
 from orchestrator.names.ranks import ranks_on_nodes
 from orchestrator.node.search import Search, Texts
 
@@ -112,7 +112,9 @@ def hits_of(
     for body in bodies:
         row = signatures[body["id"]]
         found = row.expression.search(body["text"])
-        if found is None:  # the text was cut
+        if found is None or (
+            row.role is Role.ERROR and _is_known(body["text"], signatures.values())
+        ):  # or the text was cut
             continue
         values = {name.removesuffix("_2"): value for name, value in found.groupdict().items() if value}
         of_text, of_head = origin_of(body["text"]), origin_of(body["head"])
@@ -123,3 +125,9 @@ def hits_of(
             of_text.time if of_text.time is not None else of_head.time,
         )
         yield Hit(row, file, body["line"], origin, values)
+
+
+def _is_known(text: str, signatures: Iterable[Signature]) -> bool:
+    """True if a more specific signature matches the line too, whose own hit of it may be left out after many others."""
+    rows = (row for row in signatures if row.lines == 1 and row.role not in {Role.ERROR, Role.UNKNOWN})
+    return any(row.expression.search(text) for row in rows if any(part in text for part in row.texts))

@@ -71,6 +71,8 @@ class Signature:
     """The logs in which the text appears."""
     follows: tuple[str, ...] = ()
     """Signatures whose consequence this is, where they are present."""
+    explains: tuple[str, ...] = ()
+    """If not empty, it can be the cause only where one of these is present."""
     lines: int = 1
     retries: Retry | None = None
     """If another attempt can help, where that differs from its kind."""
@@ -141,6 +143,7 @@ def signature(  # noqa: PLR0917  a row of a table
     literal: str | tuple[str, ...] = (),
     logs: tuple[Log, ...] = PROGRAM,
     follows: tuple[str, ...] = (),
+    explains: tuple[str, ...] = (),
     lines: int = 1,
     retry: str | None = None,
     change: Change | None = None,
@@ -161,6 +164,7 @@ def signature(  # noqa: PLR0917  a row of a table
         literals,
         logs,
         follows,
+        explains,
         lines,
         Retry(retry) if retry else None,
         change,

@@ -107,8 +107,9 @@ def weigh(evidence: Evidence) -> Diagnosis:
     culprits = _culprits(chosen, evidence)
     nodes = _nodes(chosen, hits, culprits)
     ranks = culprits or _ranks(chosen) or _ranks(_results(first, nodes, hits))
-    if not ranks and not nodes:
-        ranks, nodes = reported_rank, reported_node
+    is_end_of_process = first.signature.role is Role.SYMPTOM and set(reported_node) <= set(nodes)
+    if not ranks and (not nodes or is_end_of_process):
+        ranks, nodes = reported_rank, reported_node or nodes
     values = {"node": fold(nodes) or None, "rank": fold(map(str, ranks)) or None, **first.values}
     cause = filled(first.signature.cause, values)
     if culprits and "culprit" not in first.values:
@@ -168,7 +169,9 @@ def _most_specific(hits: Sequence[Hit]) -> list[Hit]:
 def _candidates(hits: Sequence[Hit]) -> list[list[Hit]]:
     """The hits that can be the cause, of the most certain role that there is, grouped by cause."""
     present = {hit.signature.id for hit in hits}
-    independent = [hit for hit in hits if present.isdisjoint(hit.signature.follows)]
+    possible = [hit for hit in hits if not hit.signature.explains or not present.isdisjoint(hit.signature.explains)]
+    causes = {hit.signature.id for hit in possible}
+    independent = [hit for hit in possible if causes.isdisjoint(hit.signature.follows)]
     for role in (Role.ROOT, Role.ERROR, Role.SYMPTOM):
         groups: dict[tuple[str, str], list[Hit]] = {}
         for hit in independent:
@@ -187,11 +190,12 @@ def _is_survived(hit: Hit, evidence: Evidence) -> bool:
 
 def _first_reported(hits: Sequence[Hit], evidence: Evidence) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Rank and node that failed first by the run's record, or by the report of a launcher."""
-    if evidence.first_failure is not None:
-        rank, node = evidence.first_failure
-        return () if rank is None else (rank,), (node,)
-    values = next((hit.values for hit in hits if "first_rank" in hit.values), None)
-    return ((), ()) if values is None else ((int(values["first_rank"]),), (values["first_node"],))
+    rank, node = evidence.first_failure or (None, None)
+    if rank is None:
+        reports = (hit for hit in hits if "first_rank" in hit.values and node in {None, hit.node})
+        values = next((hit.values for hit in reports), None)
+        rank, node = (None, node) if values is None else (int(values["first_rank"]), node or values["first_node"])
+    return () if rank is None else (rank,), () if node is None else (node,)
 
 
 def _is_reported(group: Sequence[Hit], reported: tuple[int, ...]) -> bool:

@@ -184,6 +184,7 @@ class NodeHistory:
     def _reset(self) -> None:
         self.finished: Optional[Event] = None  # the agent's last event
         self.first_failure: Optional[Event] = None  # the exit of the first rank that failed
+        self.done: List[Optional[int]] = []  # ranks that were done before the agent began to end its ranks
         self.ranks: Dict[Optional[int], str] = {}  # rank (None: the program of the node) -> running or exited
         self.stops_s: List[float] = []  # when the agent began to end its ranks
         self.requeues_s: List[float] = []  # when ranks exited with REQUEUE
@@ -211,6 +212,7 @@ class NodeHistory:
         self.ranks[event["rank"]] = "exited"
         code = event.get("code")
         if event.get("done"):
+            self.done += [] if self.stops_s else [event["rank"]]
             return
         if code != 0 and self.first_failure is None:
             self.first_failure = event

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from orchestrator.diagnosis.catalogue import CATALOGUE
-from orchestrator.diagnosis.evidence import Evidence, search_log
+from orchestrator.diagnosis.evidence import Evidence, hits_of, search_log
 from orchestrator.diagnosis.weigh import Confidence, Diagnosis, weigh
 
 HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
@@ -104,6 +104,23 @@ RUNS = {
         "[rank0]: torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error\n"),
         "xid-off-bus", (), ("n1",), HIGH, {"cuda-illegal-access", "nccl-remote-error"},
     ),
+    "a rank that ended before the others": (
+        f"[n0:0] {CLOSED}\nrank 1 on n1 had exited 0 before the failure\nrank 0 on n0 exited 1\n", "ended-early", (1,), (), MEDIUM, {"gloo-closed", "exited-1"},
+    ),
+    "a rank that ended before the others were killed": (
+        "rank 1 on n1 had exited 0 before the failure\nrank 0 on n0 was killed by SIGKILL\n", "killed", (0,), ("n0",), LOW, {"ended-early"},
+    ),
+    "SIGTERM from outside": (f"[n0:0] {CLOSED}\nrank 1 on n1 was killed by SIGTERM\n", "terminated-first", (1,), ("n1",), LOW, {"gloo-closed", "terminated"}),
+    "a rank that aborts since another one was killed": (
+        f"[n0:0] {CLOSED}\n[n0:0] rank 0 on n0 was killed by SIGABRT\n[n1:-] rank 1 on n1 was killed by SIGKILL\n", "killed", (1,), ("n1",), LOW, {"gloo-closed", "aborted"},
+    ),
+    "a data loader worker crashed": (
+        "[n0:1] RuntimeError: DataLoader worker (pid 9340) is killed by signal: Segmentation fault. \n", "worker-crashed", (1,), ("n0",), LOW, {"segmentation-fault"},
+    ),
+    "an exception of C++": ("[n0:0]   what():  stoi\nrank 0 on n0 was killed by SIGABRT\n", "cpp-error", (0,), ("n0",), MEDIUM, {"aborted"}),
+    "an exception of a data loader worker": (
+        "[rank1]: KeyError: Caught KeyError in DataLoader worker process 0.\n[rank1]: KeyError: 'input_ids'\n", "python-error", (1,), (), MEDIUM, {"worker-error"},
+    ),
     "two causes": (
         "[rank1]: FileNotFoundError: [Errno 2] No such file or directory: '/data/a'\n[rank2]: OSError: [Errno 122] Disk quota exceeded\n",
         "file-not-found", (1,), (), MEDIUM, set(),
@@ -182,6 +199,25 @@ def test_the_only_silent_rank_is_the_one_that_the_others_waited_for(
     for rank in ranks:
         evidence += search_log([line], f"n0/rank-{rank}.err", CATALOGUE, node="n0", rank=rank)
     assert (weigh(evidence).signature, weigh(evidence).ranks) == ("gloo-timeout", culprits)
+
+
+def test_the_exception_of_a_text_that_was_often_warned_of_before_is_not_an_unknown_one() -> None:
+    """A node keeps three lines of a signature per file."""
+    refused = "The client socket has timed out after 3000ms while trying to connect to (n0, 29500)."
+    bodies = [{"id": "store-unreachable", "line": line, "text": refused, "head": ""} for line in (1, 2, 3)]
+    bodies.append(
+        {"id": "python-error", "line": 9, "text": f"torch.distributed.DistNetworkError: {refused}", "head": ""}
+    )
+    hits = tuple(hits_of(bodies, "log", CATALOGUE, node="n1", rank=1))  # type: ignore[arg-type]
+    assert weigh(Evidence(hits)).signature == "store-unreachable"
+
+
+def test_of_a_program_that_starts_its_ranks_torchrun_names_the_rank_that_failed_first_on_that_node() -> None:
+    evidence = Evidence(first_failure=(None, "n1"))
+    for node, rank in (("n0", 0), ("n1", 3)):
+        report = TORCHRUN_ROOT.replace("rank      : 3", f"rank      : {rank}")
+        evidence += search_log([f"{report}\n".encode()], f"{node}/program.err", CATALOGUE, node=node)
+    assert (weigh(evidence).signature, weigh(evidence).ranks, weigh(evidence).nodes) == ("killed", (3,), ("n1",))
 
 
 def test_what_the_kernel_killed_is_not_the_cause_of_an_unrelated_error() -> None:

@@ -7,6 +7,7 @@ from orchestrator.diagnosis.catalogue.deepspeed import DEEPSPEED
 from orchestrator.diagnosis.catalogue.enflame import ENFLAME
 from orchestrator.diagnosis.catalogue.nccl import NCCL
 from orchestrator.diagnosis.catalogue.processes import PROCESSES
+from orchestrator.diagnosis.catalogue.python import PYTHON
 from orchestrator.diagnosis.catalogue.slurm import SLURM
 from orchestrator.diagnosis.catalogue.ssh import SSH
 from orchestrator.diagnosis.catalogue.torch import TORCH
@@ -16,6 +17,7 @@ PROGRAMS: dict[str, tuple[Signature, ...]] = {
     "NCCL": NCCL,
     "torch, DDP and gloo": TORCH,
     "Processes, memory, disks and Python": PROCESSES,
+    "Python programs, data loaders and checkpoints": PYTHON,
     "CUDA and cards": CUDA,
     "DeepSpeed": DEEPSPEED,
     "Slurm": SLURM,

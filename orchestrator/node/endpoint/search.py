@@ -58,7 +58,7 @@ def search(request: messages.SearchRequest, _payload: bytes) -> Tuple[messages.S
         "is_partial": not all(output.is_complete for output in outputs),
     }
     for node, folder in folders:
-        if text := first_exit(folder, node):
+        if text := exits(folder, node):
             reply["logs"].append(_log(searched(texts, text), node, EXITS, 0))
         agent = read_agent(folder)
         if agent is not None and agent.get("boot_id") == boot_id():
@@ -124,14 +124,20 @@ def searched(texts: Texts, text: str) -> Search:
     return found
 
 
-def first_exit(folder: str, node: str) -> str:
-    """How the first rank of the node failed before the agent ended the others; empty if none did."""
+def exits(folder: str, node: str) -> str:
+    """The ranks of the node that were done, and how the first one failed, before the agent ended the others; empty if none was."""
     history = read_history(folder)
+    done = ", ".join(str(rank) for rank in history.done if rank is not None)
+    lines = [f"rank {done} on {node} had exited 0 before the failure"] if done else []
     first = history.first_failure
-    if first is None or first.get("rank") is None or any(stop_s < first["time"] for stop_s in history.stops_s):
-        return ""
-    how = f"was killed by {first['signal']}" if first.get("signal") else f"exited {first.get('code')}"
-    return f"rank {first['rank']} on {node} {how}"
+    if (
+        first is not None
+        and first.get("rank") is not None
+        and all(stop_s >= first["time"] for stop_s in history.stops_s)
+    ):
+        how = f"was killed by {first['signal']}" if first.get("signal") else f"exited {first.get('code')}"
+        lines.append(f"rank {first['rank']} on {node} {how}")
+    return "\n".join(lines)
 
 
 def line_start(path: str, offset: int) -> int:

@@ -73,6 +73,21 @@ def test_the_first_exit_of_a_node_is_searched_unless_the_agent_had_ended_the_ran
     assert hits(reply) == [("n0", "first exit", 1, "rank 3 on n0 was killed by SIGKILL")]
 
 
+def test_ranks_that_were_done_before_the_end_of_the_others_are_reported(
+    request_: messages.SearchRequest, tmp_path: Path
+) -> None:
+    events: list[dict[str, object]] = [
+        {"event": "rank-exited", "rank": 2, "code": 0, "done": True},
+        {"event": "stopping", "text": ""},
+        {"event": "rank-exited", "rank": 3, "code": 0, "done": True},
+    ]
+    lines = [json.dumps({**event, "time": 10.0 + number}) + "\n" for number, event in enumerate(events)]
+    (tmp_path / "n0" / "events.jsonl").write_text("".join(lines))
+    pattern: messages.PatternBody = {"id": "exit", "expression": "exited", "texts": ["exited"], "lines": 1}
+    reply, _ = search({**request_, "patterns": [pattern]}, b"")
+    assert hits(reply) == [("n0", "first exit", 1, "rank 2 on n0 had exited 0 before the failure")]
+
+
 @pytest.mark.parametrize(
     ("before", "of_run", "report"),
     [
