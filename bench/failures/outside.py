@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from bench.failures.provoked import Outcome, Provoked
 from bench.workspace import installed
 from tests.grounds.cli import Orch
 from tests.grounds.inventories import write_inventory
@@ -19,8 +20,6 @@ from tests.grounds.memory_groups import MIB, memory_group
 from tests.grounds.slurm import open_cluster
 from tests.grounds.sshd import open_farm
 from tests.until import until
-
-Outcome = tuple[dict[str, Any], str]
 
 _RANK_1 = (
     "import os, sys, time\nif os.environ['RANK'] == '0':\n    time.sleep(float(os.environ['WAIT_S']))\n    sys.exit()\n"
@@ -63,7 +62,7 @@ for step in range(200):
 """
 
 
-def out_of_memory(folder: Path) -> Outcome:
+def _out_of_memory(folder: Path) -> Outcome:
     """A memory cgroup of 64 MiB, in which the kernel kills rank 1; the remedy is a higher limit."""
     with memory_group() as group:
         group.restrict(64 * MIB)
@@ -73,17 +72,17 @@ def out_of_memory(folder: Path) -> Outcome:
         return found, _local(folder, _USE_MEMORY, {**env, "WAIT_S": "0"})["state"]
 
 
-def full_shm_written(folder: Path) -> Outcome:
+def _full_shm_written(folder: Path) -> Outcome:
     """A /dev/shm of 1 MiB, in which rank 1 writes 8 MiB through a mapping; the remedy is a larger one."""
     return _full_shm(folder, _WRITE_SHM)
 
 
-def full_shm_of_loader(folder: Path) -> Outcome:
+def _full_shm_of_loader(folder: Path) -> Outcome:
     """A /dev/shm of 1 MiB, through which a worker of a DataLoader passes batches of 4 MiB; the remedy is a larger one."""
     return _full_shm(folder, _LOAD_BATCHES)
 
 
-def time_limit(folder: Path) -> Outcome:
+def _time_limit(folder: Path) -> Outcome:
     """A Slurm job whose time limit is sooner than its end; the remedy is more time."""
     installed("slurmctld")
     with open_cluster() as cluster:
@@ -99,7 +98,7 @@ def time_limit(folder: Path) -> Outcome:
         return found, orch.status()["state"]
 
 
-def changed_host_key(folder: Path) -> Outcome:
+def _changed_host_key(folder: Path) -> Outcome:
     """Nodes with another host key than the known one; the remedy is the key that their admin confirms."""
     with open_farm() as farm:
         farm.inventory(folder)
@@ -112,7 +111,7 @@ def changed_host_key(folder: Path) -> Outcome:
         return found, orch.status()["state"]
 
 
-def slow_rank(folder: Path) -> Outcome:
+def _slow_rank(folder: Path) -> Outcome:
     """A rank that sleeps in each step: nothing fails, and it is named, and the run continues; the remedy is not to sleep."""
     status = _local(folder, _STEPS, {"SLOW_RANK": "1"})
     [event, *_] = [*_events(folder, status["id"], "slow-ranks"), ""]
@@ -148,3 +147,13 @@ def _local(folder: Path, program: str, env: dict[str, str]) -> dict[str, Any]:
     orch = Orch(folder)
     orch("ssh-launch", "--no-check", "--", "train.py", code=None)
     return orch.status()
+
+
+OUTSIDE = (
+    Provoked("OOM killer", "", ["cgroup-oom"], "memory", provoke=_out_of_memory),
+    Provoked("SIGBUS by a full /dev/shm", "", ["bus-error"], "storage", provoke=_full_shm_written),
+    Provoked("DataLoader with a full /dev/shm", "", ["shm-full", "worker-bus-error"], "storage", provoke=_full_shm_of_loader),
+    Provoked("time limit of Slurm", "", ["slurm-time-limit"], "preemption", None, provoke=_time_limit),
+    Provoked("slow rank", "", ["slow-rank"], "slow", provoke=_slow_rank),
+    Provoked("changed host key", "", ["ssh-key-changed"], "config", None, provoke=_changed_host_key),
+)  # fmt: skip
