@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import socket
+import time
 from pathlib import Path
 
+import paramiko
 import pytest
 
-from orchestrator.transports.ssh.host_keys import InvalidCertificate, check_certificate
+from orchestrator.transports.ssh.host_keys import HostKeyTransport, InvalidCertificate, check_certificate
 from tests.grounds.sshd import certify, make_key
 
 NOW = 1_800_000_000.0
@@ -66,3 +69,34 @@ def test_bytes_that_are_no_certificate_are_rejected(authority: Path, shown: byte
 
 def test_a_plain_key_is_no_certificate(authority: Path) -> None:
     assert fault(blob(authority.with_suffix(".pub")), authority) == "is a plain key"
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="only Linux delays and forces acknowledgements so")
+def test_request_of_the_server_is_acknowledged_before_the_next_message() -> None:
+    """A server without TCP_NODELAY sends its second message once the first one is acknowledged, which Linux delays by 40 ms."""
+    assert min(_wait_for_second_message() for _ in range(20)) < 0.03
+
+
+def _wait_for_second_message() -> float:
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, socket.create_connection(listener.getsockname()) as client, listener.accept()[0] as server:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)  # as after messages in both directions
+        server.sendall(b"1")
+        server.sendall(b"2")
+        assert client.recv(1) == b"1"
+        begun = time.monotonic()
+        HostKeyTransport(client)._parse_global_request(_server_request())  # noqa: SLF001  as paramiko's thread does
+        assert client.recv(1) == b"2"
+        return time.monotonic() - begun
+
+
+def test_request_of_a_server_behind_a_proxy_command_is_read() -> None:
+    client, server = socket.socketpair()
+    with client, server:
+        HostKeyTransport(client)._parse_global_request(_server_request())  # noqa: SLF001  as above
+
+
+def _server_request() -> paramiko.Message:
+    """A global request that needs no answer."""
+    name = b"hostkeys-00@openssh.com"
+    return paramiko.Message(len(name).to_bytes(4, "big") + name + b"\0")
