@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Dict, List, Tuple
+import json
+from typing import Any, Dict, List, Sequence, Tuple
 
 from trainer.console import log_line
+from trainer.data.batches import VALIDATION
 from trainer.data.samples import DataTask, Samples
 from trainer.errors import UserError
 from trainer.runtime.group import Group
@@ -19,18 +21,17 @@ def open_split(task: DataTask, split: str, group: Group) -> Tuple[Any, str, str]
     Raises:
         UserError: on all ranks, before any waits for a batch; some rank cannot open them.
     """
-    samples, problem = None, ""
+    samples, digest, problem = None, "", ""
     try:
         samples = task.build_data(split)
         problem = _data_problem(samples, split, task.config.task)
+        digest = "" if samples is None or problem else _digest(samples)
     except (UserError, OSError) as exc:
         problem = str(exc)
     group.raise_if_any(problem)
+    _compare(samples, digest, split, group)
     if samples is None:
         return None, "", ""
-    name = f"{split} data"
-    digest = _digest(samples)
-    _compare(digest, name, group)
     size = getattr(samples, "description", "") or f"{len(samples)} samples"
     return samples, digest, f"{size} sha256 {digest[:12]}"
 
@@ -47,11 +48,28 @@ def _digest(samples: Samples) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _compare(digest: str, name: str, group: Group) -> None:
-    """Warn if the ranks have different data."""
-    found: Dict[str, List[int]] = {}
-    for rank, encoded in enumerate(group.gather_bytes(digest.encode())):
-        found.setdefault(encoded.decode(), []).append(rank)
-    if len(found) > 1 and group.rank.is_main:
-        groups = "; ".join(f"{digest_found[:12]} on rank {fold(ranks)}" for digest_found, ranks in found.items())
-        log_line(f"WARNING: the {name} are not the same on all ranks ({groups}); losses will not repeat on other nodes")
+def _compare(samples: Samples | None, digest: str, split: str, group: Group) -> None:
+    """
+    Warn if the ranks have different data.
+
+    Raises:
+        UserError: on all ranks alike; they have different numbers of validation samples, so they would not evaluate equally many batches.
+    """
+    mine = json.dumps([0 if samples is None else len(samples), digest[:12]])
+    everyone = [json.loads(text) for text in group.gather_bytes(mine.encode())]
+    sizes, digests = ([found[index] for found in everyone] for index in (0, 1))
+    if split == VALIDATION and len(set(sizes)) > 1:
+        raise UserError.agreed(
+            f"the numbers of {split} samples differ: {_by_value(sizes)}: let all nodes have the same files"
+        )
+    if len(set(digests)) > 1 and group.rank.is_main:
+        log_line(
+            f"WARNING: the {split} data are not the same on all ranks ({_by_value(digests)}); losses will not repeat on other nodes"
+        )
+
+
+def _by_value(values: Sequence[object]) -> str:
+    ranks: Dict[object, List[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    return "; ".join(f"{value} on rank {fold(having)}" for value, having in ranks.items())

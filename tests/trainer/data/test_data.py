@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import json
 import os
 import random
 import re
@@ -420,6 +421,27 @@ def test_evaluation_takes_each_sample_once_in_equally_many_batches_on_every_rank
     order = Order(samples, 0, "validation")
     taken = [index for batch in zip(*found, strict=True) for rank in batch for index in rank]
     assert taken == list(islice((order.sample(position) for position in range(samples)), 4 * expected))
+
+
+@pytest.mark.parametrize(("count", "count_of_rank_1"), [(5, 3), (5, 0), (0, 5)])
+def test_ranks_that_would_evaluate_other_numbers_of_batches_are_refused(
+    count: int, count_of_rank_1: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They compute together, so rank 0 would wait for ever. Training takes as many batches as there are steps."""
+    task: Any = _NumbersTask(load_config())
+    task.build_data = lambda _: _Numbers(count) if count else None
+    group: Any = SimpleNamespace(
+        rank=SimpleNamespace(is_main=True),
+        raise_if_any=lambda problem: pytest.fail(problem) if problem else None,
+        gather_bytes=lambda mine: [mine, json.dumps([count_of_rank_1, "x"]).encode()],
+    )
+    with pytest.raises(
+        UserError, match=rf"^the numbers of validation samples differ: {count} on rank 0; {count_of_rank_1} on rank 1: "
+    ):
+        open_split(task, "validation", group)
+    if count:
+        open_split(task, "train", group)
+        assert "WARNING: the train data are not the same on all ranks (" in capsys.readouterr().out
 
 
 def test_validation_has_its_own_files(tmp_path: Path) -> None:
