@@ -230,3 +230,31 @@ def test_replicas_of_shards_train_as_ddp_and_resume_each_others_checkpoints(
         started = start_ranks(*words, *under[resumed], f"micro_batch={8 // ranks}", f"out={out}", world_size=ranks)
         assert set(codes(started)) == {0}, started[0].err
         assert step_numbers(out) == [pytest.approx(numbers, rel=1e-5) for numbers in expected[2:]]
+
+
+@pytest.mark.slow
+def test_replicas_in_bf16_with_averages_and_saves_in_the_background_resume_bit_for_bit(
+    start_ranks: StartRanks, tmp_path: Path
+) -> None:
+    words = (
+        *WORDS,
+        "steps=4",
+        "save_steps=2",
+        "micro_batch=2",
+        "strategy=fsdp2",
+        "precision=bf16",
+        "optim.fused=true",
+        "optim.ema=0.9",
+    )
+    replicas = ("fsdp.replicas=2", "async_save=true", "checkpoint=sharded")
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    assert set(codes(start_ranks(*words, *replicas, f"out={whole}", world_size=4))) == {0}
+    shutil.copytree(whole / "step_2", resumed / "step_2")
+    resumed.chmod(0o700)
+    assert set(codes(start_ranks(*words, *replicas, f"out={resumed}", world_size=4))) == {0}
+    shards = {path.name: path.read_bytes() for path in (whole / "step_4").glob("r*.safetensors")}
+    assert {path.name: path.read_bytes() for path in (resumed / "step_4").glob("r*.safetensors")} == shards
+    assert len(shards) == 4
+    assert set(codes(start_ranks(*words, f"out={tmp_path / 'unshared'}", world_size=4))) == {0}
+    expected = [pytest.approx(numbers, rel=1e-3) for numbers in step_numbers(tmp_path / "unshared")]
+    assert step_numbers(whole) == expected
