@@ -141,6 +141,7 @@ def test_adam_that_cannot_be_compiled_is_an_error_with_the_compilers_message(
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.setitem(sys.modules, "deepspeed.ops.adam", SimpleNamespace(DeepSpeedCPUAdam=fail))
+    monkeypatch.setattr("trainer.parallel.deepspeed.cpu_adam.take_share_of_cpus", lambda *_: None)
     config = _config("strategy=zero1 offload_optimizer=true")
     with pytest.raises(UserError, match=r"g\+\+ >= 9 and ninja\): adam.h:9:10: fatal error: Python.h: no such file$"):
         cpu_adam(_group(), config, Gpt(config).build_model())

@@ -13,11 +13,13 @@ from trainer.config.config import TrainConfig
 from trainer.console import log_line
 from trainer.optim.optimizer import decay_groups
 from trainer.parallel.deepspeed.package import search_path
+from trainer.parallel.deepspeed.threads import take_share_of_cpus
 from trainer.runtime.group import Group
 
 
 def cpu_adam(group: Group, config: TrainConfig, model: torch.nn.Module) -> Any:  # noqa: ANN401 -- DeepSpeed's class
     """Build it on all ranks. Raises UserError on all of them if it cannot be compiled on some node."""
+    take_share_of_cpus(group, os.environ)
     os.environ["PATH"] = search_path()
     _warn_of_locks(group)
     adam, problem = None, ""
