@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Iterator, Tuple
 
 import torch
@@ -11,6 +12,8 @@ IGNORED = -100
 """The target of a token that does not count, as in torch."""
 MOST_LOGITS = 1 << 25
 """At most this many logits are in memory together: 128 MiB in fp32, four times that while their gradient is computed."""
+MULTIPLES = {"cuda": 64}
+"""By device, the multiple of rows to which a head is padded: matrix units compute other numbers of rows in several slower passes."""
 
 
 def head_loss(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -23,31 +26,58 @@ def head_loss(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> to
         target: int64, [...].
     """
     rows, targets = x.reshape(-1, x.shape[-1]), target.reshape(-1)
-    if len(rows) * len(weight) <= MOST_LOGITS or functional.linear(rows[:1], weight).dtype == torch.float16:
+    if len(rows) * len(weight) > MOST_LOGITS:
+        narrow = functional.linear(rows[:1], weight).dtype  # autocast has other types than the weights
         # Gradients that fp16 can hold are those of the scaled loss, which only the backward pass knows.
-        return functional.cross_entropy(functional.linear(rows, weight).float(), targets, reduction="sum")
-    # Without gradients a leaf still has requires_grad, which autograd passes on to its functions.
-    wanted = torch.is_grad_enabled()
-    loss: torch.Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]  # torch leaves it so
-        rows if wanted else rows.detach(), weight if wanted else weight.detach(), targets
-    )
-    return loss
+        if narrow != torch.float16:
+            # Without gradients a leaf still has requires_grad, which autograd passes on to its functions.
+            wanted = torch.is_grad_enabled()
+            loss: torch.Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]  # torch leaves it so
+                rows if wanted else rows.detach(), weight if wanted else weight.detach(), targets, narrow
+            )
+            return loss
+    logits = functional.linear(rows, padded(weight))[:, : len(weight)]
+    return functional.cross_entropy(logits.float(), targets, reduction="sum")
+
+
+def padded(weight: torch.Tensor) -> torch.Tensor:
+    """The weight with zero rows, up to a multiple that suits the device."""
+    missing = -len(weight) % MULTIPLES.get(weight.device.type, 1)
+    return functional.pad(weight, (0, 0, 0, missing)) if missing else weight
+
+
+class Head(torch.nn.Linear):
+    """Activations and targets in, head_loss() out. A module: some strategies gather its weight in its forward()."""
+
+    def __init__(self, width: int, vocabulary: int) -> None:
+        super().__init__(width, vocabulary, bias=False)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # with targets
+        return head_loss(x, self.weight, target)
 
 
 class _HeadLoss(torch.autograd.Function):
     """The forward pass computes the gradients as well, while the logits of a part are in memory; the backward pass scales them."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 -- torch's
+    def forward(  # noqa: PLR0917 -- torch calls it so
+        ctx: Any,  # noqa: ANN401 -- torch's
+        rows: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        narrow: torch.dtype,
+    ) -> torch.Tensor:
+        """`narrow`: the type of the logits."""
         total = torch.zeros((), device=rows.device)
-        of_rows, of_weight, _ = ctx.needs_input_grad
+        of_rows, of_weight, *_ = ctx.needs_input_grad
         rows_gradient = torch.empty_like(rows) if of_rows else None
         weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if of_weight else None
+        vocabulary, stored = len(weight), weight.dtype
+        weight = padded(weight.to(narrow))
         for begin, end in _parts(len(rows), len(weight)):
             part, wanted = rows[begin:end], targets[begin:end]
-            logits = functional.linear(part, weight)
-            narrow = logits.dtype
-            logits = logits.float()
+            logits = functional.linear(part, weight).float()
+            logits[:, vocabulary:] = -math.inf
             total += functional.cross_entropy(logits, wanted, reduction="sum")
             if not (of_rows or of_weight):
                 continue
@@ -55,16 +85,16 @@ class _HeadLoss(torch.autograd.Function):
             if rows_gradient is not None:
                 rows_gradient[begin:end] = gradient @ weight
             if weight_gradient is not None:
-                weight_gradient += gradient.t() @ part
-        ctx.save_for_backward(rows_gradient, None if weight_gradient is None else weight_gradient.to(weight.dtype))
+                weight_gradient += (gradient.t() @ part)[:vocabulary]
+        ctx.save_for_backward(rows_gradient, None if weight_gradient is None else weight_gradient.to(stored))
         return total
 
     @staticmethod
-    def backward(ctx: Any, scale: torch.Tensor) -> Tuple[torch.Tensor | None, torch.Tensor | None, None]:  # noqa: ANN401 -- as above
+    def backward(ctx: Any, scale: torch.Tensor) -> Tuple[torch.Tensor | None, torch.Tensor | None, None, None]:  # noqa: ANN401 -- as above
         of_rows, of_weight = (
             None if gradient is None else gradient * scale.to(gradient.dtype) for gradient in ctx.saved_tensors
         )
-        return of_rows, of_weight, None
+        return of_rows, of_weight, None, None
 
 
 def _parts(rows: int, vocabulary: int) -> Iterator[Tuple[int, int]]:

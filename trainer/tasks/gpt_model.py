@@ -7,7 +7,7 @@ from torch import nn
 
 from trainer.config.config import ModelConfig
 from trainer.tasks.attention import causal_attention
-from trainer.tasks.cross_entropy import head_loss
+from trainer.tasks.cross_entropy import Head
 
 
 class Block(nn.Module):
@@ -33,16 +33,6 @@ class Block(nn.Module):
         x = x + self.gather(attended)
         fed: torch.Tensor = x + self.feed(self.norm_feed(x))
         return fed
-
-
-class Head(nn.Linear):
-    """Activations and targets in, the sum of the cross entropies out. A module: some strategies gather its weight in its forward()."""
-
-    def __init__(self, width: int, vocabulary: int) -> None:
-        super().__init__(width, vocabulary, bias=False)
-
-    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # with targets
-        return head_loss(x, self.weight, target)
 
 
 class GPT(nn.Module):

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from trainer.tasks.attention import causal_attention, document_mask
-from trainer.tasks.cross_entropy import head_loss
+from trainer.tasks.cross_entropy import Head, head_loss
 from trainer.tasks.llama_shape import LlamaShape
 
 
@@ -129,21 +129,22 @@ class LlamaModel(nn.Module):
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.model = Decoder(shape)
-        self.lm_head = None if shape.tied else nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self.lm_head = None if shape.tied else Head(shape.width, shape.vocabulary)
 
     def forward(
         self, tokens: torch.Tensor, target: torch.Tensor, positions: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Sum of the cross entropies in nats over all targets but -100; scalar, fp32. All int64 [batch, length]."""
-        return head_loss(self.model(tokens, positions), self._head.weight, target)
-
-    @property
-    def _head(self) -> nn.Linear | nn.Embedding:
-        return self.model.embed_tokens if self.lm_head is None else self.lm_head
+        x = self.model(tokens, positions)
+        if self.lm_head is None:
+            return head_loss(x, self.model.embed_tokens.weight, target)
+        loss: torch.Tensor = self.lm_head(x, target)
+        return loss
 
     def logits(self, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
         """[batch, length, vocabulary]."""
-        return functional.linear(self.model(tokens, positions), self._head.weight)
+        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        return functional.linear(self.model(tokens, positions), head.weight)
 
 
 def rotations(positions: torch.Tensor, shape: LlamaShape) -> Tuple[torch.Tensor, torch.Tensor]:

@@ -33,10 +33,12 @@ def _run(
 
 @pytest.mark.parametrize("most", [1, VOCABULARY * 7, VOCABULARY * 25])
 @pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("multiple", [1, 64])
 def test_loss_and_gradients_equal_those_of_whole_logits(
-    monkeypatch: pytest.MonkeyPatch, most: int, *, autocast: bool
+    monkeypatch: pytest.MonkeyPatch, most: int, multiple: int, *, autocast: bool
 ) -> None:
     monkeypatch.setattr(cross_entropy, "MOST_LOGITS", most)
+    monkeypatch.setattr(cross_entropy, "MULTIPLES", {"cpu": multiple})
     target = torch.arange(ROWS).view(2, -1) % VOCABULARY
     target[0, 3:9] = IGNORED  # tokens that do not count
     tolerance = 2e-2 if autocast else 1e-5
@@ -67,21 +69,35 @@ def test_only_the_gradients_that_are_needed_are_computed(
     with torch.set_grad_enabled(with_gradients), _Products() as products:
         loss = head_loss(x, weight, torch.arange(4))
     assert loss > 0
-    assert products.number - 1 == 4 * (1 + (needed if with_gradients else 0))  # one finds the precision
+    assert len(products.sizes) - 1 == 4 * (1 + (needed if with_gradients else 0))  # one finds the precision
     if needed and with_gradients:
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         assert [tensor.grad is not None for tensor in (x, weight)] == ["x" in trained, "weight" in trained]
 
 
+@pytest.mark.parametrize("most", [VOCABULARY, 1 << 20])
+def test_head_of_an_odd_vocabulary_is_multiplied_in_whole_tiles(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(cross_entropy, "MOST_LOGITS", most)
+    monkeypatch.setattr(cross_entropy, "MULTIPLES", {"cpu": 64})
+    x, weight = torch.nn.Parameter(torch.ones(4, WIDTH)), torch.nn.Parameter(torch.ones(VOCABULARY, WIDTH))
+    with _Products() as products:
+        head_loss(x, weight, torch.arange(4)).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    finds_precision = most == VOCABULARY
+    assert {max(sizes) for sizes in products.sizes[finds_precision:]} == {64}
+    assert weight.grad is not None
+    assert weight.grad.shape == weight.shape
+
+
 class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it so
-    """The number of products of matrices within the block."""
+    """The sizes of the factors of all products of matrices within the block."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as above
-        self.number = 0
+        self.sizes: list[tuple[int, ...]] = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204 -- torch's
-        self.number += function is torch.ops.aten.mm.default
+        if function is torch.ops.aten.mm.default:
+            self.sizes.append((*args[0].shape, *args[1].shape))
         return function(*args, **(kwargs or {}))
 
 
