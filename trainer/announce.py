@@ -9,6 +9,8 @@ from trainer.console import log_line
 from trainer.runtime.group import Group
 from trainer.runtime.rank import Rank
 from trainer.runtime.seeds import determinism_warning
+from trainer.tasks.attention import AttentionShape
+from trainer.tasks.attention_kernel import attention_lines
 
 
 def announce(group: Group, config: TrainConfig, *, sizes: Mapping[str, int], data: str, work_per_step: str) -> None:
@@ -24,6 +26,13 @@ def announce(group: Group, config: TrainConfig, *, sizes: Mapping[str, int], dat
     if warning:
         log_line(warning)
     log_line(batch_arithmetic(config, group.rank))
+
+
+def announce_attention(group: Group, config: TrainConfig, shape: AttentionShape | None) -> None:
+    """Rank 0 prints the kernel of the model's attention, if it is known."""
+    if shape is not None and group.rank.is_main:
+        for line in attention_lines(shape, config.precision, group.device):
+            log_line(line)
 
 
 def computation(config: TrainConfig) -> str:

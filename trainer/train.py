@@ -9,7 +9,7 @@ from typing import Mapping
 
 import torch
 
-from trainer.announce import announce
+from trainer.announce import announce, announce_attention
 from trainer.checkpoint.initial import load_initial
 from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.checkpoint.roll_back import RollBack
@@ -117,7 +117,9 @@ class Trainer:
         self.progress.write("init", state.step, saved=state.step, resumed=state.step)
         if self.config.evaluate_only:
             return state
-        self.strategy.warm_up(self.group.on_all(self.batches.peek))
+        batch = self.group.on_all(self.batches.peek)
+        announce_attention(self.group, self.config, self.task.attention(batch))
+        self.strategy.warm_up(batch)
         self._begin(state)
         return state
 

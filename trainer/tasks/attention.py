@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
 FUSED_ATTENTION = getattr(functional, "scaled_dot_product_attention", None)  # torch >= 2.0
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """
+    The attention of one sample in each block.
+
+    is_masked: a mask separates documents; otherwise all earlier tokens are seen.
+    """
+
+    heads: int
+    head_width: int
+    length: int
+    is_masked: bool = False
 
 
 def causal_attention(

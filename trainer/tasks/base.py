@@ -11,6 +11,7 @@ from torch.utils.data import dataloader
 from trainer.config.config import TrainConfig
 from trainer.data.samples import Samples
 from trainer.errors import UserError
+from trainer.tasks.attention import AttentionShape
 
 # `Any` below stands for a sample or a batch: tensors in any nesting of lists, tuples and dicts.
 
@@ -67,6 +68,10 @@ class Task(abc.ABC):
         """
         loss = self.loss(model, batch)
         return {"loss": (loss, self.count_terms(batch)) if counts_terms(self) else loss}
+
+    def attention(self, batch: Any) -> AttentionShape | None:  # noqa: ANN401, ARG002 -- for overriding methods
+        """Return the attention of the model for such a batch, for the line at the start with torch's kernel; None: no line."""
+        return None
 
     def metrics(self) -> Mapping[str, Any]:
         """

@@ -11,6 +11,7 @@ from trainer.config.config import TrainConfig
 from trainer.data.windows import Windows
 from trainer.metrics.mfu import flops_per_token
 from trainer.runtime.seeds import derive_seed
+from trainer.tasks.attention import AttentionShape
 from trainer.tasks.base import Task
 from trainer.tasks.gpt_model import GPT
 
@@ -37,6 +38,10 @@ class Gpt(Task):
     def loss(self, model: Any, batch: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
         loss: torch.Tensor = model(batch[:, :-1], batch[:, 1:])
         return loss
+
+    def attention(self, batch: torch.Tensor) -> AttentionShape:
+        model = self.config.model
+        return AttentionShape(model.heads, model.width // model.heads, batch.shape[1] - 1)
 
     def blocks(self, model: torch.nn.Module) -> Sequence[torch.nn.Module]:
         assert isinstance(model, GPT)

@@ -13,6 +13,7 @@ from trainer.data.packing import PackedConversations
 from trainer.data.windows import Windows
 from trainer.errors import UserError
 from trainer.runtime.seeds import derive_seed
+from trainer.tasks.attention import AttentionShape
 from trainer.tasks.base import Task
 from trainer.tasks.llama_model import LlamaModel
 from trainer.tasks.llama_shape import read_shape
@@ -66,6 +67,11 @@ class Llama(Task):
 
     def count_terms(self, batch: torch.Tensor) -> torch.Tensor:
         return count_targets(batch)
+
+    def attention(self, batch: torch.Tensor) -> AttentionShape:
+        tokens, _, positions = inputs_of(batch)
+        masked = positions is not None
+        return AttentionShape(self.shape.heads, self.shape.head_width, tokens.shape[1], is_masked=masked)
 
     def blocks(self, model: torch.nn.Module) -> Sequence[torch.nn.Module]:
         assert isinstance(model, LlamaModel)
