@@ -6,15 +6,17 @@ import importlib
 import math
 import os
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from trainer.config.config import TrainConfig
+from trainer.config.config import ModelConfig, TrainConfig
 from trainer.console import log_line
 from trainer.tasks import Task
+from trainer.tasks.gpt import Gpt
 
 COUNT = 64
 
@@ -149,6 +151,18 @@ class Counted(Points):
     def loss(self, model: Any, batch: Sample) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
         counters = importlib.import_module("torch._dynamo.utils").counters
         log_line(f"graphs={counters['stats']['unique_graphs']}")
+        return super().loss(model, batch)
+
+
+class CountedGpt(Gpt):
+    """A GPT of three blocks; each loss prints how many graphs torch.compile has traced, and compiled after it may have cut them."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(replace(config, model=ModelConfig(layers=3, width=160, heads=2, context=16)))
+
+    def loss(self, model: Any, batch: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
+        counters = importlib.import_module("torch._dynamo.utils").counters
+        log_line(f"graphs={counters['stats']['unique_graphs']} compiled={counters['aot_autograd']['total']}")
         return super().loss(model, batch)
 
 

@@ -193,6 +193,29 @@ def test_recomputed_blocks_are_compiled_and_keep_the_losses(
             assert found == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "fsdp2"])
+def test_blocks_of_a_gpt_share_one_graph_which_ddp_does_not_cut(
+    start_ranks: StartRanks, tmp_path: Path, inductor: dict[str, str], strategy: str
+) -> None:
+    """A block has 1.2 MB of weights, which torch would cut at DistributedDataParallel's first bucket of 1 MiB."""
+    base = ("task=tests.grounds.tasks:CountedGpt", *POINTS[1:], "steps=3")
+
+    def train(*words: str) -> tuple[tuple[int, int], StepNumbers]:
+        out = tmp_path / f"{len(words)}"
+        (rank,) = start_ranks(f"strategy={strategy}", f"out={out}", *words, world_size=1, env=inductor, base=base)
+        assert rank.wait() == 0, rank.err
+        graphs, compiled = re.findall(r"^graphs=(\d+) compiled=(\d+)$", rank.out, re.MULTILINE)[-1]
+        return (int(graphs), int(compiled)), step_numbers(out)
+
+    if strategy.startswith("zero"):
+        components.module("deepspeed")
+    (none, plain), (counts, compiled) = train(), train("compile=true")
+    assert (none, counts) == ((0, 0), (1, 1))
+    for found, expected in zip(compiled, plain, strict=True):
+        assert found == pytest.approx(expected, rel=1e-4)
+
+
 def test_task_with_random_numbers_and_unused_parameters_resumes_bit_for_bit(
     start_ranks: StartRanks, tmp_path: Path
 ) -> None:

@@ -213,6 +213,7 @@ BELONGS_TO = {
     "channels_last": ("ddp",),
     "compile": ("ddp", "fsdp2", "zero0", "zero1", "zero2"),
 }
+REASONS = {("compile", "zero3"): ", whose hooks around every module would cut each block into single operations"}
 LORA_STRATEGIES = ("ddp", "fsdp2")
 GROUPS: Dict[str, Any] = {
     "model": ModelConfig,
@@ -407,7 +408,10 @@ def _check_strategy(config: TrainConfig) -> None:
     for key, strategies in BELONGS_TO.items():
         if getattr(config, key) and config.strategy not in strategies:
             value = config.deepspeed if key == "deepspeed" else "true"
-            raise UserError(f"{key}={value} goes with strategy={' or '.join(strategies)}, not {config.strategy}")
+            reason = REASONS.get((key, config.strategy), "")
+            raise UserError(
+                f"{key}={value} goes with strategy={' or '.join(strategies)}, not {config.strategy}{reason}"
+            )
     if config.activation_checkpointing == SELECTIVE and config.strategy == "zero3":
         raise UserError("activation_checkpointing=selective does not go with strategy=zero3: take true, or fsdp2")
     if config.fsdp != FsdpConfig() and config.strategy != "fsdp2":

@@ -13,6 +13,7 @@ from trainer.optim.ema import Ema
 from trainer.optim.optimizer import load_moments, make_optimizer, named_state
 from trainer.parallel.base import TorchStrategy
 from trainer.parallel.building import build_whole, sizes_of, warn_if_on_cpu
+from trainer.parallel.compiling import compile_blocks
 from trainer.parallel.parts import Part, whole_part
 from trainer.runtime.group import STOCK_BACKENDS, Group
 from trainer.runtime.seeds import preserve_device_rng, seeded_rng
@@ -34,10 +35,11 @@ class Ddp(TorchStrategy):
             to(memory_format=torch.channels_last)
         self.unwrapped_model = model
         self.sizes = sizes_of(model)
+        blocks = task.blocks(model)
         if config.compile:
-            model.compile()
+            compile_blocks(model, blocks)
         self.model = self._wrap(model) if group.rank.launched else model
-        self.optimizer = make_optimizer(model, config.lr, config.optim, task.param_group, blocks=task.blocks(model))
+        self.optimizer = make_optimizer(model, config.lr, config.optim, task.param_group, blocks=blocks)
         self.ema = Ema(self.optimizer, config.optim.ema)
         self.parameters = list(model.parameters())
         self.replicated = self.parameters

@@ -20,6 +20,7 @@ from trainer.io import replace_text
 from trainer.optim.optimizer import load_moments, make_optimizer
 from trainer.parallel.buffers import Buffers, refuse_batch_norm
 from trainer.parallel.building import build_fillable, build_plain, build_whole, fill, initial_values, sizes_of
+from trainer.parallel.compiling import compile_blocks
 from trainer.parallel.deepspeed import state as zero_state
 from trainer.parallel.deepspeed.config import deepspeed_config, strict_json
 from trainer.parallel.deepspeed.cpu_adam import cpu_adam
@@ -62,7 +63,7 @@ class Zero:
         if self.stage > 0:
             refuse_frozen_weights(model, config.strategy)
         if config.compile:
-            model.compile()
+            compile_blocks(model, task.blocks(model))
         self.buffers = Buffers(model)
         if self.stage > 0 and config.precision != "fp32":
             refuse_batch_norm(model, config)

@@ -1,0 +1,28 @@
+"""torch.compile for the blocks of a model: equal blocks share one graph, whose compilation does not grow with their number."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Sequence
+
+import torch
+
+OTHER_GRAPHS = 8
+"""torch's own limit of graphs per function; all blocks are one function to it, Module._call_impl."""
+
+
+def compile_blocks(model: torch.nn.Module, blocks: Sequence[torch.nn.Module]) -> None:
+    """
+    Compile each block by itself at its first call, or the whole model if the task names no blocks.
+
+    What strategies do around a block, such as gathering the weights, stays outside of the graph. torch would cut graphs
+    at the buckets of DistributedDataParallel; gradients of a block arrive together, and those of earlier blocks later, so blocks
+    need no cut.
+    """
+    if blocks:
+        settings: Any = importlib.import_module("torch._dynamo").config
+        settings.optimize_ddp = False
+        # Beyond the limit, torch runs blocks uncompiled. Blocks of other shapes have graphs of their own, before torch 2.5 all.
+        settings.cache_size_limit = max(settings.cache_size_limit, OTHER_GRAPHS + 2 * len(blocks))
+    for part in blocks or (model,):
+        part.compile()
