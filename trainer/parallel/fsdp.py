@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+from collections import Counter
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Sequence
 
 import torch
@@ -16,6 +17,7 @@ from trainer.optim.optimizer import make_optimizer
 from trainer.parallel.base import TorchStrategy
 from trainer.parallel.buffers import Buffers, refuse_batch_norm
 from trainer.parallel.building import build_fillable, build_whole, fill, name_counts, sizes_of
+from trainer.parallel.compiling import compile_blocks
 from trainer.parallel.parts import Part
 from trainer.runtime.group import Group
 from trainer.tasks.base import Task
@@ -32,9 +34,8 @@ class Fsdp2(TorchStrategy):
         refuse_batch_norm(model, config)
         blocks = task.blocks(model)
         if config.compile:
-            for block in blocks or (model,):
-                block.compile()  # block by block: the gathering and freeing of shards stays outside
-        self.model = shard(model, blocks_without_tied_weights(model, blocks), group, config)
+            compile_blocks(model, blocks)
+        self.model = shard(model, units(model, blocks, task.ends(model)), group, config)
         self.unwrapped_model = self.model
         if empty is not None:
             self.model.to_empty(device=group.device)
@@ -130,23 +131,32 @@ def scattered(shards: torch.Tensor, whole: Callable[[], torch.Tensor], *, is_mai
     return whole().to(shards.dtype) if is_main else torch.empty(shards.shape, dtype=shards.dtype)
 
 
-def blocks_without_tied_weights(model: torch.nn.Module, blocks: Sequence[torch.nn.Module]) -> List[torch.nn.Module]:
-    """Blocks without tied weights: a tied weight sharded in two units would be duplicated."""
+def units(
+    model: torch.nn.Module, blocks: Sequence[torch.nn.Module], ends: Sequence[Sequence[torch.nn.Module]]
+) -> List[List[torch.nn.Module]]:
+    """
+    The modules to be gathered together: the blocks, then the ends.
+
+    A weight that two units share stays in the root: sharded twice, it would be duplicated.
+    """
     total = name_counts(model)
-    return [
-        block for block in blocks if all(total[parameter] == count for parameter, count in name_counts(block).items())
-    ]
+    proposed = [*([block] for block in blocks), *map(list, ends)]
+    counted = ((unit, sum(map(name_counts, unit), Counter[torch.nn.Parameter]())) for unit in proposed)
+    return [unit for unit, counts in counted if all(total[weight] == count for weight, count in counts.items())]
 
 
-def shard(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], group: Group, config: TrainConfig) -> Any:  # noqa: ANN401 -- a class made by fully_shard
-    """Shard each block as a unit, then the rest; changes `model` in place and returns it."""
+def shard(model: torch.nn.Module, parts: Sequence[List[torch.nn.Module]], group: Group, config: TrainConfig) -> Any:  # noqa: ANN401 -- a class made by fully_shard
+    """Shard each of the units(), then the rest; changes `model` in place and returns it."""
     api = importlib.import_module("torch.distributed.fsdp")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
     policy = api.MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
     reshard = None if config.fsdp.reshard else False  # None: all but the root, whose weights are needed again at once
     mesh = make_mesh(group, config)
-    for part in (*blocks, model):
-        api.fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    for unit in parts:
+        frees = config.fsdp.reshard and unit is not parts[-1]  # the last one is needed again at once
+        whole = unit if len(unit) > 1 else unit[0]
+        api.fully_shard(whole, mesh=mesh, mp_policy=policy, reshard_after_forward=frees)
+    api.fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     return model
 
 

@@ -102,6 +102,15 @@ class Task(abc.ABC):
         """
         return ()
 
+    def ends(self, model: torch.nn.Module) -> Sequence[Sequence[torch.nn.Module]]:  # noqa: ARG002 -- for overriding methods
+        """
+        Groups of the modules before and after the blocks, such as the embeddings, and the last norm with the head.
+
+        fsdp2 gathers each group when its first module is called, so each has to be called. Weights that are neither in blocks
+        nor in ends are gathered before the first block, and stay.
+        """
+        return ()
+
     def initialise(self, name: str, weight: torch.Tensor) -> None:
         """
         Fill a parameter, whole and on the CPU, from its name and the seed alone.

@@ -47,6 +47,10 @@ class Gpt(Task):
         assert isinstance(model, GPT)
         return list(model.blocks)
 
+    def ends(self, model: torch.nn.Module) -> Sequence[Sequence[torch.nn.Module]]:
+        assert isinstance(model, GPT)
+        return [[model.token, model.position], [model.norm, model.head]]
+
     def initialise(self, name: str, weight: torch.Tensor) -> None:
         """GPT-2's: normal(0, 0.02), smaller for projections into the residual stream, zero biases, norms at one."""
         if weight.dim() == 1:

@@ -94,6 +94,9 @@ class HuggingFaceModel(Task):
         names = getattr(model, "_no_split_modules", None) or ()
         return [module for module in model.modules() if type(module).__name__ in names]
 
+    def ends(self, model: Any) -> Sequence[Sequence[torch.nn.Module]]:  # noqa: ANN401 -- transformers'
+        return [[model.get_input_embeddings()], [model.get_output_embeddings()]]
+
     def flops_per_sample(self, sizes: Mapping[str, int]) -> int:
         """As for the GPT (trainer/metrics/mfu.py); a tied embedding is multiplied once, as the head. Frozen weights have no gradient."""
         shape = self.settings

@@ -77,6 +77,11 @@ class Llama(Task):
         assert isinstance(model, LlamaModel)
         return list(model.model.layers)
 
+    def ends(self, model: torch.nn.Module) -> Sequence[Sequence[torch.nn.Module]]:
+        assert isinstance(model, LlamaModel)
+        # A tied head takes the weight of the embedding without calling it.
+        return [] if model.lm_head is None else [[model.model.embed_tokens], [model.model.norm, model.lm_head]]
+
     def initialise(self, name: str, weight: torch.Tensor) -> None:
         """transformers': normal with initializer_range, zero biases, norms at one."""
         if weight.dim() == 1:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from tests.grounds.checkpoints import add_gradient, update
 from tests.grounds.tied_task import Model, Sentences, Tied
@@ -17,7 +18,7 @@ from trainer.checkpoint.named import named
 from trainer.config.config import load_config
 from trainer.parallel.building import build_fillable, build_whole
 from trainer.parallel.ddp import Ddp
-from trainer.parallel.fsdp import Fsdp2, blocks_without_tied_weights
+from trainer.parallel.fsdp import Fsdp2, units
 from trainer.runtime.group import Group
 from trainer.runtime.init import initialise
 from trainer.tasks.gpt import Gpt
@@ -79,11 +80,43 @@ def test_model_with_more_than_untied_weights_is_not_built_on_meta(
     assert build_fillable(task, config) is None
 
 
-def test_block_that_shares_a_weight_with_another_part_is_not_sharded_separately() -> None:
+def test_part_that_shares_a_weight_with_another_part_is_not_sharded_separately() -> None:
     model = Model()
-    assert blocks_without_tied_weights(model, list(model.blocks)) == [model.blocks[1]]
+    assert units(model, list(model.blocks), [[model.token], [model.head]]) == [[model.blocks[1]]]
+    assert units(model, [], [[model.token, model.head]]) == [[model.token, model.head]]
     twice = nn.ModuleList([model.blocks[1], model.blocks[1]])
-    assert blocks_without_tied_weights(twice, list(twice)) == []
+    assert units(twice, list(twice), []) == []
+
+
+def groups_of(model: nn.Module) -> list[Any]:
+    """FSDP2's groups of weights, one for each unit that has some."""
+    modules: Any = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    groups = dict.fromkeys(module._get_fsdp_state()._fsdp_param_group for module in modules)  # noqa: SLF001 -- not public
+    return [group for group in groups if group]
+
+
+def gathered_together(model: nn.Module) -> list[list[str]]:
+    """The names of the weights of each unit."""
+    names = {module: name for name, module in model.named_modules()}
+    infos = [[weight._module_info for weight in group.fsdp_params] for group in groups_of(model)]  # noqa: SLF001 -- as above
+    return [[f"{names[info.module]}.{info.param_name}" for info in group] for group in infos]
+
+
+def test_embeddings_blocks_and_head_are_gathered_separately(group: Group) -> None:
+    config = load_config(words=["strategy=fsdp2", "model.layers=3", "model.width=16", "model.heads=2", "device=cpu"])
+    model = Fsdp2(group, config, Gpt(config)).model
+    assert [unit._reshard_after_forward for unit in groups_of(model)] == [True, True, True, True, False]  # noqa: SLF001 -- as above
+    first, *blocks, last = gathered_together(model)
+    assert first == ["token.weight", "position.weight"]
+    assert [{name[: len("blocks.0")] for name in block} for block in blocks] == [{f"blocks.{n}"} for n in range(3)]
+    assert last == ["norm.weight", "norm.bias", "head.weight"]
+
+
+def test_tied_weights_are_gathered_with_the_rest(group: Group) -> None:
+    split = replace(CONFIG, strategy="fsdp2")
+    block, rest = sorted(gathered_together(Fsdp2(group, split, Tied(split)).model), key=len)
+    assert {name[: len("blocks.1")] for name in block} == {"blocks.1"}
+    assert {"token.weight", "blocks.0.out.weight"} <= set(rest)
 
 
 def losses(strategy: Any, steps: int) -> list[float]:  # noqa: ANN401 -- Ddp or Fsdp2

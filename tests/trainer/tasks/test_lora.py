@@ -18,7 +18,7 @@ from tests.trainer.tasks.test_hf import _cache, settings
 from trainer.checkpoint.__main__ import main
 from trainer.config.config import load_config
 from trainer.errors import UserError
-from trainer.parallel.fsdp import blocks_without_tied_weights
+from trainer.parallel.fsdp import units
 from trainer.tasks.load import load_task
 from trainer.tasks.lora import frozen_weights
 
@@ -95,7 +95,7 @@ def test_blocks_with_adapters_are_sharded_one_by_one(tmp_path: Path) -> None:
     write_model(tmp_path, tie_word_embeddings=True)
     task = load_task(load_config(words=[f"task=hf:{tmp_path}", "lora.rank=2"]))
     model = task.build_model()
-    assert len(blocks_without_tied_weights(model, task.blocks(model))) == 2
+    assert units(model, task.blocks(model), task.ends(model)) == [[block] for block in task.blocks(model)]
     assert sum(weight.numel() for weight in frozen_weights(model).values()) == sum(
         parameter.numel() for parameter in build(tie_word_embeddings=True).parameters()
     )
