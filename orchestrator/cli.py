@@ -192,12 +192,6 @@ def _slurm_options(command: _Command) -> _Command:
         return command(*args, slurm=(*named, *(("--set", word) for word in slurm_set)), **typed)
 
     collect = click.option(
-        "--after",
-        multiple=True,
-        metavar="[KIND:]RUN",
-        help="Start after this run; KIND: afterok (default), afterany, …",
-    )(collect)
-    collect = click.option(
         "--here", is_flag=True, help="Run in the allocation of the Slurm job that orch runs in; queue no job."
     )(collect)
     collect = click.option(
@@ -211,6 +205,9 @@ def _slurm_options(command: _Command) -> _Command:
 @app.command(cls=_Launch)
 @_launch_options
 @_slurm_options
+@click.option(
+    "--after", multiple=True, metavar="[KIND:]RUN", help="Start after this run; KIND: afterok (default), afterany, …"
+)
 @_max_retries
 @_elastic
 @_dry_run
@@ -268,11 +265,14 @@ def ssh_launch(
 
 @app.command(cls=_Launch)
 @_launch_options
+@click.option("--slurm", "is_through_slurm", is_flag=True, help="Submit each rung as a job; as submit does.")
+@_slurm_options
 @_dry_run
 @click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Steps of each rung.")
 @click.option("--limit", metavar="SPAN", default="2m", show_default=True, help="Time limit of each rung.")
 def ladder(
     program: tuple[str, ...] | None,
+    is_through_slurm: bool,
     dry_run: bool,
     steps: int,
     limit: str,
@@ -281,12 +281,18 @@ def ladder(
     """
     Run a few steps on 1 rank, 2 ranks, one full node, two nodes and all nodes, up to the first failure.
 
-    The options are those of ssh-launch; --debug is always on.
+    The options are those of ssh-launch, and with --slurm or --here those of submit; --debug is always on.
     """
     from orchestrator.actions.ladder import LadderOptions  # noqa: PLC0415
     from orchestrator.commands.ladder import ladder  # noqa: PLC0415
 
-    return ladder(_arguments("ssh", program, typed), LadderOptions.of(steps, limit), dry_run=dry_run)
+    is_slurm = is_through_slurm or typed["here"]
+    if typed["slurm"] and not is_slurm:
+        option = typed["slurm"][0][0]
+        raise UsageError(f"{option} is for rungs through Slurm", hint=f"add --slurm or --here, or omit {option}")
+    return ladder(
+        _arguments("slurm" if is_slurm else "ssh", program, typed), LadderOptions.of(steps, limit), dry_run=dry_run
+    )
 
 
 def _arguments(launcher: LauncherName, program: tuple[str, ...] | None, typed: dict[str, Any]) -> LaunchArguments:

@@ -7,6 +7,7 @@ All errors for users, with their exit codes. 1 (the training failed) and 6 (stop
      |   +- RunNotFound       no run of that name on this machine
      +- PreflightRefused (3)  a check of the nodes failed; nothing was started
      +- LaunchError (4)       the launch failed; what had started was stopped again, or is named
+     |   +- Interrupted       by the user; nothing is left
      |   +- NodeError         one node: no Python, unwritable folder
      |   |   +- Unreachable   no connection; NotListening if the node answers that the port is closed
      |   |   +- LoginRefused  retrying cannot help
@@ -73,6 +74,10 @@ class PreflightRefused(OrchError):
 
 class LaunchError(OrchError):
     """The launch failed as a whole."""
+
+
+class Interrupted(LaunchError):
+    """The user has interrupted the launch, and nothing of it is left."""
 
 
 class NodeError(LaunchError):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -18,7 +19,9 @@ from orchestrator.actions.stop import stop
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodesError, OrchError
 from orchestrator.launchers import launcher_for
+from orchestrator.launchers.base import Launcher
 from orchestrator.names.hostlist import fold
+from orchestrator.names.slurm_options import option_value, time_limit_s
 from orchestrator.node.number_list import format_numbers
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.progress import OnProgress, no_progress
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 NAME = "ladder"
 POLL_S = 1.0
+JOB_START_S = 600.0
+"""The time of a Slurm job before its ranks start: set-up lines, the image of a container, the check of the nodes."""
 
 
 class RungKind(Enum):
@@ -74,11 +79,22 @@ class Rung:
 
     kind: RungKind
     nodes: tuple[str, ...]
+    """The names of the nodes; none if Slurm chooses them."""
+    node_count: int
     ranks: int
     """The number of ranks on all nodes together."""
 
     def __str__(self) -> str:
-        return f"{self.ranks} rank{'' if self.ranks == 1 else 's'} on {fold(self.nodes)}"
+        return f"{_counted(self.ranks, 'rank')} on {fold(self.nodes) or _counted(self.node_count, 'node')}"
+
+    @property
+    def shape(self) -> str:
+        """The value of -j."""
+        return f"{self.node_count}x{self.ranks // self.node_count}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +122,11 @@ class Ladder:
     def arguments_of(self, rung: Rung) -> LaunchArguments:
         """The arguments of the launch of a rung."""
         given, number = self.arguments, self.rungs.index(rung) + 1
-        per_node = rung.ranks // len(rung.nodes)
-        has_shape = given.shape is not None or rung.kind in (RungKind.ONE_RANK, RungKind.TWO_RANKS)
+        is_part = rung.kind in (RungKind.ONE_RANK, RungKind.TWO_RANKS)
         return replace(
             given,
-            nodes=",".join(rung.nodes),
-            shape=f"{len(rung.nodes)}x{per_node}" if has_shape else None,
+            nodes=",".join(rung.nodes) or None,
+            shape=rung.shape if given.shape is not None or is_part or not rung.nodes else None,
             settings=given.settings if given.program else (*given.settings, *_trainer_settings(self.options)),
             name=given.name or NAME,
             note=given.note or f"rung {number} of {len(self.rungs)} of a ladder: {rung}",
@@ -140,11 +155,46 @@ def plan_ladder(arguments: LaunchArguments, options: LadderOptions, on_progress:
     Raises:
         OrchError: as from plan_launch.
     """
-    # the first failure of a rung is the result
-    arguments = replace(arguments, max_retries=0, elastic=None, is_trial=True)
+    arguments = as_trial(arguments)
     planned = plan_launch(replace(arguments, debug=True), on_progress)
     planned.close()
-    return Ladder(arguments, options, rungs_of(planned.plan), planned.warnings)
+    return Ladder(as_short_jobs(arguments, planned.plan, options), options, rungs_of(planned.plan), planned.warnings)
+
+
+def as_trial(arguments: LaunchArguments) -> LaunchArguments:
+    """The arguments of the same launch as a trial, whose first failure is its result."""
+    arguments = replace(arguments, max_retries=0, elastic=None, is_trial=True)
+    if arguments.launcher == "ssh":
+        return arguments
+    if arguments.here:
+        return replace(arguments, max_retries=None)  # a step is never restarted
+    return _with_slurm(arguments, requeue="never", max_retries="0", spare_nodes="0")
+
+
+def as_short_jobs(arguments: LaunchArguments, plan: LaunchPlan, options: LadderOptions) -> LaunchArguments:
+    """
+    The arguments with the time limit of a rung's job, which starts earlier if it is short, and ends even if nobody stops it.
+
+    Nodes that are too small for the whole launch are excluded from the small rungs, too.
+    """
+    if arguments.launcher == "ssh" or arguments.here:
+        return arguments
+    limit_s = time_limit_s(option_value(plan.slurm, "time") or "") or math.inf
+    fields = {"time": str(math.ceil(min(limit_s, options.limit_s + JOB_START_S) / 60))}
+    if excluded := option_value(plan.slurm, "exclude"):
+        fields["exclude"] = excluded
+    return _with_slurm(arguments, **fields)
+
+
+def _with_slurm(arguments: LaunchArguments, **fields: str) -> LaunchArguments:
+    """The arguments with these fields of `slurm:` instead of those given."""
+    kept = [
+        given
+        for given, setting in zip(arguments.slurm, arguments.slurm_settings, strict=True)
+        if setting.path[0] not in fields
+    ]
+    added = (("--set", f"slurm.{name}={value}") for name, value in fields.items())
+    return replace(arguments, slurm=(*kept, *added))
 
 
 def rungs_of(plan: LaunchPlan, first: Collection[str] = ()) -> tuple[Rung, ...]:
@@ -152,18 +202,24 @@ def rungs_of(plan: LaunchPlan, first: Collection[str] = ()) -> tuple[Rung, ...]:
     The rungs of a launch, each with more ranks than the one before: a full node of two ranks is the rung of two ranks.
 
     Args:
-        first: nodes that the small rungs have, if they are in the plan.
+        first: nodes that the small rungs have, if they are in the plan. If Slurm chooses the nodes, larger rungs have any.
     """
-    nodes = sorted(plan.nodes, key=lambda node: node.name not in first)
-    names = tuple(node.name for node in nodes)
+    nodes = sorted(plan.nodes[: None if plan.by_count else plan.node_count], key=lambda node: node.name not in first)
+    names = tuple(node.name for node in nodes if node.name in first or not plan.by_count)
     ranks = [len(node.ranks) for node in nodes]
-    rungs = [Rung(RungKind.ONE_RANK, names[:1], 1)]
-    if ranks[0] > 1:
-        rungs.append(Rung(RungKind.TWO_RANKS, names[:1], 2))
-    for kind, count in ((RungKind.FULL_NODE, 1), (RungKind.TWO_NODES, 2), (RungKind.ALL_NODES, len(names))):
-        rung = Rung(kind, names[:count], sum(ranks[:count]))
-        if rung.ranks > rungs[-1].ranks:
-            rungs.append(rung)
+
+    def rung(kind: RungKind, count: int, most: int = plan.world_size) -> Rung:
+        return Rung(kind, names[:count] if count <= len(names) else (), count, min(sum(ranks[:count]), most))
+
+    rungs = [rung(RungKind.ONE_RANK, 1, 1)]
+    for larger in (
+        rung(RungKind.TWO_RANKS, 1, 2),
+        rung(RungKind.FULL_NODE, 1),
+        rung(RungKind.TWO_NODES, min(2, plan.node_count)),
+        rung(RungKind.ALL_NODES, plan.node_count),
+    ):
+        if larger.ranks > rungs[-1].ranks:
+            rungs.append(larger)
     return tuple(rungs)
 
 
@@ -196,22 +252,32 @@ class StepLimit:
     """
 
     def __init__(
-        self, run_id: str, options: LadderOptions, on_message: Callable[[str], None], *, must_report: bool
+        self,
+        run_id: str,
+        options: LadderOptions,
+        on_message: Callable[[str], None],
+        *,
+        must_report: bool,
+        launcher: Launcher | None = None,
     ) -> None:
         """
         Watch a run.
 
         Args:
             must_report: the program has reported steps on an earlier rung, so that none means a hang.
+            launcher: one that is connected; else the owner of the run is queried, and the nodes themselves if it does not answer.
         """
         self._folder = find_run(run_id)
         self._options = options
         self._on_message = on_message
         self._must_report = must_report
+        self._launcher = launcher
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="step limit", daemon=True)
         self.steps: dict[int, int] = {}
         """The last step that each rank reported."""
+        self.began_s = time.monotonic()
+        """When the ranks had started; of a job that has not started, when it was submitted."""
         self.end: End | None = None
         self._has_observed = False
         """All nodes have answered at least once."""
@@ -226,14 +292,16 @@ class StepLimit:
 
     def _watch(self) -> None:
         plan = self._folder.read_plan()
-        deadline = time.monotonic() + self._options.limit_s
-        with closing(launcher_for(plan)) as launcher:
+        has_started = plan.launcher == "ssh"  # a job waits in the queue first
+        with nullcontext(self._launcher) if self._launcher else closing(launcher_for(plan)) as launcher:
             while self.end is None and not self._is_over.wait(POLL_S):
                 with suppress(NodesError):  # the supervisor of the run judges silent nodes
                     answer = observe_by_owner(self._folder)  # needs no login
                     nodes = answer[0] if answer else observe_reachable(self._folder, plan, launcher, None).nodes
                     self.end = self._end_by(nodes, plan)
-                if time.monotonic() > deadline:
+                    if nodes and not has_started:
+                        has_started, self.began_s = True, time.monotonic()
+                if has_started and time.monotonic() > self.began_s + self._options.limit_s:
                     self.end = self.end or self._end_at_limit()
         if self.end is not None:
             self._stop()

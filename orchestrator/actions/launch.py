@@ -25,7 +25,7 @@ from orchestrator.actions.runs import home_store
 from orchestrator.code import revision
 from orchestrator.endpoint.access import Terminal, count_on_the_way, require_limits
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.errors import LaunchError, OrchError, PreflightRefused, machine_error
+from orchestrator.errors import Interrupted, LaunchError, OrchError, PreflightRefused, machine_error
 from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.slurm_settings import with_slurm_settings
 from orchestrator.launchers import launcher_for
@@ -324,14 +324,15 @@ def undo_on_failure(folders: Sequence[RunFolder], launcher: Launcher, outcome: s
         outcome: the phase of the launch and what a failure leaves, such as `during the launch; nothing was started`.
 
     Raises:
-        LaunchError: instead of a KeyboardInterrupt or an error of this machine, and if something may still be running.
+        Interrupted: instead of a KeyboardInterrupt.
+        LaunchError: instead of an error of this machine, and if something may still be running.
     """
     when, _, left = outcome.partition("; ")
     try:
         yield
     except KeyboardInterrupt:
         failure = abandon_launch(folders, launcher, RunState.STOPPED, f"interrupted {when}")
-        raise failure or LaunchError(f"interrupted {outcome}") from None
+        raise failure or Interrupted(f"interrupted {outcome}") from None
     except BaseException as exc:
         machine = machine_error(exc)
         cause = machine or f"{type(exc).__name__}: {exc}"

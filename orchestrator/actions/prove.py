@@ -61,7 +61,7 @@ class Trial:
     steps: int = 0
     """The last step that a rank of a user's program has reported."""
     took_s: float = 0.0
-    """The time from the launch to the end."""
+    """The time from the start of the ranks to the end."""
 
     @property
     def command(self) -> str | None:

@@ -24,20 +24,29 @@ def watch(
     stream: TextIO | None = None,
 ) -> int:
     """Follow a run that this process has launched or attached to, and print its outcome; return its exit code."""
-    from orchestrator.actions.log_reader import LogReader  # noqa: PLC0415  the viewer of a run over SSH needs none of it
-    from orchestrator.actions.watch import Watch, watched_lines  # noqa: PLC0415  as above
+    run = WatchedRun(launched, quiet=quiet)
+    return show(launched.folder.path.name, run.to_end, run.diagnosed, quiet=quiet, fold=fold, stream=stream)
 
-    def to_end(view: Viewer) -> RunRecord:
-        folder, launcher = launched.folder, launched.launcher
-        reader = LogReader(launcher, folder.read_plan(), view, watched_lines(quiet=quiet))
-        return Watch(folder, launcher, reader, view, ends_failed=True).to_end()
 
-    def diagnosed() -> RunRecord | None:
+class WatchedRun:
+    """A run that this process follows to its end, and diagnoses if it has failed."""
+
+    def __init__(self, launched: Launched, *, quiet: bool) -> None:
+        self._folder, self._launcher, self._quiet = launched.folder, launched.launcher, quiet
+
+    def to_end(self, view: Viewer) -> RunRecord:
+        """Show the run to its end; return its record."""
+        from orchestrator.actions.log_reader import LogReader  # noqa: PLC0415  the viewer of a run over SSH needs none of it
+        from orchestrator.actions.watch import Watch, watched_lines  # noqa: PLC0415  as above
+
+        reader = LogReader(self._launcher, self._folder.read_plan(), view, watched_lines(quiet=self._quiet))
+        return Watch(self._folder, self._launcher, reader, view, ends_failed=True).to_end()
+
+    def diagnosed(self, on_warning: Callable[[str], None] = warn) -> RunRecord | None:
+        """The record of a run that has failed, with its diagnosis."""
         from orchestrator.actions.diagnose_failure import diagnose_failure  # noqa: PLC0415  only if the run has failed
 
-        return diagnose_failure(launched.folder, launched.launcher, warn)
-
-    return show(launched.folder.path.name, to_end, diagnosed, quiet=quiet, fold=fold, stream=stream)
+        return diagnose_failure(self._folder, self._launcher, on_warning)
 
 
 def show(

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from orchestrator.actions.ladder import End, Ladder, LadderOptions, RungKind, outcome_of, reported_steps, rungs_of
+from orchestrator.actions.ladder import (
+    End,
+    Ladder,
+    LadderOptions,
+    RungKind,
+    as_short_jobs,
+    as_trial,
+    outcome_of,
+    reported_steps,
+    rungs_of,
+)
 from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan
@@ -40,6 +51,53 @@ def _ladder(*devices: int, shape: Shape | None = None, arguments: LaunchArgument
     request = Request("ssh", Program("trainer", ()), shape=shape)
     inventory = Inventory(name="demo", nodes=nodes, file="demo.yaml")
     return Ladder(arguments, OPTIONS, rungs_of(make_plan(inventory, request, run_id="r", bundle="b")), ())
+
+
+def _rungs_through_slurm(*first: str, nodes: str | None = None, shape: Shape | None = None) -> list[tuple[str, str]]:
+    """Text and -j of each rung, of an inventory of four nodes of two devices."""
+    inventory = Inventory(name="demo", nodes=tuple(Node(name=f"n{number}", devices=2) for number in range(4)), file="f")
+    request = Request("slurm", Program("trainer", ()), nodes=nodes, shape=shape)
+    plan = make_plan(inventory, request, run_id="r", bundle="b", home="/home")
+    return [(str(rung), rung.shape) for rung in rungs_of(plan, first)]
+
+
+def test_rungs_through_slurm_have_numbers_of_nodes_unless_they_are_named() -> None:
+    assert _rungs_through_slurm(shape=Shape(3, 2)) == [
+        ("1 rank on 1 node", "1x1"),
+        ("2 ranks on 1 node", "1x2"),
+        ("4 ranks on 2 nodes", "2x2"),
+        ("6 ranks on 3 nodes", "3x2"),
+    ]
+    assert [text for text, _ in _rungs_through_slurm("n2", shape=Shape(3, 2))] == [
+        "1 rank on n2",
+        "2 ranks on n2",
+        "4 ranks on 2 nodes",
+        "6 ranks on 3 nodes",
+    ]
+    assert [text for text, _ in _rungs_through_slurm("n2", nodes="n1,n2")] == [
+        "1 rank on n2",
+        "2 ranks on n2",
+        "4 ranks on n[1-2]",
+    ]
+
+
+@pytest.mark.parametrize(("time", "minutes"), [("1-00:00:00", "12"), ("5", "5"), ("UNLIMITED", "12"), (None, "12")])
+def test_job_of_a_rung_is_short_and_runs_once(time: str | None, minutes: str) -> None:
+    inventory = Inventory.model_validate({"name": "demo", "nodes": [{"name": "n0"}], "slurm": {"time": time}})
+    given = replace(ARGUMENTS, launcher="slurm", slurm=(("--qos", "slurm.qos=q"), ("--time", "slurm.time=9"), ("--set", "slurm.requeue=auto")))  # fmt: skip
+    plan = make_plan(inventory, Request("slurm", Program("trainer", ())), run_id="r", bundle="b", home="/home")
+    words = [word for _, word in as_short_jobs(as_trial(given), plan, OPTIONS).slurm]
+    assert sorted(words) == [
+        "slurm.max_retries=0",
+        "slurm.qos=q",
+        "slurm.requeue=never",
+        "slurm.spare_nodes=0",
+        f"slurm.time={minutes}",
+    ]
+    step = replace(ARGUMENTS, launcher="slurm", here=True)
+    assert as_short_jobs(as_trial(step), plan, OPTIONS) == replace(
+        step, is_trial=True
+    )  # whose options are those of a new job
 
 
 def _record(state: RunState) -> RunRecord:

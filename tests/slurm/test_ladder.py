@@ -1,0 +1,133 @@
+"""orch ladder through Slurm: each rung is a job, or a step of the job in which orch runs; none is restarted and nothing is left."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.grounds.cli import Orch, Started
+from tests.grounds.slurm import Cluster
+from tests.until import until
+
+# Works without end on one node, and fails on two; it reports its steps at once.
+PROGRAM = """
+[ "$NNODES" = 1 ] || { echo "RuntimeError: code: -98, name: EADDRINUSE, message: address already in use" >&2; exit 3; }
+file=$ORCH_RUN_DIR/attempt-$ORCH_ATTEMPT/$ORCH_NODE/progress/$RANK.json
+echo '{"step": 7, "phase": "step"}' > $file.tmp
+mv $file.tmp $file
+exec sleep 1000
+"""
+LADDER = ("ladder", "--no-check")
+RUN = ("--", "sh", "train.sh")
+
+
+@pytest.fixture
+def orch(cluster: Cluster, tmp_path: Path) -> Orch:
+    """orch beside a program and an inventory that would restart and requeue it for a day."""
+    cluster.inventory(tmp_path, devices=2, slurm={"time": "1-00:00:00", "spare_nodes": 1, "max_retries": 5})
+    (tmp_path / "train.sh").write_text(PROGRAM)
+    return Orch(tmp_path, env=dict(cluster.env))
+
+
+def _submitted(orch: Orch) -> list[str]:
+    """The batch scripts of all runs, the newest last."""
+    return [next((orch.home / "runs" / record["id"]).rglob("submit.sbatch")).read_text() for record in orch.records()]
+
+
+def test_each_rung_is_a_short_job_that_is_not_restarted_and_nothing_is_left(orch: Orch, cluster: Cluster) -> None:
+    done = orch(*LADDER, "--slurm", "-j", "2x2", "--set", "slurm.comment=mine", *RUN, code=1)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "passed      rung 1 of 3, 1 rank on 1 node: all ranks made 5 steps"
+    assert lines[1] == "passed      rung 2 of 3, 2 ranks on 1 node: all ranks made 5 steps"
+    assert lines[2].startswith("FAILED      rung 3 of 3, 4 ranks on 2 nodes: run ladder-")
+    assert lines[3].startswith("cause       another process already uses the port")
+    assert "proved      two ranks of one node communicate (2 ranks on 1 node)" in lines
+    assert [(record["state"], record["attempt"]) for record in orch.records()] == [
+        ("STOPPED", 1),
+        ("STOPPED", 1),
+        ("FAILED", 1),
+    ]
+    for count, script in zip((1, 1, 2), _submitted(orch), strict=True):
+        for option in (f"--nodes={count}", "--no-requeue", "--time=12", "--comment=mine"):
+            assert f"#SBATCH {option}\n" in script
+    assert cluster.jobs() == {}
+    assert cluster.processes() == {}
+
+
+def test_rungs_in_an_allocation_are_steps_of_it_on_its_nodes(orch: Orch, cluster: Cluster) -> None:
+    ladder = shlex.join(orch.argv((*LADDER, "--here", *RUN)))
+    shell = f"{ladder}; code=$?; squeue --noheader --steps --format=%j >steps; exit $code"
+    argv = ["salloc", "--nodelist=n[1-2]", "bash", "-c", shell]
+    done = subprocess.run(argv, cwd=orch.cwd, env=orch.environ(), capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    words = (
+        "passed      rung 1 of 3, 1 rank on n1",
+        "passed      rung 2 of 3, 2 ranks on n1",
+        "FAILED      rung 3 of 3, 4 ranks on n[1-2]",
+    )
+    for line, start in zip(done.stdout.splitlines(), words, strict=False):
+        assert line.startswith(start)
+    assert len({record["slurm_job"] for record in orch.records()}) == 1
+    assert (orch.cwd / "steps").read_text() == ""
+    assert cluster.processes() == {}
+
+
+def _ladder_behind(orch: Orch, cluster: Cluster, *options: str) -> tuple[str, Started]:
+    """A job that has all nodes, and a ladder whose first job waits behind it, by its messages."""
+    argv = ["sbatch", "--parsable", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1000"]
+    blocker = subprocess.run(argv, env=cluster.env, check=True, capture_output=True, text=True).stdout.strip()
+    until(lambda: cluster.jobs()[blocker] == "RUNNING", awaited="the nodes to be in use")
+    ladder = orch.start(*LADDER, "--slurm", "-j", "1x1", *options, *RUN)
+    assert ladder.stderr is not None
+    line = ""
+    while "PENDING" not in line:
+        line = ladder.stderr.readline()
+        assert line, "the ladder has ended"
+    assert "(Resources)" in line
+    return blocker, ladder
+
+
+def test_time_in_the_queue_does_not_count_for_a_rung(orch: Orch, cluster: Cluster) -> None:
+    began = time.monotonic()
+    blocker, ladder = _ladder_behind(orch, cluster, "--limit", "3s")
+    with ladder:
+        until(lambda: time.monotonic() - began > 6, awaited="more than the limit of a rung")
+        assert ladder.poll() is None
+        subprocess.run(["scancel", blocker], env=cluster.env, check=True)
+        out, err = ladder.communicate(timeout=60)
+    assert ladder.returncode == 0, out + err
+    assert out.splitlines()[0] == "passed      rung 1 of 1, 1 rank on 1 node: all ranks made 5 steps"
+    until(lambda: cluster.jobs() == {}, awaited="the queue to be empty")
+
+
+@pytest.mark.parametrize("phase", ["queue", "run"])
+def test_ctrl_c_cancels_the_job_of_the_rung(orch: Orch, cluster: Cluster, phase: str) -> None:
+    if phase == "queue":
+        blocker, ladder = _ladder_behind(orch, cluster)
+    else:
+        blocker, ladder = "", orch.start(*LADDER, "--slurm", "-j", "1x1", "--steps", "9", *RUN)
+        until(
+            lambda: "RUNNING" in cluster.jobs().values() and "sleep" in cluster.processes().values(), awaited="a rank"
+        )
+    with ladder:
+        ladder.send_signal(signal.SIGINT)
+        out, err = ladder.communicate(timeout=60)
+    assert ladder.returncode == 130, out + err
+    assert re.search(r"interrupted: run ladder-\S+ of this rung is stopped", err)
+    assert [*cluster.jobs()] == ([blocker] if blocker else [])
+    [record] = orch.records()
+    assert record["state"] == "STOPPED"
+
+
+def test_options_of_slurm_need_rungs_through_slurm(orch: Orch) -> None:
+    stderr = orch(*LADDER, "-p", "debug", *RUN, code=2).stderr
+    assert "--partition is for rungs through Slurm" in stderr
+    assert "add --slurm or --here" in stderr
+    listed = orch(*LADDER, "--slurm", "--nodes", "n2,n3", "--dry-run", *RUN).stdout.splitlines()
+    assert listed == ["rung 1 of 3: 1 rank on n2", "rung 2 of 3: 2 ranks on n2", "rung 3 of 3: 4 ranks on n[2-3]"]
