@@ -20,14 +20,15 @@ from tests.train.conftest import clean_environment
 from trainer.scripts import replicas
 from trainer.scripts.replicas import FIRST, DdpReplicas
 
-pytestmark = [pytest.mark.train, pytest.mark.processes]
+pytestmark = [pytest.mark.train, pytest.mark.processes, pytest.mark.xdist_group("replicas")]  # all scripts run at once
 
 RANKS = {"flipped": 3, "module": 2, "no-sync": 2, "accumulated": 2, "two-models": 2, "closure": 2, "nested": 2}
 
-# Fork: torch is imported once, for all scripts and ranks.
+# Fork: torch is imported once, for all scripts and ranks; an optimizer's first step imports torch._dynamo.
 PROGRAM = """
 import json, os, sys
 import torch
+import torch._dynamo
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from trainer.scripts import progress, replicas
