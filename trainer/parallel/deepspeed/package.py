@@ -14,16 +14,10 @@ from typing import Dict, List, Sequence
 from trainer.config.config import ZERO_STAGES, TrainConfig
 
 VENDOR_SUFFIX = "+gcu"
-# DeepSpeed's functions that state.py calls, by stage and file; the vendor's 0.9.2 lacks some.
+# DeepSpeed's functions that state.py calls, by stage; the vendor's 0.9.2 lacks some of stage 3.
 READS = ("safe_get_full_fp32_param", "safe_get_full_optimizer_state")
-WRITES = ("safe_set_full_fp32_param", "safe_set_full_optimizer_state")
 WRITES_STAGE_3 = ("safe_set_local_fp32_param", "safe_set_local_optimizer_state")
-NEEDED: Dict[int, Dict[str, Sequence[str]]] = {
-    0: {},
-    1: {"__init__.py": (*READS, *WRITES), "tensor_fragment.py": ("set_optim_state_fragment",)},
-    2: {"__init__.py": (*READS, *WRITES), "tensor_fragment.py": ("set_optim_state_fragment",)},
-    3: {"__init__.py": (*READS, *WRITES_STAGE_3)},
-}
+NEEDED: Dict[int, Sequence[str]] = {0: (), 1: READS, 2: READS, 3: (*READS, *WRITES_STAGE_3)}
 
 
 def package_problem(accelerator: str, config: TrainConfig) -> str:
@@ -32,11 +26,10 @@ def package_problem(accelerator: str, config: TrainConfig) -> str:
     if spec is None:
         return f"strategy={config.strategy}: deepspeed is not installed: pip install --no-build-isolation deepspeed, or use strategy=ddp"
     version = _version()
-    if accelerator.startswith("gcu") and VENDOR_SUFFIX not in version:
-        return (
-            f"strategy={config.strategy}: deepspeed {version} does not know GCUs; install the one of TopsRider "
-            "(0.9.2+gcu has zero0 alone), or use strategy=ddp"
-        )
+    if accelerator.startswith("gcu"):
+        problem = _problem_on_gcu(config, version)
+        if problem:
+            return problem
     lacking = [
         name for folder in spec.submodule_search_locations or () for name in _lacking(Path(folder), config.strategy)
     ]
@@ -44,7 +37,12 @@ def package_problem(accelerator: str, config: TrainConfig) -> str:
         newer = "" if accelerator.startswith("gcu") else "pip install --no-build-isolation --upgrade deepspeed, or "
         return (
             f"strategy={config.strategy}: deepspeed {version} is too old to save and load by: it lacks {', '.join(lacking)}; "
-            f"{newer}use strategy=ddp or zero0"
+            f"{newer}use strategy=ddp, zero0, zero1 or zero2"
+        )
+    if config.strategy == "zero1" and clips_fp16_alone():
+        return (
+            f"strategy=zero1: deepspeed {version} computes wrong gradients there (upstream's 0.9.2: 3 % off in the norm): "
+            "use strategy=zero2, which needs less memory"
         )
     tools = (os.environ.get("CXX", "g++"), "ninja")
     if config.offload_optimizer and not all(shutil.which(tool, path=search_path()) for tool in tools):
@@ -57,10 +55,32 @@ def package_problem(accelerator: str, config: TrainConfig) -> str:
 
 def bf16_optimizer_skips() -> bool:
     """Return True if DeepSpeed's BF16_Optimizer skips a step with a gradient that is not finite; it asserts or takes the step in 0.18.0."""
-    spec = importlib.util.find_spec("deepspeed")
-    folders = [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or ()]
-    paths = [folder / "runtime" / "bf16_optimizer.py" for folder in folders]
-    return any("is_invalid_grad_norm" in path.read_text("utf-8") for path in paths if path.exists())
+    return "is_invalid_grad_norm" in _source("bf16_optimizer.py")
+
+
+def clips_fp16_alone() -> bool:
+    """Return True if DeepSpeed computes the norm of the gradients, and clips them, for fp16 alone under zero1 and zero2, as 0.9.2 does."""
+    return bool(
+        re.search(
+            r"if self\.dtype == torch\.float16:\s+see_memory_usage\('Before norm", _source("zero/stage_1_and_2.py")
+        )
+    )
+
+
+def _problem_on_gcu(config: TrainConfig, version: str) -> str:
+    if VENDOR_SUFFIX not in version:
+        return (
+            f"strategy={config.strategy}: deepspeed {version} does not know GCUs; install the one of TopsRider "
+            "(0.9.2+gcu has zero0 to zero2), or use strategy=ddp"
+        )
+    if config.offload_optimizer:
+        return "offload_optimizer=true: the vendor's Adam for CPUs may hang (known issues of TopsRider 2): leave it out"
+    if ZERO_STAGES[config.strategy] > 0 and config.precision != "fp32" and clips_fp16_alone():
+        return (
+            f"strategy={config.strategy} precision={config.precision}: deepspeed {version} adds micro batches in {config.precision}: "
+            "use precision=fp32, or strategy=ddp"
+        )
+    return ""
 
 
 def search_path() -> str:
@@ -77,12 +97,16 @@ def package_warning(accelerator: str, strategy: str) -> str:
 
 def _lacking(package: Path, strategy: str) -> List[str]:
     """Return the names that its sources lack; none for a package without sources."""
-    found: List[str] = []
-    for file, names in NEEDED[ZERO_STAGES[strategy]].items():
-        path = package / "utils" / file
-        words = set(re.findall(r"\w+", path.read_text("utf-8"))) if path.exists() else set(names)
-        found += [name for name in names if name not in words]
-    return found
+    needed, path = NEEDED[ZERO_STAGES[strategy]], package / "utils" / "__init__.py"
+    words = set(re.findall(r"\w+", path.read_text("utf-8"))) if path.exists() else set(needed)
+    return [name for name in needed if name not in words]
+
+
+def _source(file: str) -> str:
+    """Return the text of a file of deepspeed.runtime; empty if there is none."""
+    spec = importlib.util.find_spec("deepspeed")
+    paths = [Path(folder, "runtime", file) for folder in (spec.submodule_search_locations if spec else None) or ()]
+    return "".join(path.read_text("utf-8") for path in paths if path.exists())
 
 
 def _version() -> str:

@@ -65,6 +65,15 @@ def load_scale(engine: Any, scaler: Mapping[str, Any]) -> None:  # noqa: ANN401
         setattr(engine.optimizer.loss_scaler, key, value)
 
 
+def clip_gradients(engine: Any, limit: float) -> float:  # noqa: ANN401
+    """Clip the averaged gradients of stage 1 or 2 to this norm over all ranks, 0 for none; return the norm before. All ranks must call."""
+    norm = float(engine.optimizer.scaled_global_norm())
+    for gradients in engine.optimizer.averaged_gradients.values() if 0 < limit < norm else ():
+        for gradient in gradients:
+            gradient.mul_(limit / norm)
+    return norm
+
+
 def local_parts(engine: Any, group: Group) -> Tuple[List[Part], float | None]:  # noqa: ANN401
     """The fp32 weights and moments that this rank has, and Adam's step; None before the first step."""
     sharded, parameters = engine.optimizer, dict(engine.module.named_parameters())
@@ -208,17 +217,22 @@ def _link(sharded: Any, parameters: Mapping[str, Any]) -> None:  # noqa: ANN401
     for parameter in parameters.values():
         mapping = getattr(parameter, "_hp_mapping", None)  # None if this rank has no fragment of it
         if mapping is not None:
-            mine = flat[mapping.param_group_index]
-            mapping.set_optim_state_fragment(mine, sharded.optimizer.state[mine])
+            state, address = sharded.optimizer.state[flat[mapping.param_group_index]], mapping.hp_fragment_address
+            mapping.optim_fragment = {key: state[key].narrow(0, address.start, address.numel) for key in MOMENTS}
 
 
-def _fill(parameter: Any, weights: torch.Tensor, moments: Mapping[str, torch.Tensor], group: Group) -> None:  # noqa: ANN401
+def _fill(parameter: Any, weights: torch.Tensor, moments: Mapping[str, torch.Tensor], group: Group) -> None:  # noqa: ANN401, ARG001 -- as for stage 3
     """Stage 1 and 2: the low-precision weights are whole on every rank, fp32 ones and moments are slices."""
-    tools = importlib.import_module("deepspeed.utils")
     parameter.data.copy_(weights)
-    tools.safe_set_full_fp32_param(parameter, weights.to(group.device))
-    for key, value in moments.items():
-        tools.safe_set_full_optimizer_state(parameter, value.to(group.device), key)
+    mapping = getattr(parameter, "_hp_mapping", None)  # None if this rank has no fragment of it
+    if mapping is None:
+        return
+    address = mapping.lp_fragment_address
+    for mine, whole in (
+        (mapping.hp_fragment, weights),
+        *((mapping.optim_fragment[key], moments[key]) for key in moments),
+    ):
+        mine.data.copy_(whole.flatten().narrow(0, address.start, address.numel))
 
 
 def _fill_stage_3(parameter: Any, weights: torch.Tensor, moments: Mapping[str, torch.Tensor], group: Group) -> None:  # noqa: ANN401

@@ -24,7 +24,7 @@ from trainer.parallel.compiling import compile_blocks
 from trainer.parallel.deepspeed import state as zero_state
 from trainer.parallel.deepspeed.config import deepspeed_config, strict_json
 from trainer.parallel.deepspeed.cpu_adam import cpu_adam
-from trainer.parallel.deepspeed.package import package_warning
+from trainer.parallel.deepspeed.package import clips_fp16_alone, package_warning
 from trainer.parallel.deepspeed.relaxed_json import read_relaxed_json
 from trainer.parallel.parts import (
     LocalState,
@@ -47,10 +47,14 @@ SPLIT_STAGE = 3  # weights are sharded too
 class Zero:
     """The engine holds this rank's shards of model and optimizer."""
 
+    _clips = False
+    """The trainer computes the norm of the gradients and clips them, as DeepSpeed does not."""
+
     def __init__(self, group: Group, config: TrainConfig, task: Task, out: Path) -> None:
         self.group, self.config, self.task, self.stage = group, config, task, ZERO_STAGES[config.strategy]
         self.state_is_live = self.stage == 0
         self._holds_gradients = False
+        self._clips = 0 < self.stage < SPLIT_STAGE and clips_fp16_alone()
         warning = package_warning(group.accelerator.name, config.strategy)
         if warning and group.rank.is_main:
             log_line(warning)
@@ -69,6 +73,9 @@ class Zero:
             refuse_batch_norm(model, config)
             model.register_forward_pre_hook(_cast_inputs)
         rounds = self.stage > 0 and config.precision != "fp32"
+        rounds = (
+            rounds or self._clips
+        )  # DeepSpeed 0.9.2 makes a step of the optimizer with gradients of zero at its start
         before = zero_state.copy_weights(model) if rounds and not split and group.rank.is_main else {}
         optimizer = cpu_adam(group, config, model) if config.offload_optimizer else None
         if any(task.param_group(name) for name, _ in model.named_parameters()):
@@ -80,6 +87,8 @@ class Zero:
         self.unwrapped_model: torch.nn.Module = self.engine.module
         whole = self.stage != SPLIT_STAGE
         self.replicated: Sequence[torch.Tensor] = list(self.engine.module.parameters()) if whole else []
+        if self._clips:
+            self.engine.optimizer.optimizer.state.clear()
         if rounds:  # the engine made its fp32 weights from rounded ones
             drawn = functools.partial(initial_values, task)
             zero_state.set_weights(self.engine, group, drawn if split else lambda name, _: before.pop(name))
@@ -111,9 +120,11 @@ class Zero:
             if self.stage == 0:
                 self._drop_gradients()
         elif norm is None:
+            clipped = zero_state.clip_gradients(self.engine, self.config.optim.grad_clip) if self._clips else None
             self._step()
             # DeepSpeed 0.18 keeps an earlier norm if it has skipped the update.
-            norm = float(self.engine.get_global_grad_norm()) if self.engine.was_step_applied() else math.inf
+            found = self.engine.get_global_grad_norm() if clipped is None else clipped
+            norm = float(found) if self.engine.was_step_applied() else math.inf
         elif math.isfinite(norm):
             self._step()
         else:
