@@ -34,6 +34,12 @@ twice the time after which the rung failed, at least.
 """
 
 
+_CHECKPOINTS = (
+    "the trials run your program as it is: it resumes from checkpoints outside of $ORCH_RUN_DIR, and writes over them, as in "
+    "the training; Ctrl-C ends the trials"
+)
+
+
 class Result(str, Enum):
     """The result of the trials."""
 
@@ -146,8 +152,10 @@ class Planned:
 
     @property
     def warnings(self) -> Sequence[str]:
-        """Those about the launch."""
-        return self.ladder.warnings
+        """Those about the launch, and about the files that the trials may change."""
+        if self.ladder.arguments.program is None:
+            return self.ladder.warnings
+        return (*self.ladder.warnings, _CHECKPOINTS)
 
 
 RunRung = Callable[[LaunchArguments, LadderOptions, Trial, bool], Trial]

@@ -200,6 +200,12 @@ def test_trial_with_the_change_must_live_twice_as_long_as_the_one_that_failed() 
     assert limits == [[30.0, 30.0], [30.0, 58.0]]
 
 
+def test_trials_of_a_users_program_warn_of_its_checkpoints() -> None:
+    [warning] = _planned(IFNAME).warnings
+    assert "it resumes from checkpoints outside of $ORCH_RUN_DIR, and writes over them" in warning
+    assert _planned(UNUSED, replace(ARGUMENTS, program=None)).warnings == ()
+
+
 def test_hang_is_not_proved_by_a_program_that_only_keeps_running() -> None:
     rungs = _Rungs((FAILED, "gloo-timeout", 0), (FAILED, None, 0))
     prove(_planned(CATALOGUE["gloo-timeout"]), rungs)
@@ -297,7 +303,9 @@ def test_variable_that_breaks_a_run_is_proved_by_the_runs_without_and_with_it(tm
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/mine").write_text(LICENCE)
     elsewhere = replace(orch, cwd=tmp_path / "elsewhere", env={"ORCH_HOME": str(orch.home)})
-    proof = json.loads(elsewhere("diagnose", failed, "--prove", "--json", "--signatures", "mine").stdout)
+    done = elsewhere("diagnose", failed, "--prove", "--json", "--signatures", "mine")
+    proof = json.loads(done.stdout)
+    assert done.stderr.index("warning: the trials run your program as it is") < done.stderr.index("rung 1 of 2")
     assert (proof["run"], proof["signature"], proof["result"]) == (failed, "gloo-no-interface", "proved")
     assert [(trial["rung"], trial["passed"], trial["change"]) for trial in proof["trials"]] == [
         ("rung 1 of 2, 1 rank on n0", True, None),
