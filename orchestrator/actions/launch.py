@@ -25,7 +25,7 @@ from orchestrator.actions.runs import home_store
 from orchestrator.code import revision
 from orchestrator.endpoint.access import Terminal, count_on_the_way, require_limits
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.errors import Interrupted, LaunchError, OrchError, PreflightRefused, machine_error
+from orchestrator.errors import Interrupted, LaunchError, OrchError, PreflightRefused, machine_error, os_error_text
 from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.slurm_settings import with_slurm_settings
 from orchestrator.launchers import launcher_for
@@ -252,9 +252,10 @@ def _launch(planned: Planned, launcher: Launcher, on_warning: Callable[[str], No
     with undo_on_failure([folder], launcher, "while connecting; nothing was started"):
         with ThreadPoolExecutor(1) as executor:
             writing = executor.submit(record_plan, folder, planned)
+            keeping = executor.submit(keep_code, folder, planned)
             warnings = launcher.connect()  # waits for the network meanwhile
             writing.result()
-        for warning in warnings:
+        for warning in (*warnings, *keeping.result()):
             on_warning(warning)
     with undo_on_failure([folder], launcher, "during the launch; what had started was stopped"):
         job = launcher.start(planned.bundle, _begin_checks(planned, launcher, folder, on_warning))
@@ -348,12 +349,27 @@ def record_plan(folder: RunFolder, planned: Planned) -> None:
     """Add the plan and the state of the code to the record, which is written earlier without them."""
     folder.write_plan(planned.plan)
     folder.write_code(planned.bundle.code)
-    if planned.plan.launcher == "ssh" and planned.plan.max_retries:
-        folder.write_bundle(planned.bundle.archive[0])
     commit, diff = revision(Path.cwd(), planned.private)
     if diff:
         folder.write_diff(diff)
     folder.update(state=RunState.STARTING, code={"commit": commit, "dirty": bool(diff), "folder": str(Path.cwd())})
+
+
+def keep_code(folder: RunFolder, planned: Planned) -> Sequence[str]:
+    """
+    Keep the code of a run over SSH that may be restarted, for a later owner (actions/kept_launch.py).
+
+    Returns:
+        A warning if it cannot be kept: this process can restart the run without it.
+    """
+    if planned.plan.launcher != "ssh" or not planned.plan.max_retries:
+        return ()
+    try:
+        folder.write_bundle(planned.bundle.archive[0])
+    except OSError as error:
+        why = os_error_text(error)
+        return (f"the run cannot be restarted after `orch attach`, because its code cannot be kept: {why}",)
+    return ()
 
 
 def record_changed_plan(folder: RunFolder, planned: LaunchPlan, plan: LaunchPlan) -> Sequence[str]:

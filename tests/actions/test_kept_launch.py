@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +12,7 @@ import pytest
 
 from orchestrator import bundle as bundles
 from orchestrator.actions.kept_launch import kept_launch
-from orchestrator.actions.launch import Planned, record_plan
+from orchestrator.actions.launch import Planned, keep_code, record_plan
 from orchestrator.code import Code
 from orchestrator.errors import LaunchError, OrchError
 from orchestrator.inventory import model as inventories
@@ -21,6 +22,9 @@ from orchestrator.plan.plan import with_defaults
 from orchestrator.run import Program, Request, RunRecord, RunState
 from orchestrator.store import RunFolder, Store
 from orchestrator.version import __version__
+from tests.grounds.cli import Orch
+from tests.grounds.components import unavailable
+from tests.grounds.mounts import in_own_mounts, mount
 
 INVENTORY = """\
 name: here
@@ -51,7 +55,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     made_from = {"name": "here", "file": inventory.file, "digest": inventory.digest}
     record = RunRecord(plan.run_id, "ssh", RunState.PENDING, "2999-01-02T03:04:05+00:00", {}, made_from, {}, versions)
     folder = Store(tmp_path / "home").create(record)
-    record_plan(folder, Planned(plan, bundle, record, (), (), cast("Any", None), {}))
+    planned = Planned(plan, bundle, record, (), (), cast("Any", None), {})
+    record_plan(folder, planned)
+    assert keep_code(folder, planned) == ()
     folder.write_plan(with_defaults(plan, {"n0": {"NCCL_SOCKET_IFNAME": "eth0"}}))
     monkeypatch.chdir(tmp_path)
     return folder
@@ -137,6 +143,30 @@ def test_value_that_looks_hidden_is_not_used(folder: RunFolder) -> None:
     Path("work/inventory.yaml").unlink()
     with pytest.raises(LaunchError, match="the values of A cannot be read"):
         _kept(folder)
+
+
+@pytest.mark.processes
+def test_launch_without_space_for_the_code_in_the_record_continues_with_a_warning(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        unavailable("mounting a file system needs root")
+    orch = Orch(tmp_path)
+    node = f"{{name: n0, workdir: {tmp_path}/.work, python: {sys.executable}}}"
+    text = f"accelerator: cpu\ndevices: 1\ntransport: local\nrestart: {{max_retries: 1}}\nnodes: [{node}]\n"
+    (tmp_path / "inventory.yaml").write_text(text)
+    (tmp_path / "train.sh").write_text("exit 0\n")
+    (tmp_path / "weights").write_bytes(os.urandom(1 << 20))
+    orch.home.mkdir()
+
+    def launch() -> tuple[str, bool, dict[str, Any]]:
+        mount(orch.home, size="512k")
+        done = orch("ssh-launch", "--no-check", "--", "sh", "train.sh")
+        status = orch.status()
+        return done.stderr, RunFolder(orch.home / "runs" / status["id"]).bundle_file.exists(), status
+
+    printed, is_kept, status = in_own_mounts(launch)
+    assert "warning: the run cannot be restarted after `orch attach`, because its code cannot be kept: " in printed
+    assert "bundle.tar.gz: No space left on device" in printed
+    assert (is_kept, status["state"]) == (False, "DONE")
 
 
 def test_code_in_a_damaged_archive_is_refused_or_whole(folder: RunFolder) -> None:
