@@ -145,6 +145,15 @@ def test_value_that_looks_hidden_is_not_used(folder: RunFolder) -> None:
         _kept(folder)
 
 
+@pytest.mark.parametrize("state", [RunState.DONE, RunState.FAILED, RunState.STOPPED])
+def test_code_is_kept_until_the_run_ends(folder: RunFolder, state: RunState) -> None:
+    folder.update(state=RunState.RUNNING)
+    folder.update(state=RunState.LOST)  # it may still be running
+    assert folder.bundle_file.exists()
+    folder.update(state=state)
+    assert not folder.bundle_file.exists()
+
+
 @pytest.mark.processes
 def test_launch_without_space_for_the_code_in_the_record_continues_with_a_warning(tmp_path: Path) -> None:
     if os.getuid() != 0:
