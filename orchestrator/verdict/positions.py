@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 STOPPED, IN_KERNEL = ("T", "t"), "D"
 STARVED = "waits for a CPU most of the time"
+LOCKED = "a call holds its interpreter lock"
 SAME_SIZES = ("all_reduce", "broadcast")
 """Collectives whose tensors have the same sizes on every rank."""
 BETWEEN_STEPS = ("init", "eval", "save")
@@ -40,10 +41,9 @@ def suspects(ranks: Mapping[int, RankBody], node_of: Mapping[int, str]) -> str:
     if silent:
         if all(ranks[rank]["state"] == IN_KERNEL for rank in silent):
             cause = "waits in the kernel (state D), for a disk or a driver"
-        elif all("cpu_wait_s" in ranks[rank] for rank in silent):
-            cause = STARVED
-        else:
-            cause = "a call holds its interpreter lock"
+        else:  # a call that computes waits for a CPU, too, on a crowded node
+            starved = any("cpu_wait_s" in ranks[rank] for rank in silent)
+            cause = f"{STARVED}, or {LOCKED}" if starved else LOCKED
         verb = "does" if len(silent) == 1 else "do"
         return f"{named(silent)}: {verb} not answer, {cause}"
     return _suspects_of_groups(ranks, named)

@@ -59,14 +59,21 @@ def test_rank_that_has_not_entered_the_collective_of_the_others(third: RankBody,
 
 
 def test_rank_that_other_processes_keep_from_running() -> None:
-    late, silent = _rank(ARRIVES, READS), _rank({}, "", answers=False, state="R")
-    late["cpu_wait_s"] = silent["cpu_wait_s"] = 20.0
+    late = _rank(ARRIVES, READS)
+    late["cpu_wait_s"] = 20.0
     assert suspects({0: WAITING, 1: late}, NODE_OF) == (
         f"rank 1 on n0 not in all_reduce [[4]], for which rank 0 waits: at {READS}, waits for a CPU most of the time (number 21 of group 0)"
     )
-    assert (
-        suspects({0: WAITING, 1: silent}, NODE_OF) == "rank 1 on n0: does not answer, waits for a CPU most of the time"
-    )
+
+
+def test_silent_rank_on_a_crowded_node_may_hold_its_interpreter_lock_as_well() -> None:
+    locked, either = _rank({}, "", answers=False, state="R"), _rank({}, "", answers=False, state="R")
+    either["cpu_wait_s"] = 20.0
+    lock = "a call holds its interpreter lock"
+    both = f"waits for a CPU most of the time, or {lock}"
+    assert suspects({0: WAITING, 1: locked}, NODE_OF) == f"rank 1 on n0: does not answer, {lock}"
+    assert suspects({0: WAITING, 1: either}, NODE_OF) == f"rank 1 on n0: does not answer, {both}"
+    assert suspects({0: WAITING, 1: either, 2: locked}, NODE_OF) == f"ranks 1-2 on n[0-1]: do not answer, {both}"
 
 
 def test_rank_that_called_another_collective() -> None:
