@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from gc import freeze, set_threshold
+from gc import freeze, get_threshold, set_threshold
+
+_USUAL = get_threshold()
 
 
 @contextmanager
@@ -20,3 +22,9 @@ def rare_collection() -> Iterator[None]:
         yield
     finally:
         freeze()
+
+
+def usual_collection() -> None:
+    """Look for garbage as often as usual again, for a process that lives long, but never among the objects that it has by now."""
+    freeze()
+    set_threshold(*_USUAL)

@@ -27,6 +27,7 @@ from orchestrator.actions.watch import Watch, watched_lines
 from orchestrator.errors import BUG, LaunchError, NodesError, OrchError, UsageError, machine_error
 from orchestrator.launchers import direct_launcher
 from orchestrator.launchers.direct import DirectLauncher
+from orchestrator.rare_collection import usual_collection
 from orchestrator.store import RunFolder
 from orchestrator.supervision.link import ANSWER_S, OwnerLink, ViewerGone
 from orchestrator.supervision.supervisor import supervise
@@ -68,6 +69,7 @@ def _run(link: OwnerLink) -> None:
     terminal = ViewersTerminal(link, is_terminal=link.request["is_terminal"])
     with (_attached if "run" in link.request else _launched)(link, terminal) as launched:
         _leave_the_terminal(launched.folder)
+        usual_collection()  # all modules are imported; a run may last for weeks
         if _supervise(link, launched):
             return
     supervisor = launched.folder.supervisor()  # another attach was faster

@@ -1,4 +1,4 @@
-"""The program of the process that owns a run (actions/owner.py): its modules are imported without a search for garbage."""
+"""The program of the process that owns a run (actions/owner.py): until the run has started, it looks for garbage rarely."""
 
 from __future__ import annotations
 
