@@ -62,11 +62,15 @@ class Spares:
                     endpoint.clock_ahead(wait_s=HEARTBEAT_ANSWER_S)
             except NodeError as error:  # a restart takes longer without it
                 if not self._stopping.is_set():
-                    self._folder.add_event("not-prepared", f"a restart is not prepared on a spare node: {error}")
-                self._stopping.wait(next(pauses))
+                    self._add_event(error)
+                has_lost_connection = endpoint is not None and not endpoint.connected  # no login has failed
+                self._stopping.wait(EVERY_S if has_lost_connection else next(pauses))
             else:
                 pauses = backoff(LAST_LOGIN_RETRY_S, FIRST_LOGIN_RETRY_S)
                 self._stopping.wait(EVERY_S)
+
+    def _add_event(self, error: NodeError) -> None:
+        self._folder.add_event("not-prepared", f"a restart is not prepared on a spare node: {error}")
 
     def _prepare(self, node: NodePlan, rendezvous: str, send_code: Callable[[NodePlan], bool]) -> None:
         endpoint = self._launcher.reach(node)

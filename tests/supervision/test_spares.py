@@ -28,9 +28,13 @@ class Connection:
 
     def __init__(self) -> None:
         self.connected, self.requests = True, 0
+        self.answers = True
 
-    def clock_ahead(self, *, wait_s: float) -> None:  # noqa: ARG002
+    def clock_ahead(self, *, wait_s: float) -> None:
         self.requests += 1
+        if not self.answers:
+            self.connected = False
+            raise Unreachable("s0", f"no answer for {wait_s:g} s")
 
 
 class Launcher(DirectLauncher):
@@ -80,6 +84,8 @@ def test_spare_nodes_are_prepared_once_the_nodes_are_and_for_each_new_connection
         assert launcher.prepared == [("s0", RENDEZVOUS)]
         launcher.opened[0].connected = False
         until(lambda: len(launcher.prepared) == 2, awaited="the preparation over the next connection")
+        launcher.opened[1].answers = False
+        until(lambda: len(launcher.prepared) == 3, deadline_s=5.0, awaited="that after a request without an answer")
         assert [node.name for node in spares.nodes] == ["s0"]
     events = (tmp_path / "events.jsonl").read_text()
     assert "a restart is not prepared on a spare node: s1: no route to host" in events
