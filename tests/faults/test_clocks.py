@@ -16,6 +16,7 @@ from tests.grounds.sshd import Farm
 from tests.until import until
 
 HOUR_S = 3600
+ROUND_TRIP_S = 2.0  # of a starved machine: times of two nodes are compared to within one
 LINES = 60
 TALKER = f'i=0; while [ "$i" -lt {LINES} ]; do i=$((i+1)); echo "$i"; sleep 0.1; done; exec sleep 0.5'
 
@@ -107,6 +108,10 @@ def test_first_failing_rank_is_named_whatever_the_clocks_show(
     for rank in (first, 1 - first):
         os.kill(orch.rank_pid(run, f"n{rank}", rank), signal.SIGKILL)
         until(lambda rank=rank: _is_over(orch, run, rank), awaited=f"the end of rank {rank}")  # type: ignore[misc]
+        ended_s = time.monotonic()
+        until(
+            lambda ended_s=ended_s: time.monotonic() > ended_s + ROUND_TRIP_S, awaited="a time longer than a round trip"
+        )  # type: ignore[misc]
     assert f"rank {first} on n{first} was killed" in orch("attach", run, code=1).stderr
     [record] = json.loads(orch("list", "--json").stdout)
     assert (record["exit"]["node"], record["exit"]["rank"]) == (f"n{first}", first)
