@@ -30,8 +30,10 @@ class Ema:
             for weights, average in self._pairs():
                 average.lerp_(weights, share.to(average.dtype))
             for parameter in self._parameters():
-                # A parameter without a gradient has no state yet: Adam would take an average for its own beginning.
-                if parameter.grad is not None and EMA not in self.optimizer.state[parameter]:
+                state = self.optimizer.state.get(parameter, {})
+                # Adam would take an average for its own beginning of a parameter that it has not updated, such as after an overflow of fp16.
+                is_begun = bool(state) or isinstance(self.optimizer, torch.optim.SGD)
+                if parameter.grad is not None and is_begun and EMA not in state:
                     self.optimizer.state[parameter][EMA] = parameter.detach().clone()
 
     @contextlib.contextmanager

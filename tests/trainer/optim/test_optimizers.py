@@ -18,7 +18,9 @@ from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.checkpoint.named import named
 from trainer.config.config import OptimConfig, load_config
 from trainer.errors import UserError
+from trainer.optim.ema import Ema
 from trainer.optim.muon import MuonAndAdamW
+from trainer.optim.optimizer import make_optimizer
 from trainer.parallel import build_strategy
 from trainer.parallel.base import Strategy
 from trainer.parallel.ddp import Ddp
@@ -121,6 +123,22 @@ def test_resume_with_another_optimizer_is_refused_by_name(tmp_path: Path) -> Non
         UserError, match=r'moments of another optimizer: optim\.name: "adamw" -> "sgd" \(saved -> now\): use'
     ):
         Session.start(tmp_path, optim=OptimConfig(name="sgd")).resume()
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
+def test_average_begins_after_a_first_step_that_was_skipped(name: str) -> None:
+    """As with fp16, whose first loss scale is often too large."""
+    task = Gpt(load_config(words=[*TINY.split(), f"optim.name={name}", "optim.ema=0.5"]))
+    model = task.build_model()
+    optimizer = make_optimizer(model, 0.01, task.config.optim, blocks=task.blocks(model))
+    ema = Ema(optimizer, 0.5)
+    for is_updated in (False, True, True):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        if is_updated:
+            optimizer.step()
+        ema.update(torch.tensor(is_updated))
+    assert all("ema" in optimizer.state[parameter] for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("kind", [Ddp, Fsdp2])
