@@ -75,4 +75,7 @@ def test_evaluation_alone_needs_neither_training_data_nor_space_for_checkpoints(
     assert _train(tmp_path, "evaluate_only=true", "memory_steps=1") is not None
     found = json.loads((tmp_path / "evaluation.json").read_text())
     assert found == {"step": 6, "eval_loss": pytest.approx(metrics[-1]["eval_loss"])}
+    assert _train(tmp_path, "evaluate_only=true", f"resume={tmp_path / 'step_3'}") is not None
+    assert json.loads((tmp_path / "evaluation.json").read_text())["step"] == 3
+    assert (tmp_path / "step_6").exists(), "only a training that continues from step 3 replaces it"
     assert read_metrics(tmp_path) == metrics

@@ -53,7 +53,7 @@ class Finder:
         return None if found is None else self._accepted(found, strategy)
 
     def _accepted(self, found: Checkpoint, strategy: Strategy) -> Checkpoint:
-        """The checkpoint, after a check that it is of this model and data; later ones go to quarantine."""
+        """The checkpoint, after a check that it is of this model and data; later ones go to quarantine if a training continues from it."""
         world_size, data_digest = self.rank.world_size, self.data_digest
         check_compatible(
             found.manifest,
@@ -63,7 +63,8 @@ class Finder:
             data_digest=data_digest,
             base_digest=self.base_digest,
         )
-        self._quarantine_later(found)
+        if not self.config.evaluate_only:
+            self._quarantine_later(found)
         log_line(f"resuming from {found.path}, step {found.manifest['step']}")
         return found
 
