@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import functools
-from typing import MutableMapping, NoReturn
+from typing import MutableMapping, NoReturn, Sequence
 
 import torch
 
@@ -54,7 +54,7 @@ def run_rank(config: TrainConfig, env: MutableMapping[str, str], preemption: Pre
             exit_on_unexpected_errors(rendezvous)
         start_s = config.start_timeout
         group = initialise(config.device, config.ddp_timeout, env, start_timeout_s=start_s, rendezvous=rendezvous)
-        config, defaults = with_device(config, group.accelerator.name, group.accelerator.precisions())
+        config, defaults = with_device(config, group.accelerator.name, common_precisions(group))
         if defaults and rank.is_main:
             log_line(defaults)
         if config.tf32:
@@ -74,6 +74,13 @@ def run_rank(config: TrainConfig, env: MutableMapping[str, str], preemption: Pre
                 rendezvous.report_failure(Failure(str(exc), exc.kind, code))
             _exit_without_group(code, trainer, config.ddp_timeout)
     _exit_with_group(code, trainer, group, rendezvous)
+
+
+def common_precisions(group: Group) -> Sequence[str]:
+    """Return the precisions that the devices of all ranks support: cards of a run may differ, and its defaults may not."""
+    mine = group.accelerator.precisions()
+    everyone = [text.decode().split() for text in group.gather_bytes(" ".join(mine).encode())]
+    return [precision for precision in mine if all(precision in of_rank for of_rank in everyone)]
 
 
 def _exit_without_group(code: int, trainer: Trainer | None, timeout_s: float) -> NoReturn:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from trainer.config.config import load_config
 from trainer.config.defaults import COLLECT_STEPS, WHOLE_COLLECTIONS, Garbage, expand_segments, with_device
+from trainer.run_rank import common_precisions
 
 
 def test_cuda_has_defaults_of_its_own_and_names_them() -> None:
@@ -16,6 +19,13 @@ def test_cuda_has_defaults_of_its_own_and_names_them() -> None:
     assert (config.data.workers, config.data.pin_memory) == (2, True)
     assert line == ("defaults for cuda: optim.fused=true data.workers=2 data.pin_memory=true tf32=true precision=bf16")
     assert with_device(load_config(), "cuda", ("fp32", "fp16"))[0].precision == "fp32"
+
+
+def test_precision_is_one_that_the_cards_of_all_ranks_have() -> None:
+    """Ranks that gather weights of other types fail or hang."""
+    accelerator = SimpleNamespace(precisions=lambda: ("fp32", "bf16", "fp16"))
+    group: Any = SimpleNamespace(accelerator=accelerator, gather_bytes=lambda mine: [mine, b"fp32 fp16"])
+    assert with_device(load_config(), "cuda", common_precisions(group))[0].precision == "fp32"
 
 
 def test_given_values_stay() -> None:
