@@ -40,7 +40,10 @@ class Spares:
         """Prepare and keep them, until the context ends, or `stop`; nothing is done without `send_code`, see DirectLauncher."""
         nodes = () if send_code is None else self._launcher.plan.spares
         for node in nodes:
-            threading.Thread(target=self._keep, args=(node, send_code), name="spare", daemon=True).start()
+            try:
+                threading.Thread(target=self._keep, args=(node, send_code), name="spare", daemon=True).start()
+            except RuntimeError as error:  # the user may have no more threads, and the run needs none of these
+                self._add_event(NodeError(node.name, str(error)))
         try:
             yield
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Thread
 from typing import Any, cast
 
 import pytest
@@ -89,6 +90,19 @@ def test_spare_nodes_are_prepared_once_the_nodes_are_and_for_each_new_connection
         assert [node.name for node in spares.nodes] == ["s0"]
     events = (tmp_path / "events.jsonl").read_text()
     assert "a restart is not prepared on a spare node: s1: no route to host" in events
+
+
+def test_run_is_supervised_if_the_user_may_have_no_thread_for_a_spare_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Thread, "start", refuse)
+    launcher = Launcher(tmp_path)
+    with Spares(launcher.folder, launcher, lambda: RENDEZVOUS).kept(lambda _: True):
+        assert not launcher.opened
+    assert "on a spare node: s0: can't start new thread" in (tmp_path / "events.jsonl").read_text()
 
 
 def test_spare_nodes_are_left_alone_if_ranks_are_not_kept_warm(tmp_path: Path) -> None:
