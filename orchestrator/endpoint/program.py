@@ -64,8 +64,8 @@ if sys.version_info >= @OLDEST_PYTHON@:
 
 @once
 def program() -> bytes:
-    """The endpoint. Modules that most connections do not need are sent as text only."""
-    return _packed([ENDPOINT], [f"{ENDPOINT}.serve", f"{ENDPOINT}.fork"])
+    """The endpoint. Modules that neither a start nor the supervision of a run needs are sent as text only."""
+    return _packed([ENDPOINT], [f"{ENDPOINT}.serve", f"{ENDPOINT}.fork", f"{ENDPOINT}.reading", f"{NODE}.stacks"])
 
 
 @once

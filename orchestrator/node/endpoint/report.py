@@ -150,7 +150,7 @@ def batch_log(folder: str, size: int) -> Optional[messages.BatchLogBody]:
 
 def observe_node(node: str, folder: str) -> messages.NodeBody:
     """The state of one node folder."""
-    from orchestrator.node.stacks import innermost_calls  # noqa: PLC0415  most connections do not need it
+    from orchestrator.node.stacks import innermost_calls  # noqa: PLC0415  only supervised runs and `orch status` need it
 
     agent = read_agent(folder)
     alive = is_alive(agent)  # before its events are read: an agent that ends in between has its last event there
