@@ -39,7 +39,8 @@ def computation(config: TrainConfig) -> str:
     """The precision, and how far a 16-bit one goes under the strategy (docs/strategies.md)."""
     if config.precision == "fp32":
         return config.precision
-    return f"{config.precision} " + ("by autocast" if config.strategy in ("ddp", "zero0") else "in all layers")
+    extent = "by autocast" if config.strategy in ("ddp", "zero0") else "in all layers"
+    return f"{config.precision} {extent}" + (", linear layers of the blocks in fp8" if config.fp8 else "")
 
 
 def batch_arithmetic(config: TrainConfig, rank: Rank) -> str:

@@ -149,6 +149,7 @@ class TrainConfig:
     channels_last: bool = _flag_field()
     precision: str = _text_field("fp32", choices=("fp32", "bf16", "fp16"))
     tf32: bool = _flag_field()
+    fp8: bool = _flag_field()
     activation_checkpointing: bool | str = field(
         default=False, metadata={"schema": KeySchema("flag", choices=(SELECTIVE,))}
     )
@@ -211,6 +212,7 @@ BELONGS_TO = {
     "gradient_as_bucket_view": ("ddp",),
     "sync_batchnorm": ("ddp",),
     "channels_last": ("ddp",),
+    "fp8": ("ddp", "fsdp2"),
     "compile": ("ddp", "fsdp2", "zero0", "zero1", "zero2"),
 }
 REASONS = {("compile", "zero3"): ", whose hooks around every module would cut each block into single operations"}
@@ -433,6 +435,8 @@ def _is_range(text: str) -> bool:
 def _check_lora(config: TrainConfig) -> None:
     if config.lora == LoraConfig():
         return
+    if config.fp8:
+        raise UserError("fp8=true does not go with lora.rank: adapters are too small for it")
     if config.lora.rank is None:
         raise UserError("lora.alpha and lora.targets need lora.rank, such as lora.rank=8")
     if not config.lora.targets:

@@ -13,6 +13,7 @@ from trainer.config.config import TrainConfig
 from trainer.errors import UserError
 from trainer.optim.optimizer import whole_shape
 from trainer.parallel.activation_checkpoint import recompute
+from trainer.parallel.fp8 import use_fp8
 from trainer.runtime.accelerators import Accelerator
 from trainer.runtime.group import Group
 from trainer.runtime.seeds import seed_everything
@@ -71,12 +72,14 @@ def build_empty(task: Task, config: TrainConfig) -> torch.nn.Module:
 
 
 def build_plain(task: Task, config: TrainConfig) -> torch.nn.Module:
-    """Build as the task does, with activation checkpointing of the model's blocks if configured."""
+    """Build as the task does, with fp8 and activation checkpointing of the model's blocks if configured."""
     model = task.build_model()
     blocks = task.blocks(model)
     if config.activation_checkpointing and not blocks:
         kind = str(config.activation_checkpointing).lower()
         raise UserError.agreed(f"activation_checkpointing={kind}: task={config.task} names no blocks(); leave it out")
+    if config.fp8:
+        use_fp8(config, blocks)
     recompute(config, blocks)
     return model
 

@@ -12,6 +12,7 @@ import torch
 from trainer.config.config import SELECTIVE, ZERO_STAGES, TrainConfig
 from trainer.parallel.activation_checkpoint import can_recompute_selectively, can_recompute_without_reentry
 from trainer.parallel.deepspeed.package import package_problem
+from trainer.parallel.fp8 import unmet_fp8
 from trainer.runtime.accelerators import Accelerator
 from trainer.runtime.group import Group
 
@@ -32,7 +33,12 @@ def unmet_requirement(group: Group, config: TrainConfig) -> str:
         return f"strategy=fsdp2 needs torch >= 2.6, here is {torch.__version__}: use strategy=ddp or zero3"
     if config.optim.name == "muon" and not hasattr(torch.optim, "Muon"):
         return f"optim.name=muon needs torch >= 2.9, here is {torch.__version__}: use optim.name=adamw"
-    return _ddp_problem(accelerator, config) or _recomputing_problem(config) or _compiling_problem(group, config)
+    return (
+        unmet_fp8(accelerator, config)
+        or _ddp_problem(accelerator, config)
+        or _recomputing_problem(config)
+        or _compiling_problem(group, config)
+    )
 
 
 def _ddp_problem(accelerator: Accelerator, config: TrainConfig) -> str:

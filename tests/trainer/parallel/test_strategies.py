@@ -234,6 +234,7 @@ def test_batch_is_printed_as_a_product(nodes: int, ranks: str) -> None:
         ("precision=bf16 strategy=zero0", "bf16 by autocast"),
         ("precision=fp16 strategy=zero2", "fp16 in all layers"),
         ("precision=bf16 strategy=fsdp2", "bf16 in all layers"),
+        ("precision=bf16 fp8=true", "bf16 by autocast, linear layers of the blocks in fp8"),
     ],
 )
 def test_log_names_the_scope_of_a_16_bit_precision(words: str, text: str) -> None:
