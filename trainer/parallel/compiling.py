@@ -11,9 +11,11 @@ OTHER_GRAPHS = 8
 """torch's own limit of graphs per function; all blocks are one function to it, Module._call_impl."""
 
 
-def compile_blocks(model: torch.nn.Module, blocks: Sequence[torch.nn.Module]) -> None:
+def compile_blocks(
+    model: torch.nn.Module, blocks: Sequence[torch.nn.Module], ends: Sequence[Sequence[torch.nn.Module]]
+) -> None:
     """
-    Compile each block by itself at its first call, or the whole model if the task names no blocks.
+    Compile each block by itself at its first call, and the last of the ends: the head, with its loss. Without blocks, the whole model.
 
     What strategies do around a block, such as gathering the weights, stays outside of the graph. torch would cut graphs
     at the buckets of DistributedDataParallel; gradients of a block arrive together, and those of earlier blocks later, so blocks
@@ -24,5 +26,6 @@ def compile_blocks(model: torch.nn.Module, blocks: Sequence[torch.nn.Module]) ->
         settings.optimize_ddp = False
         # Beyond the limit, torch runs blocks uncompiled. Blocks of other shapes have graphs of their own, before torch 2.5 all.
         settings.cache_size_limit = max(settings.cache_size_limit, OTHER_GRAPHS + 2 * len(blocks))
-    for part in blocks or (model,):
+    head = [group[-1] for group in ends[-1:]]
+    for part in (*blocks, *head) if blocks else (model,):
         part.compile()

@@ -37,7 +37,7 @@ class Ddp(TorchStrategy):
         self.sizes = sizes_of(model)
         blocks = task.blocks(model)
         if config.compile:
-            compile_blocks(model, blocks)
+            compile_blocks(model, blocks, task.ends(model))
         self.model = self._wrap(model) if group.rank.launched else model
         self.optimizer = make_optimizer(model, config.lr, config.optim, task.param_group, blocks=blocks)
         self.ema = Ema(self.optimizer, config.optim.ema)

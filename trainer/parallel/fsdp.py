@@ -34,7 +34,7 @@ class Fsdp2(TorchStrategy):
         refuse_batch_norm(model, config)
         blocks = task.blocks(model)
         if config.compile:
-            compile_blocks(model, blocks)
+            compile_blocks(model, blocks, task.ends(model))
         self.model = shard(model, units(model, blocks, task.ends(model)), group, config)
         self.unwrapped_model = self.model
         if empty is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Iterator, Tuple
+from typing import Any, Callable, Iterator, Tuple, TypeVar
 
 import torch
 from torch.nn import functional
 
+T = TypeVar("T")
 IGNORED = -100
 """The target of a token that does not count, as in torch."""
 MOST_LOGITS = 1 << 25
@@ -30,14 +31,27 @@ def head_loss(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> to
         narrow = functional.linear(rows[:1], weight).dtype  # autocast has other types than the weights
         # Gradients that fp16 can hold are those of the scaled loss, which only the backward pass knows.
         if narrow != torch.float16:
-            # Without gradients a leaf still has requires_grad, which autograd passes on to its functions.
-            wanted = torch.is_grad_enabled()
-            loss: torch.Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]  # torch leaves it so
-                rows if wanted else rows.detach(), weight if wanted else weight.detach(), targets, narrow
-            )
-            return loss
+            return _loss_in_parts(rows, weight, targets, narrow)
     logits = functional.linear(rows, padded(weight))[:, : len(weight)]
     return functional.cross_entropy(logits.float(), targets, reduction="sum")
+
+
+def _uncompiled(function: T) -> T:
+    """Keep torch.compile from writing each part of a loss into its graph."""
+    disable: Callable[[T], T] = getattr(torch, "_disable_dynamo", lambda same: same)
+    return disable(function)
+
+
+@_uncompiled
+def _loss_in_parts(
+    rows: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, narrow: torch.dtype
+) -> torch.Tensor:
+    # Without gradients a leaf still has requires_grad, which autograd passes on to its functions.
+    wanted = torch.is_grad_enabled()
+    loss: torch.Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]  # torch leaves it so
+        rows if wanted else rows.detach(), weight if wanted else weight.detach(), targets, narrow
+    )
+    return loss
 
 
 def padded(weight: torch.Tensor) -> torch.Tensor:

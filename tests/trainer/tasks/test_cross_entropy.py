@@ -88,6 +88,26 @@ def test_head_of_an_odd_vocabulary_is_multiplied_in_whole_tiles(monkeypatch: pyt
     assert weight.grad.shape == weight.shape
 
 
+@pytest.mark.parametrize(("most", "is_compiled"), [(VOCABULARY * 7, False), (1 << 20, True)])
+def test_only_a_loss_at_once_is_compiled(monkeypatch: pytest.MonkeyPatch, most: int, *, is_compiled: bool) -> None:
+    """The loop over the parts would be unrolled into the graph."""
+    monkeypatch.setattr(cross_entropy, "MOST_LOGITS", most)
+    operations: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: object) -> Callable[..., object]:
+        operations.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    torch.compiler.reset()
+    compiled: Callable[..., torch.Tensor] = torch.compile(head_loss, backend=backend)
+    target = torch.arange(ROWS).view(2, -1) % VOCABULARY
+    for found, expected in zip(
+        _run(compiled, target, autocast=False), _run(_whole, target, autocast=False), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert any("cross_entropy" in operation for operation in operations) == is_compiled
+
+
 class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it so
     """The sizes of the factors of all products of matrices within the block."""
 

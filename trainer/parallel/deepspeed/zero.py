@@ -67,7 +67,7 @@ class Zero:
         if self.stage > 0:
             refuse_frozen_weights(model, config.strategy)
         if config.compile:
-            compile_blocks(model, task.blocks(model))
+            compile_blocks(model, task.blocks(model), task.ends(model))
         self.buffers = Buffers(model)
         if self.stage > 0 and config.precision != "fp32":
             refuse_batch_norm(model, config)
