@@ -35,7 +35,7 @@ FILES = (
         "os.makedirs('out', mode=0o755)\nos.setuid(65534)\nopen('out/step_10.pt', 'w')",
         "permission-denied",
         "config",
-        ("os.setuid", "os.chmod('out', 0o777)\n    os.setuid"),
+        ("open('out/step_10.pt', 'w')", "import tempfile\n    tempfile.TemporaryFile(dir='/tmp')"),
     ),
     _of_rank_1(
         "read-only folder",

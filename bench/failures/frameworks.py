@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from bench.failures.provoked import HEAD, Provoked
 from bench.workspace import BIN
 
@@ -65,9 +67,9 @@ FRAMEWORKS = (
     _deepspeed("misspelt key of DeepSpeed", "ds-unknown-key", ("'stages'", "'stage'"), zero_optimization={"stages": 1}),
     _deepspeed("fraction as a size of DeepSpeed", "ds-fractional-size", ("0.5", "500000"), zero_optimization={"stage": 1, "reduce_bucket_size": 0.5}),
     Provoked("config file of DeepSpeed is missing", _DEEPSPEED.replace("CONFIG", "'zero-of-the-site.json'"), ["ds-no-config"], "config", None),
-    Provoked("comments in the config file of DeepSpeed",
-             _DEEPSPEED.replace("CONFIG", "'zero.json'").replace("import deepspeed", "open('zero.json', 'w').write('{\\n // ZeRO\\n \"train_batch_size\": 4}')\nimport deepspeed"),
-             ["json-comments"], "config", None, ("// ZeRO", "")),
+    Provoked("key that is twice in the config file of DeepSpeed",
+             _DEEPSPEED.replace("CONFIG", "'zero.json'").replace("import deepspeed", f"open('zero.json', 'w').write('{{\"steps_per_print\": 1, \"steps_per_print\": 2, ' + {json.dumps(_ZERO)!r}[1:])\nimport deepspeed", 1),
+             ["ds-duplicate-keys"], "config", None, ('"steps_per_print": 1, ', "")),
     Provoked("own error in a training with ZeRO",
              _DEEPSPEED.replace("CONFIG", repr(_ZERO)).replace("# step", "if rank == 1 and step == 3: raise RuntimeError('the data is at its end')"),
              ["python-error"], "code"),

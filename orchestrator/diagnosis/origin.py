@@ -20,6 +20,7 @@ _PREFIXES = tuple(
         rf"\[?{_TIME}\]?[ :|]+(?:- )?",
         r"\[?[A-Z]\d{3,4} \d\d:\d\d:\d\d\.\d+ *(?:\d+ )?[\w./]+:\d+\] ",  # glog, as in torch's C++
         rf"(?P<node>{_HOST}):\d+:\d+ (?:\[(?P<local>\d+)\] )?(?=\S+ ?\S* ?NCCL )",  # NCCL
+        rf"slurmstepd-(?P<node>{_HOST}): (?=error: )",  # Slurm with several slurmd on a host
         rf"(?P<node>(?=[\w.-]*\d){_HOST}): (?=\S)",  # pdsh, DeepSpeed
     )
 )

@@ -27,6 +27,19 @@ CAUSES = {
     "unused": ("ddp-unused-parameters", [0, 1], "high"),
 }
 
+# the same program under srun --label (but `unlabelled`) of Slurm 22.05 on two nodes, and the launcher of DeepSpeed 0.19
+OF_LAUNCHERS = {
+    "srun_logs/key": ("python-error", [1], [], "medium"),
+    "srun_logs/kill": ("slurm-killed", [1], ["n0"], "low"),
+    "srun_logs/missing-program": ("command-not-found", [0, 1], ["n1", "n0"], "high"),
+    "srun_logs/missing-script": ("file-not-found", [0, 1, 2, 3], [], "high"),
+    "srun_logs/segv": ("slurm-segfault", [1], ["n0"], "low"),
+    "srun_logs/unlabelled": ("python-error", [1], [], "medium"),
+    "deepspeed_logs/key": ("python-error", [1], [], "medium"),
+    "deepspeed_logs/kill": ("killed", [], [], "low"),
+    "deepspeed_logs/segv": ("segmentation-fault", [], [], "low"),
+}
+
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -51,6 +64,13 @@ def test_a_log_of_torchrun(name: str) -> None:
     found = json.loads(orch(str(LOGS / f"{name}.txt"), "--json").stdout)
     assert (found["signature"], found["ranks"], found["confidence"]) == CAUSES[name]
     assert found["remedy"]
+    assert found["proof"][0]["line"]
+
+
+@pytest.mark.parametrize("name", OF_LAUNCHERS)
+def test_a_log_of_srun_or_of_the_launcher_of_deepspeed(name: str) -> None:
+    found = json.loads(orch(str(CASES / f"{name}.txt"), "--json").stdout)
+    assert (found["signature"], found["ranks"], found["nodes"], found["confidence"]) == OF_LAUNCHERS[name]
     assert found["proof"][0]["line"]
 
 
