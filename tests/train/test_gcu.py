@@ -146,6 +146,26 @@ def test_bytes_are_sent_as_numbers_if_the_library_of_a_t20_does_not_carry_them(
     assert len(step_numbers(tmp_path / "out")) == 2
 
 
+def test_card_that_each_rank_sees_alone_is_refused_if_it_is_the_same_card(
+    start_ranks: StartRanks, tmp_path: Path
+) -> None:
+    def start(out: str, *cards: str) -> list[str]:
+        ranks = start_ranks(
+            "device=gcu",
+            "steps=2",
+            f"out={tmp_path / out}",
+            env=environment("s60"),
+            env_of=[{"TOPS_VISIBLE_DEVICES": card} for card in cards],
+        )
+        return [f"{rank.wait()} {rank.out}{rank.err}" for rank in ranks]
+
+    shared = start("shared", "3", "3")
+    assert "2 error: rank 0-1 see one device only, TOPS_VISIBLE_DEVICES=3, and cannot share it: " in shared[0]
+    different = start("different", "3", "5")
+    assert [text[0] for text in different] == ["0", "0"], different
+    assert "rank 1 ready, device gcu:0\n" in different[1]
+
+
 def test_single_process_on_a_t20_steps_in_the_vendors_safe_mode(warm: Warm, tmp_path: Path) -> None:
     """As the vendor's scripts do without a process group."""
     env = {**clean_environment(), **environment("t20", tmp_path)}
