@@ -98,8 +98,9 @@ def _elastic(launcher: str, hosts: Hosts, _folder: Path) -> HostTraining:
 
 
 def _recovery(training: HostTraining, name: str, number: int) -> Times:
-    """Let the fault happen in a training that has saved, on another host than that of rank 0."""
+    """Let the fault happen in a training that has saved and whose restart is prepared, on another host than that of rank 0."""
     training.wait_for_step(FIRST_STEPS)
+    training.wait_until_prepared()
     members = training.members()
     host = members[1 + number % (RANKS - 1)]
     ranks = {member.name: _process(training.rank(member)) for member in members}

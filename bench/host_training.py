@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from orchestrator.node.run_folder import STANDBY_RECORD
 from orchestrator.run import RunRecord
 from orchestrator.store import RunFolder
 from tests.grounds.hosts import Host, Hosts
@@ -27,7 +28,6 @@ SAVE_STEPS = 5
 MODEL = ("model.layers=2", "model.width=64", "model.heads=2", "model.context=128", "micro_batch=8", "device=cpu", "report=",
          f"save_steps={SAVE_STEPS}", "save_total_limit=3", "hang_timeout=20")  # fmt: skip
 RANKS = 3
-ISOLATION = "5s"
 SHARE_NO_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 """In torch 2.13 the agents otherwise keep the address of the first attempt's store, and wait for ever where rank 0 has moved to another node."""
 START_S = 180.0
@@ -64,6 +64,10 @@ class HostTraining(abc.ABC):
         )
 
     @abc.abstractmethod
+    def wait_until_prepared(self) -> None:
+        """Return when the launcher has prepared a restart."""
+
+    @abc.abstractmethod
     def rank(self, host: Host) -> int:
         """The pid, in the namespace of the tests, of the rank on a host."""
 
@@ -83,16 +87,31 @@ class HostTraining(abc.ABC):
 class OrchTraining(HostTraining):
     """Started by `orch ssh-launch`, with spares."""
 
-    def __init__(self, hosts: Hosts, folder: Path, *, steps: int, spares: Sequence[str], retries: int = 1000) -> None:
+    def __init__(
+        self, hosts: Hosts, folder: Path, *, steps: int, spares: Sequence[str], isolation_timeout: str = "60s"
+    ) -> None:
         super().__init__(hosts, f"out-{folder.name}")
         hosts.inventory(folder, spares=spares, env={"OMP_NUM_THREADS": 1})
         self.orch = hosts.orch(folder)
-        options = ("--detach", "--max-retries", str(retries), "--isolation-timeout", ISOLATION)
+        options = ("--detach", "--max-retries", "1000", "--isolation-timeout", isolation_timeout)
         self.run = self.orch("ssh-launch", *options, *self.words(steps), timeout_s=START_S).stdout.strip()
 
     def record(self) -> RunRecord:
         """The record of the run."""
         return RunFolder(self.orch.home / "runs" / self.run).read()
+
+    def wait_until_prepared(self) -> None:
+        """Return when a process that has imported the trainer waits on each host, also on the spare ones."""
+        until(
+            lambda: all(map(self._is_prepared, self.hosts.hosts)),
+            deadline_s=START_S,
+            awaited=lambda: f"the waiting processes in {self.evidence()}",
+        )
+
+    def _is_prepared(self, host: Host) -> bool:
+        pattern = f"*/runs/{self.run}/attempt-{self.record().attempt}/{host.name}/{STANDBY_RECORD}"
+        records = [json.loads(path.read_text("utf-8")) for path in host.path(self.hosts.home).glob(pattern)]
+        return any(record.get("ready") for record in records)
 
     def members(self) -> list[Host]:
         names = {node.name for node in RunFolder(self.orch.home / "runs" / self.run).read_plan().nodes}
@@ -156,6 +175,9 @@ class ElasticTraining(HostTraining):
                 subprocess.Popen(
                     argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
                 )  # the hosts end it
+
+    def wait_until_prepared(self) -> None:
+        """Return: such a launcher prepares none."""
 
     def members(self) -> list[Host]:
         return [host for host in self.hosts.hosts if self._pids(host, is_rank=True)]

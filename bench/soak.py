@@ -76,7 +76,7 @@ def _options() -> argparse.Namespace:
 
 def _training(hosts: Hosts, folder: Path, steps: int) -> OrchTraining:
     folder.mkdir()
-    return OrchTraining(hosts, folder, steps=steps, spares=[hosts[RANKS].name])
+    return OrchTraining(hosts, folder, steps=steps, spares=[hosts[RANKS].name], isolation_timeout="5s")
 
 
 def _steps(hosts: Hosts, folder: Path, seconds: float) -> int:

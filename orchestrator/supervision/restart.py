@@ -136,16 +136,37 @@ class Restarts:
         verdict: Verdict,
         attempt: DirectAttempt,
         on_record: Callable[[RunRecord], None] = lambda _: None,
+        *,
+        remark: str = "",
     ) -> str:
-        """Start the next attempt, after a call of `on_record` with its record; return why it could not be started, or empty."""
-        assert self._start is not None, "see reason_against"
+        """
+        Start the next attempt, after a call of `on_record` with its record; return why it could not be started, or empty.
+
+        Args:
+            remark: a part of the sentence that explains the decision.
+        """
         self._attempts.append(attempt)
+        reason = self._begin(plan, verdict, attempt, on_record, remark=remark)
+        if reason:  # the caller may wait for a lost node, and try again
+            self._attempts.pop()
+        return reason
+
+    def _begin(
+        self,
+        plan: LaunchPlan,
+        verdict: Verdict,
+        attempt: DirectAttempt,
+        on_record: Callable[[RunRecord], None],
+        *,
+        remark: str,
+    ) -> str:
+        assert self._start is not None, "see reason_against"
         unusable: dict[str, str] = {}  # spare nodes that cannot be reached or used, and the reasons
         while True:
             names = self._choose(plan, unusable)
             if not names:
                 return f"not restarted: {fold(attempt.lost)} cannot be reached, and {self._lack(plan, unusable)}"
-            following = _following(plan, names, f"{verdict.message}; {newest_saved(self._attempts)}")
+            following = _following(plan, names, f"{verdict.message}; {newest_saved(self._attempts)}", remark)
             record = partial(self._record, following, verdict, attempt, on_record)
             try:
                 self._folder.write_plan(self._start(following, record))
@@ -247,7 +268,7 @@ def recorded_attempts(folder: RunFolder) -> list[DirectAttempt]:
     ]
 
 
-def _following(plan: LaunchPlan, names: Collection[str], cause: str) -> LaunchPlan:
+def _following(plan: LaunchPlan, names: Collection[str], cause: str, remark: str = "") -> LaunchPlan:
     """
     The plan of the next attempt on these nodes.
 
@@ -266,6 +287,7 @@ def _following(plan: LaunchPlan, names: Collection[str], cause: str) -> LaunchPl
     )
     left_out = tuple(node for node in plan.nodes if node.name not in names)
     new = [node.name for node in nodes if node.name in available]
+    decision = f"the run restarts as attempt {plan.attempt + 1}: {cause}"
     return replace(
         plan,
         attempt=plan.attempt + 1,
@@ -276,17 +298,17 @@ def _following(plan: LaunchPlan, names: Collection[str], cause: str) -> LaunchPl
         spares=tuple(node for node in plan.spares if node.name not in new),
         replaced=(*(node for node in plan.replaced if node.name not in new), *left_out),
         earlier=(*plan.earlier, tuple(node.name for node in plan.nodes)),
-        restarted=f"the run restarts as attempt {plan.attempt + 1}: {cause}{_change(plan, nodes, new, left_out)}",
+        restarted="; ".join(filter(None, (decision, _change(plan, nodes, new, left_out), remark))),
     )
 
 
 def _change(plan: LaunchPlan, nodes: Sequence[NodePlan], new: Sequence[str], left_out: Sequence[NodePlan]) -> str:
-    """The change of nodes as the end of a sentence; empty if there is none."""
+    """The change of nodes as a part of a sentence; empty if there is none."""
     absent = fold(node.name for node in left_out)
     if len(nodes) == len(plan.nodes):
-        return f"; {fold(new)} replaces {absent}" if new else ""
+        return f"{fold(new)} replaces {absent}" if new else ""
     change = [f"without {absent}"] * bool(left_out) + [f"with {fold(new)}"] * bool(new)
-    return f"; it continues on {len(nodes)} instead of {len(plan.nodes)} nodes, {' and '.join(change)}"
+    return f"it continues on {len(nodes)} instead of {len(plan.nodes)} nodes, {' and '.join(change)}"
 
 
 def _resized(plan: LaunchPlan, world_size: int) -> Program:

@@ -94,6 +94,8 @@ class Supervisor:
         self._slow_ranks = SlowRankWatch()
         self._slow_ranks_due_s = 0.0
         self._refused_timeout_s: float | None = self._plan.ssh.get("refused_timeout_s")
+        self.cleanup: threading.Thread | None = None
+        """Ends what is left on lost nodes if they answer, while the next attempt runs; None if that is not needed."""
 
     def run(
         self, on_start: Callable[[], None], on_failed: Callable[[], None], restarts: Restarts | None = None
@@ -183,6 +185,11 @@ class Supervisor:
         attempt = DirectAttempt.of(ended.verdict, self._observations(), cut_off, cut_off)
         if reason := restarts.reason_against(ended.verdict, attempt):
             return reason
+        if self._may_leave_ranks(ended):
+            reason = self._restart_at_once(restarts, ended, attempt)
+            if not reason or self._folder.read().attempt > self._plan.attempt:
+                return reason
+            self._folder.add_event("restart-put-off", f"{reason}; {fold(cut_off)} may answer again")
         isolated = self._isolated(cut_off, ended.refusing)
 
         def is_over() -> bool:
@@ -199,6 +206,42 @@ class Supervisor:
             return f"not restarted: processes of the run may still run on {fold(may_run)}"
         attempt = DirectAttempt.of(ended.verdict, self._observations(), lost, cut_off)
         return restarts.begin(self._launcher.plan, ended.verdict, attempt, self._on_record)
+
+    def _may_leave_ranks(self, ended: EndedAttempt) -> bool:
+        """
+        True if the next attempt may begin although ranks of the lost nodes may still run: they can do nothing without rank 0.
+
+        The program declares that in the progress of rank 0. The node of rank 0 must reach none of the lost nodes, so that they end their
+        ranks themselves, and on all others, also on that of rank 0, nothing must be left.
+        """
+        head = self._states[self._plan.head.name]
+        progress = {} if head.observation is None else head.observation.progress.get(0, {})
+        lost = {node.name for node in ended.unreached}
+        unqueried = {name for name in lost if self._states[name].unreached_s is None}
+        return (
+            progress.get("restart_at_once") is True
+            and self._plan.isolation_timeout_s is not None
+            and bool(lost)
+            and head.node.name not in lost
+            and not ended.running
+            and not any(map(self._is_stopped, lost))
+            and unqueried == self._isolated(unqueried, ended.refusing)
+        )
+
+    def _restart_at_once(self, restarts: Restarts, ended: EndedAttempt, attempt: DirectAttempt) -> str:
+        """Restart the run on other nodes, and end what is left on the lost ones if they answer; return why it is not restarted, or empty."""
+        names, head = fold(node.name for node in ended.unreached), self._plan.head.name
+        remark = f"it does not wait for {names}, whose ranks save nothing without rank 0, which has ended on {head}"
+        reason = restarts.begin(self._launcher.plan, ended.verdict, attempt, self._on_record, remark=remark)
+        if not reason:
+            wait_s = (self._plan.isolation_timeout_s or 0.0) + RETURN_S
+            text = f"ranks may still run on {names}: they end within {wait_s:.0f} s, or as soon as it answers"
+            self._folder.add_event("ranks-left", text)
+            thread = threading.Thread(target=self._end_returning_nodes, args=(ended.unreached, wait_s), daemon=True)
+            with contextlib.suppress(RuntimeError):  # no more threads: the nodes end their ranks themselves
+                thread.start()
+                self.cleanup = thread
+        return reason
 
     def _isolated(self, lost: Collection[str], refusing: Collection[str]) -> set[str]:
         """
@@ -562,8 +605,14 @@ def supervise(
                     folder.update(unsupervised={})
                 make_folder(folder)
                 with _hooks_run(folder) as on_record:
-                    while Supervisor(folder, launcher, on_record).run(on_start, on_failed, restarts):
+                    cleanups = list[threading.Thread]()
+                    supervisor = Supervisor(folder, launcher, on_record)
+                    while supervisor.run(on_start, on_failed, restarts):
                         on_start = _continue
+                        cleanups += [supervisor.cleanup] if supervisor.cleanup is not None else []
+                        supervisor = Supervisor(folder, launcher, on_record)
+                for cleanup in cleanups:
+                    cleanup.join()
             return is_ours
     except Exception as error:
         traceback.print_exc()  # in supervisor.log

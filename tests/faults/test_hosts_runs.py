@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from tests.grounds.cli import Orch
 from tests.grounds.hosts import Host, Hosts
 from tests.grounds.keeper import kill
+from tests.grounds.metrics import read_metrics
 from tests.until import until
 
 SLEEPERS = ("sh", "-c", "echo up; exec sleep 1000")
@@ -36,6 +38,8 @@ for number in range(30_000):
 """
 
 
+ENDLESS_TRAINING = ("model.layers=1", "model.width=32", "model.heads=1", "device=cpu", "report=", "steps=1000000", "save_steps=5",
+                    "checkpoint=sharded")  # fmt: skip
 RANKS_WITH_SPARE = ((0, 1, "h0"), (0, 2, "h0"), (1, 1, "h1"), (1, 2, "h2"))
 
 
@@ -94,6 +98,18 @@ def _count(file: Path) -> int:
 
 def _is_idle(host: Host, *expected_commands: str) -> bool:
     return sorted(host.processes().values()) == sorted(expected_commands)
+
+
+def _last_step(out: Path) -> int:
+    return int(read_metrics(out)[-1]["step"])
+
+
+def _is_rank(pid: int) -> bool:
+    """True while this process is a rank; a process that has ended has no environment."""
+    try:
+        return b"LOCAL_RANK=0" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _pid_of(orch: Orch, run: str, word: bytes) -> int:
@@ -203,6 +219,37 @@ def test_host_that_is_cut_off_is_replaced_by_a_spare_one(hosts: Hosts, tmp_path:
     assert status["attempts"][0]["decision"].endswith("nothing was saved; h2 replaces h1")
     lines = [line["text"] for line in orch.lines(run) if line["stream"] == "out"]
     assert sorted(lines) == [f"rank {rank} of attempt {attempt} on {node}" for rank, attempt, node in RANKS_WITH_SPARE]
+
+
+@pytest.mark.train
+@pytest.mark.slow
+def test_shared_trainer_continues_on_a_spare_host_while_its_rank_on_the_lost_one_still_runs(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """Without rank 0, that rank saves nothing, so nothing waits for it; it is ended once its host answers again."""
+    hosts.inventory(tmp_path, spares=["h2"], restart={"max_retries": 1}, env={"OMP_NUM_THREADS": 1})
+    orch, out = hosts.orch(tmp_path), hosts.folder / "out-of-a-lost-host"
+    out.mkdir(mode=0o700)
+    os.chown(out, hosts.uid, hosts.gid)
+    run = orch("ssh-launch", "--detach", *ENDLESS_TRAINING, f"out={out}").stdout.strip()
+    until((out / "step_5").exists, awaited="a checkpoint", deadline_s=120)
+    until(lambda: orch.recorded(run) == "RUNNING", awaited="all nodes to answer the supervisor")
+    (left,) = (pid for pid in hosts[1].all_processes() if _is_rank(pid))
+    hosts[1].link(up=False)
+    until(lambda: orch.status(run)["attempt"] == 2, awaited="the next attempt", deadline_s=60)
+    before = _last_step(out)
+    until(lambda: _last_step(out) > before, awaited="a step of the next attempt", deadline_s=60)
+    assert _is_rank(left), "the restart has waited for it"
+    decision = orch.status(run)["attempts"][0]["decision"]
+    assert decision.endswith(
+        "; h2 replaces h1; it does not wait for h1, whose ranks save nothing without rank 0, which has ended on h0"
+    )
+    hosts[1].link(up=True)
+    ended = "h1 answers again, and its remaining processes are ended"
+    until(lambda: ended in _events_text(orch, run), awaited="the host to answer", deadline_s=60)
+    assert not _is_rank(left)
+    orch("stop", run)
+    assert orch.processes_of(run) == []
 
 
 def test_run_continues_after_a_host_was_frozen(orch: Orch, hosts: Hosts) -> None:

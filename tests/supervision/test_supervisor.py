@@ -14,6 +14,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.node.isolation import SILENT_S
 from orchestrator.plan.make import make_plan
-from orchestrator.plan.plan import GRACE_S, NodePlan
+from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.run import Program, RankExit, Request, RunRecord, RunState
 from orchestrator.store import RunFolder
 from orchestrator.supervision.link import OwnerLink, frame, messages
@@ -446,6 +447,113 @@ def test_node_that_reached_the_head_during_the_wait_may_still_run(
     assert supervisor._restart(restarts, ended) == "not restarted: processes of the run may still run on n1"  # noqa: SLF001
 
 
+@pytest.mark.parametrize(
+    ("progress", "lost", "change", "may_leave"),
+    [
+        ({"restart_at_once": True}, ("n1", "n2"), {}, True),
+        ({"restart_at_once": 1}, ("n1",), {}, False),
+        ({"step": 3}, ("n1",), {}, False),
+        ({"restart_at_once": True}, (), {}, False),
+        ({"restart_at_once": True}, ("n0", "n1"), {}, False),
+        ({"restart_at_once": True}, ("n1",), {"running": {"n0"}}, False),
+        ({"restart_at_once": True}, ("n1",), {"stopped": "n1"}, False),
+        ({"restart_at_once": True}, ("n1", "n2"), {"reached": {"n2"}}, False),
+        ({"restart_at_once": True}, ("n1", "n2"), {"refusing": {"n2"}}, False),
+        ({"restart_at_once": True}, ("n1",), {"isolation_timeout_s": None}, False),
+    ],
+)
+def test_ranks_of_lost_nodes_are_left_if_the_program_allows_it_and_they_will_end(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    progress: dict[str, Any],
+    lost: Sequence[str],
+    change: dict[str, Any],
+    *,
+    may_leave: bool,
+) -> None:
+    """n1 was found gone; whether n2 is, too, the node of rank 0 has to find out."""
+    supervisor = _supervisor_of(tmp_path, 3)
+    states = supervisor._states  # noqa: SLF001  nothing is polled here
+    for name, state in states.items():
+        state.observation = NodeObservation(
+            name,
+            AGENT,
+            alive=True,
+            same_boot=True,
+            finished=None,
+            first_failure=None,
+            progress={0: progress} if name == "n0" else {},
+            stopped=change.get("stopped") == name,
+        )
+    states["n1"].unreached_s = time.monotonic()
+    if "isolation_timeout_s" in change:
+        supervisor._plan = replace(supervisor._plan, isolation_timeout_s=None)  # noqa: SLF001
+
+    class Head:
+        def reach(self, addresses: list[str], _: int) -> set[str]:
+            return set(addresses).intersection(change.get("reached", ()))
+
+    monkeypatch.setattr(supervisor._launcher, "reach", lambda _: Head())  # noqa: SLF001
+    ended = EndedAttempt(
+        Verdict(RunState.FAILED),
+        [states[name].node for name in lost],
+        frozenset(change.get("refusing", ())),
+        frozenset(change.get("running", ())),
+    )
+    assert supervisor._may_leave_ranks(ended) is may_leave  # noqa: SLF001
+
+
+@pytest.mark.parametrize(
+    ("names", "waits"), [(("n0", "n1", "s0"), False), (("n0", "n1"), True)], ids=["spare node", "no spare node"]
+)
+def test_lost_node_is_waited_for_if_no_other_can_replace_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: Sequence[str], *, waits: bool
+) -> None:
+    """It may answer, and is used again then."""
+    supervisor = _supervisor_of(tmp_path, names=names)
+    monkeypatch.setattr(supervisor, "_may_leave_ranks", lambda _: True)
+    monkeypatch.setattr(supervisor, "_isolated", lambda *_: {"n1"})
+    started, was_ended = list[list[str]](), threading.Event()
+
+    def wait(*_: object) -> tuple[Sequence[NodePlan], frozenset[str]]:
+        return (), frozenset()
+
+    def end(_: DirectLauncher, node: NodePlan) -> list[int]:
+        assert node.name == "n1"
+        was_ended.set()
+        return []
+
+    def start(plan: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
+        on_connected()
+        started.append([node.name for node in plan.nodes])
+        return plan
+
+    monkeypatch.setattr(supervisor, "_until_isolated", wait)
+    monkeypatch.setattr(supervisor, "_stop", end)
+    restarts = Restarts(supervisor._folder, 3, start)  # noqa: SLF001
+    ended = EndedAttempt(
+        Verdict(RunState.FAILED, message="n1 is gone"),
+        supervisor._plan.nodes[1:],  # noqa: SLF001
+        frozenset(),
+        frozenset(),
+    )
+    assert supervisor._restart(restarts, ended) == ""  # noqa: SLF001
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text("utf-8").splitlines()]
+    texts = {event["event"]: event["text"] for event in events}
+    remark = "it does not wait for n1, whose ranks save nothing without rank 0, which has ended on n0"
+    assert (remark in texts["run-restarts"]) is not waits
+    if waits:
+        assert started == [["n0", "n1"]]
+        lack = "not restarted: n1 cannot be reached, and no spare node is left"
+        assert texts["restart-put-off"] == f"{lack}; n1 may answer again"
+        assert supervisor.cleanup is None
+    else:
+        assert started == [["n0", "s0"]]
+        assert was_ended.wait(60)
+        assert supervisor.cleanup is not None
+        supervisor.cleanup.join()
+
+
 def test_node_whose_agent_is_stopped_does_not_end_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = _supervisor_of(tmp_path, 3)
     for name, state in supervisor._states.items():  # noqa: SLF001  nothing is polled here
@@ -607,10 +715,13 @@ def test_endpoints_of_the_other_nodes_get_requests_while_the_restart_waits(
 AGENT = AgentRecord(1, 1, 1, "boot", "host", "n0", "3.11", "n0", 0, (0,), 1, "127.0.0.1 29500 host", 0.0)
 
 
-def _supervisor_of(path: Path, count: int) -> Supervisor:
-    """The supervisor of a run on this many nodes whose agents have started."""
-    inventory = Inventory(name="here", nodes=tuple(Node(name=f"n{index}") for index in range(count)))
-    request = Request("ssh", Program("executable", ("true",)), isolation_timeout_s=60.0)
+def _supervisor_of(path: Path, count: int = 0, *, names: Sequence[str] = ()) -> Supervisor:
+    """The supervisor of a run on this many nodes, or the named ones, whose agents have started; names of spare nodes begin with s."""
+    chosen = names or [f"n{index}" for index in range(count)]
+    nodes = [Node(name=name, tags=("spare",) if name[0] == "s" else ()) for name in chosen]
+    inventory = Inventory(name="here", nodes=tuple(nodes))
+    program = Program("executable", ("true",))
+    request = Request("ssh", program, isolation_timeout_s=60.0, max_retries=3)
     plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
     folder = RunFolder(path)
     folder.write(RunRecord(plan.run_id, "ssh", RunState.RUNNING, "", {}, {}, {}, {}, started=True))

@@ -43,7 +43,7 @@ def _saved_since(out: Path, step: int, ranks: Sequence[Rank]) -> bool:
 def _await_save(out: Path, size: float) -> None:
     """Wait until `size` bytes of a checkpoint are written, or another one is complete. Without pauses: the moment is short."""
     end, saved = time.monotonic() + DEADLINE_S, _newest(out)
-    while _newest(out) == saved and not any(_size(path) >= size for path in out.glob("step_*.tmp-[0-9]*")):
+    while _newest(out) == saved and not any(_size(path) >= size for path in out.glob("step_*.tmp-[0-9a-f]*")):
         assert time.monotonic() < end, f"nothing is saved after step {saved}"
 
 

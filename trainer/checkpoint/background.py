@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping
 
 import torch
 
-from trainer.checkpoint import sharded
+from trainer.checkpoint import files, sharded
 from trainer.checkpoint.shared_memory import SharedMemory, size_of
 from trainer.parallel.parts import LocalState
 from trainer.runtime.group import Group
@@ -31,7 +31,7 @@ class Writer:
 
     def __init__(self, group: Group) -> None:
         self._group, self.memory = group, SharedMemory.anonymous(group.accelerator)
-        self._token = group.broadcast_bytes(secrets.token_hex(4).encode()).decode()
+        self._token = group.broadcast_bytes(secrets.token_hex(files.TOKEN_BYTES).encode()).decode()
         self._saves = 0
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._process: subprocess.Popen[str] | None = None
@@ -151,7 +151,7 @@ class ShardedSave:
         self.random_state = random_state
         self.is_written_by_all = self.is_committed = False
         # The process of each rank makes it, so that no rank waits for another one here.
-        self.temporary = out / f"step_{step}.tmp-{writer.name()}"
+        self.temporary = files.temporary_path(out, step, writer.name())
         self._answer: Future[Dict[str, Any]] = Future()
         tensors, self._intervals = sharded.own_tensors(group, state)
         try:

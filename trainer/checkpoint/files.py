@@ -1,18 +1,23 @@
 """
 Checkpoints on disk: one folder per step, complete or absent, verified by size and hash. No torch, one process.
 
-    <out>/step_20/{state.pt, rng.json, manifest.json}   <out>/latest   <out>/quarantine/   <out>/step_40.tmp-<pid>/
+    <out>/step_20/{state.pt, rng.json, manifest.json}   <out>/latest   <out>/quarantine/   <out>/step_40.tmp-<token>/
+
+The folder of an unfinished save has a name that no other save ever has: a rank on a node that was cut off may still write there
+while the next attempt saves the same step.
 
 A sharded checkpoint (shards.py) has r00000.safetensors, r00001.safetensors, … in place of state.pt.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import os
 import re
+import secrets
 import shutil
 import stat
 from dataclasses import dataclass
@@ -26,6 +31,8 @@ VERSION = 1
 SHARDED_VERSION = 2  # also lists tensors and the intervals of them in the shards
 STEP_FOLDER = re.compile(r"step_(\d+)\Z")
 STALE = re.compile(r"(step_\d+|latest|\.shared|metrics\.jsonl|summary\.json|deepspeed\.json)\.tmp-")
+TOKEN_BYTES = 8
+STILL_WRITTEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ESTALE)  # of a folder to which another rank adds files meanwhile
 QUARANTINED_PREFIX = "quarantined-"
 FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)*\Z")
 READ_BYTES = 256 << 10  # stays in the cache, and in memory that malloc reuses: 4 MB takes twice the CPU time
@@ -93,9 +100,14 @@ def write(out: Path, step: int, metadata: Mapping[str, Any], writers: Mapping[st
 
 def create_temporary(out: Path, step: int) -> Path:
     """Create the folder to write a checkpoint to."""
-    temporary = out / f"step_{step}.tmp-{os.getpid()}"
+    temporary = temporary_path(out, step, secrets.token_hex(TOKEN_BYTES))
     temporary.mkdir(mode=0o700)
     return temporary
+
+
+def temporary_path(out: Path, step: int, token: str) -> Path:
+    """The folder of a save; every attempt draws its token, while pids repeat."""
+    return out / f"step_{step}.tmp-{token}"
 
 
 def write_hashed(path: Path, write_to: Callable[[Any], object]) -> Dict[str, Any]:
@@ -226,6 +238,8 @@ def quarantined(out: Path) -> int:
 def retain(out: Path, limit: int, best: int = 0, *, every: int | None = None) -> None:
     """
     Keep the newest `limit`, the `best` with the lowest loss, and the milestones; call it only after the newest was verified.
+
+    Also removes the unfinished saves of earlier attempts, to which ranks on a node that was cut off may have written meanwhile.
     """
     present = newest_first(out)
     best_ones = sorted(present, key=_loss_order)[:best] if best else []  # reads all manifests
@@ -233,7 +247,10 @@ def retain(out: Path, limit: int, best: int = 0, *, every: int | None = None) ->
     for path in present:
         if path not in kept:
             # Renamed first: a half removed folder must never look like a checkpoint.
-            shutil.rmtree(str(path.rename(out / f"{path.name}.tmp-removed-{os.getpid()}")))
+            shutil.rmtree(str(path.rename(out / f"{path.name}.tmp-removed-{secrets.token_hex(TOKEN_BYTES)}")))
+    for path in _entries(out):
+        if STALE.match(path.name) and path.is_dir():
+            _remove_folder(path)
 
 
 def milestones(present: Sequence[Path], every: int | None) -> List[Path]:
@@ -244,14 +261,28 @@ def milestones(present: Sequence[Path], every: int | None) -> List[Path]:
 
 
 def remove_stale(out: Path) -> list[str]:
-    """Remove the temporary files of writers that died; returns their names."""
-    stale = [path for path in _entries(out) if STALE.match(path.name)]
-    for path in stale:
-        if path.is_dir():
-            shutil.rmtree(str(path))
-        else:
+    """Remove the temporary files of writers that died; returns the names of those that are gone."""
+    removed = []
+    for path in _entries(out):
+        if not STALE.match(path.name):
+            continue
+        if not path.is_dir():
             path.unlink()
-    return [path.name for path in stale]
+        elif not _remove_folder(path):
+            continue
+        removed.append(path.name)
+    return removed
+
+
+def _remove_folder(path: Path) -> bool:
+    """Remove the folder of an unfinished save; return False if another rank still writes there: the next save tries again."""
+    try:
+        shutil.rmtree(str(path))
+    except OSError as exc:
+        if exc.errno not in STILL_WRITTEN:
+            raise
+        return False
+    return True
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -97,9 +97,13 @@ class Rendezvous:
             raise NetworkError(f"rank {rank.global_rank} cannot {verb} the rendezvous at {host}:{port}: {exc}") from exc
         # Only a store that outlives the attempt has keys of the one before. Agents of several nodes count restarts differently:
         # one that restarts its ranks because another node has joined again does not count that.
-        attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0") if agent_hosts_store else "0"
+        restart = env.get("TORCHELASTIC_RESTART_COUNT", "0") if agent_hosts_store else "0"
+        # A rank of an earlier attempt that still waits for its rank 0 may find the next one, if that has got the same port.
+        attempt = env.get("ORCH_ATTEMPT", "")
         host = f"[{host}]" if ":" in host else host
-        return cls(PrefixStore(f"orch/{attempt}", store), rank, timeout_s, f"{host}:{port}", agent_hosts_store)
+        return cls(
+            PrefixStore(f"orch/{attempt}-{restart}", store), rank, timeout_s, f"{host}:{port}", agent_hosts_store
+        )
 
     def store_for(self, name: str) -> Any:  # noqa: ANN401 -- as `store`
         """Return a view of the store under a prefix."""

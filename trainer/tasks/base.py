@@ -22,10 +22,13 @@ class Task(abc.ABC):
 
     tokens_per_sample: for rates in tokens/s; None means samples/s.
     unused_weights: patterns of the names in init=PATH that the model does not have and leaves out; others are an error.
+    writes_no_files: set it to True if the task's code writes no files that several nodes see. Then orch does not wait for the ranks of a
+        lost node, which may still run this code, before it starts the next attempt.
     """
 
     tokens_per_sample: int | None = None
     unused_weights: Sequence[str] = ()
+    writes_no_files = False
 
     def __init__(self, config: TrainConfig) -> None:
         """Override it with keyword arguments for `options.NAME=VALUE`. Raises UserError if they are invalid."""
@@ -150,6 +153,11 @@ def has_initialise(task: Task) -> bool:
 def has_metrics(task: Task) -> bool:
     """Return True if the task overrides `metrics`."""
     return type(task).metrics is not Task.metrics
+
+
+def writes_no_files(task: Task) -> bool:
+    """Return True for the trainer's own tasks, and for those that declare it; not for other classes derived from the former."""
+    return task.writes_no_files or type(task).__module__.startswith(f"{__package__}.")
 
 
 def counts_terms(task: Task) -> bool:

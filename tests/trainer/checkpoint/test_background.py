@@ -167,6 +167,35 @@ def test_rank_that_ends_alone_gives_up_the_shards_being_written(loop: Loop, tmp_
     assert Session.start(tmp_path).resume().step == 2
 
 
+def test_left_rank_that_writes_on_while_the_next_attempt_saves_the_same_step_changes_nothing_there(
+    loop: Loop, tmp_path: Path
+) -> None:
+    """The rank of a node that was cut off, with another state; what it wrote is removed after the save."""
+    reference = Loop(tmp_path / "reference", async_save=False)
+    reference.train(4)
+    loop.train(3)
+    assert loop.saver.finish() == ""
+    loop.writer.send_signal(signal.SIGSTOP)
+    loop.session.train()
+    loop.train()
+    following = Loop(tmp_path)
+    following.step = following.session.resume().step
+    following.train()
+    following.writer.send_signal(signal.SIGSTOP)
+    following.train()
+    loop.writer.send_signal(signal.SIGCONT)
+    left = loop.saver._writing.save  # type: ignore[union-attr]  # noqa: SLF001 -- it is known nowhere else
+    assert left.problem() == ""
+    assert (left.temporary / "r00000.safetensors").exists()  # type: ignore[union-attr]  # it is a ShardedSave
+    following.writer.send_signal(signal.SIGCONT)
+    assert following.saver.finish() == ""
+    files.verified(tmp_path / "step_4")
+    shards = [folder / "step_4" / "r00000.safetensors" for folder in (tmp_path, tmp_path / "reference")]
+    assert shards[0].read_bytes() == shards[1].read_bytes()
+    assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_2", "step_4"]
+    following.saver._writer.close()  # type: ignore[union-attr]  # noqa: SLF001 -- as above
+
+
 def test_writer_lets_training_go_first_and_outlives_a_signal_to_end_the_rank(loop: Loop) -> None:
     loop.train(2)
     loop.saver.finish()

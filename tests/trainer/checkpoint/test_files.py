@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -12,6 +13,7 @@ import subprocess
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,6 +117,40 @@ def test_stale_half_written_folder_is_removed_and_never_resumed(
     assert Session.start(tmp_path).resume().step == 1
     assert "removed step_2.tmp-4711" in capsys.readouterr().out
     assert _names(tmp_path) == ["latest", "step_1"]
+
+
+def test_unfinished_save_to_which_a_left_rank_still_writes_is_removed_by_a_later_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Session.start(tmp_path).train_and_save(1)
+    unfinished, rmdir = tmp_path / "step_2.tmp-4711", os.rmdir
+    unfinished.mkdir()
+
+    def write_before(path: str, **more: Any) -> None:  # noqa: ANN401
+        (unfinished / "r00001.safetensors").touch()
+        rmdir(path, **more)
+
+    monkeypatch.setattr(os, "rmdir", write_before)
+    session = Session.start(tmp_path)
+    assert "removed" not in capsys.readouterr().out
+    session.train_and_save(2)
+    assert unfinished.exists()
+    monkeypatch.undo()
+    session.train_and_save(3)
+    assert not unfinished.exists()
+
+
+def test_unfinished_save_that_cannot_be_removed_for_another_reason_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "step_2.tmp-4711").mkdir()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "rmdir", refuse)
+    with pytest.raises(UserError, match="cannot be written: Permission denied"):
+        Session.start(tmp_path)
 
 
 def test_renamed_checkpoint_counts_as_damaged(tmp_path: Path) -> None:

@@ -314,3 +314,24 @@ def test_shard_is_written_where_the_cache_cannot_be_left_out(tmp_path: Path, mon
     monkeypatch.setattr(os, "open", refuse)
     shards.write_shard(tmp_path, 0, memoryview(bytearray(b"content")))
     assert (tmp_path / "r00000.safetensors").read_bytes() == b"content"
+
+
+def test_left_rank_that_writes_its_shard_during_the_next_attempts_save_changes_nothing_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder could not be removed; the process number of rank 0 is the same in both attempts, as in containers."""
+    session, write_shard = Session.start(tmp_path, checkpoint="sharded"), shards.write_shard
+    unfinished = files.create_temporary(tmp_path, 1)
+
+    def write_both(folder: Path, rank: int, data: memoryview) -> dict[str, Any]:
+        content = mmap.mmap(-1, len(data))
+        write_shard(unfinished, rank, memoryview(content))
+        return write_shard(folder, rank, data)
+
+    monkeypatch.setattr(shards, "write_shard", write_both)
+    session.train_and_save(1)
+    assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_1"]
+    monkeypatch.undo()
+    resumed = Session.start(tmp_path, checkpoint="sharded")
+    assert resumed.resume().step == 1
+    assert resumed.weights() == session.weights()

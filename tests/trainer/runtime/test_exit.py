@@ -195,6 +195,17 @@ def test_ranks_meet_whose_torchruns_have_counted_their_restarts_differently(tmp_
     second.store.wait(["stage"], timedelta(seconds=20))
 
 
+@pytest.mark.parametrize(("attempt", "is_found"), [("2", True), ("1", False)])
+def test_rank_of_an_earlier_attempt_is_not_found_by_the_next_one_at_the_same_port(
+    tmp_path: Path, attempt: str, *, is_found: bool
+) -> None:
+    port = _unused_port()
+    envs = [{**_env(rank, port, tmp_path), "ORCH_ATTEMPT": number} for rank, number in enumerate(("2", attempt))]
+    first, second = (Rendezvous.open(Rank.from_env(env), env, 30.0) for env in envs)
+    second.store.set("device/1", "ready")
+    assert first.store.check(["device/1"]) is is_found
+
+
 def test_problem_of_one_rank_is_agreed_on_by_all_and_rank_0_exits_first(
     rendezvous: list[Rendezvous],
 ) -> None:

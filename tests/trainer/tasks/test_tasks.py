@@ -22,7 +22,7 @@ from trainer.runtime.group import Group
 from trainer.runtime.init import initialise
 from trainer.runtime.seeds import determinism_warning, make_deterministic, report_nondeterminism
 from trainer.tasks import Task
-from trainer.tasks.base import loss_of
+from trainer.tasks.base import loss_of, writes_no_files
 from trainer.tasks.gpt import Gpt
 from trainer.tasks.load import load_task
 
@@ -278,3 +278,18 @@ def test_parameters_with_other_settings_are_stepped_and_resumed_by_them() -> Non
     for mine, resumed in zip(first.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(mine, resumed)
         assert torch.equal(first.optimizer.state[mine]["exp_avg"], second.optimizer.state[resumed]["exp_avg"])
+
+
+@pytest.mark.parametrize(
+    ("text", "is_declared"),
+    [
+        (GOOD, False),
+        (GOOD.replace("    def __init__", "    writes_no_files = True\n\n    def __init__"), True),
+        ("from trainer.tasks.gpt import Gpt\nclass Good(Gpt):\n    pass\n", False),
+    ],
+)
+def test_code_of_the_user_is_taken_to_write_files_unless_it_declares_that_it_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, *, is_declared: bool
+) -> None:
+    assert writes_no_files(_load(tmp_path, monkeypatch, text)) is is_declared
+    assert writes_no_files(Gpt(TrainConfig()))
