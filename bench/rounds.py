@@ -11,7 +11,7 @@ import pytest
 
 from bench.processes import CommandFailed
 
-UNITS = {"threads": "", "open files": "", "memory": " MB", "lines/s": "", "tokens/s": "", "MFU": " %"}
+UNITS = {"threads": "", "open files": "", "memory": " MB", "lines/s": "", "tokens/s": "", "MFU": " %", "operations": ""}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import json
 import re
 import shutil
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,17 @@ UNCOUNTED = 10  # steps at the start of a run
 MIN_RATIO_TO_BY_HAND = {1: 0.98, 2: 0.98, 4: 0.93}  # by ranks: decision 024
 MIN_RATIO_TO_HF = {1: 1.1, 2: 1.05, 4: 1.05}
 VOCABULARY = "model.vocabulary=50304"  # GPT-2's, padded to a multiple of 64
+
+LAUNCHES, EAGER, COMPILED = "operations", "compile=false", "compile=true"
+ON_LISTS = "aten::_foreach_"
+GENERATED = "cpp_fused"  # in the names of kernels that torch.compile generated for a CPU
+# Operations of torch that move no values.
+NOT_COMPUTING = frozenset(
+    f"aten::{name}"
+    for name in "alias as_strided chunk contiguous detach empty empty_like empty_strided expand expand_as flatten lift_fresh narrow permute "  # noqa: SIM905
+    "reshape resize_ resolve_conj resolve_neg result_type select slice split split_with_sizes squeeze t to transpose unbind unflatten "
+    "unsqueeze view view_as _reshape_alias _unsafe_view set_ item is_nonzero _local_scalar_dense".split()
+)
 
 SMALL = ("model.layers=2", "model.width=128", "model.heads=4", "model.context=64", "micro_batch=4", VOCABULARY)
 LARGE = ("model.layers=6", "model.width=512", "model.heads=8", "model.context=32", "micro_batch=1")
@@ -70,6 +82,11 @@ The same model, 2 ranks. From the start of torchrun to the end of the first step
 reads and hashes a checkpoint of 227 MB and sends it to the other rank."""
 
 
+OPERATIONS_DESCRIPTION = """\
+The model `1m`, fp32, one rank, in one step with a fused AdamW: operations of torch that compute, and kernels that its compiler generated. Each is at least
+one kernel on a card, which waits if launching takes longer than they do. Views and allocations are left out; an operation on a list of tensors counts once."""
+
+
 def measure(workspace: Workspace, *, repetitions: int) -> list[Measure]:
     """On the CPU."""
     return [
@@ -78,6 +95,7 @@ def measure(workspace: Workspace, *, repetitions: int) -> list[Measure]:
         _saving_shards(workspace, repetitions),
         _writing_shard(workspace, repetitions),
         _resuming(workspace, repetitions),
+        _launches(workspace, repetitions),
     ]
 
 
@@ -244,6 +262,49 @@ def _resuming(workspace: Workspace, repetitions: int) -> Measure:
     targets = (Target(RESUMED, FIRST, 1.3, baseline=FRESH),)
     series = run_rounds(contestants, repetitions=repetitions)
     return Measure("Resuming", RESUME_DESCRIPTION, FRESH, (FIRST,), targets, series)
+
+
+def _launches(workspace: Workspace, repetitions: int) -> Measure:
+    step = UNCOUNTED
+    words = (
+        "device=cpu",
+        "report=",
+        "optim.fused=true",
+        f"steps={step}",
+        f"profile={step}:{step}",
+        "save_steps=1000000",
+    )
+    env = {**workspace.env, "TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE": "1"}
+    training = _Training(replace(workspace, env=env), 1, words)
+
+    def run(*words: str) -> Mapping[str, float]:
+        training.records(*words)
+        (trace,) = (workspace.folder / "out" / "profile").iterdir()
+        return {LAUNCHES: count_launches(json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"])}
+
+    contestants = [Contestant(name, functools.partial(run, name)) for name in (EAGER, COMPILED)]
+    series = run_rounds(contestants, repetitions=repetitions)
+    return Measure("Operations of a step", OPERATIONS_DESCRIPTION, EAGER, (LAUNCHES,), (), series)
+
+
+def count_launches(events: Sequence[Mapping[str, Any]]) -> int:
+    """The innermost operations of a trace that compute something; one on a list of tensors is a single one, as on a card."""
+    computing = [event for event in events if event.get("cat") == "cpu_op" and _computes(event["name"])]
+    count = 0
+    for thread in {event["tid"] for event in computing}:
+        outermost: list[Mapping[str, Any]] = []
+        for event in sorted((e for e in computing if e["tid"] == thread), key=lambda e: (e["ts"], -e["dur"])):
+            is_nested = bool(outermost) and event["ts"] < outermost[-1]["ts"] + outermost[-1]["dur"]
+            if is_nested and not outermost[-1]["name"].startswith(ON_LISTS):
+                outermost[-1] = event
+            elif not is_nested:
+                outermost.append(event)
+        count += len(outermost)
+    return count
+
+
+def _computes(name: str) -> bool:
+    return GENERATED in name or (name.startswith("aten::") and name not in NOT_COMPUTING)
 
 
 def read_records(out: Path) -> list[Mapping[str, float]]:
