@@ -72,10 +72,8 @@ class Zero:
         if self.stage > 0 and config.precision != "fp32":
             refuse_batch_norm(model, config)
             model.register_forward_pre_hook(_cast_inputs)
-        rounds = self.stage > 0 and config.precision != "fp32"
-        rounds = (
-            rounds or self._clips
-        )  # DeepSpeed 0.9.2 makes a step of the optimizer with gradients of zero at its start
+        # DeepSpeed 0.9.2 makes a step of the optimizer with gradients of zero at its start.
+        rounds = self._clips or (self.stage > 0 and config.precision != "fp32")
         before = zero_state.copy_weights(model) if rounds and not split and group.rank.is_main else {}
         optimizer = cpu_adam(group, config, model) if config.offload_optimizer else None
         if any(task.param_group(name) for name, _ in model.named_parameters()):
@@ -89,7 +87,7 @@ class Zero:
         self.replicated: Sequence[torch.Tensor] = list(self.engine.module.parameters()) if whole else []
         if self._clips:
             self.engine.optimizer.optimizer.state.clear()
-        if rounds:  # the engine made its fp32 weights from rounded ones
+        if rounds:  # the engine made its fp32 weights from rounded ones, or changed them
             drawn = functools.partial(initial_values, task)
             zero_state.set_weights(self.engine, group, drawn if split else lambda name, _: before.pop(name))
         scaler: Any = getattr(self.engine.optimizer, "loss_scaler", None)
