@@ -28,6 +28,7 @@ PROCESSES = (
     _signal("SIGKILL", "killed", "memory"),
     _signal("SIGTERM", "terminated-first", "preemption"),
     _signal("SIGINT", "interrupted", "preemption"),
+    _signal("SIGHUP", "interrupted", "preemption"),
     _signal("SIGABRT", "aborted", "code"),
     _signal("SIGFPE", "arithmetic-error", "code"),
     _signal("SIGILL", "illegal-instruction", "config"),
@@ -112,6 +113,7 @@ PROCESSES = (
         "config",
         ("os.execvp", "os.chmod('tool.sh', 0o755)\n    os.execvp"),
     ),
+    _of_rank_1("command of the program that fails", "import subprocess\nsubprocess.run(['sh', '-c', 'exit 2'], check=True)", "command-failed", "code"),
     _of_rank_1("endless recursion", "def f(n): return f(n + 1)\nf(0)", "python-error", "code"),
     _of_rank_1(
         "error in a thread, for which the rank waits",

@@ -117,6 +117,9 @@ RUNS = {
     "a data loader worker crashed": (
         "[n0:1] RuntimeError: DataLoader worker (pid 9340) is killed by signal: Segmentation fault. \n", "worker-crashed", (1,), ("n0",), LOW, {"segmentation-fault"},
     ),
+    "a command that the program ran": (
+        "[rank1]: subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1.\n", "command-failed", (1,), (), LOW, {"child-failed"},
+    ),
     "an exception of C++": ("[n0:0]   what():  stoi\nrank 0 on n0 was killed by SIGABRT\n", "cpp-error", (0,), ("n0",), MEDIUM, {"aborted"}),
     "an exception of a data loader worker": (
         "[rank1]: KeyError: Caught KeyError in DataLoader worker process 0.\n[rank1]: KeyError: 'input_ids'\n", "python-error", (1,), (), MEDIUM, {"worker-error"},
