@@ -11,7 +11,16 @@ from typing import Any
 
 from orchestrator.actions.diagnose import Diagnosed, is_run, user_signatures
 from orchestrator.actions.diagnose_run import diagnose_run
-from orchestrator.actions.ladder import Ladder, LadderOptions, Outcome, Rung, rungs_of, short_settings
+from orchestrator.actions.ladder import (
+    Ladder,
+    LadderOptions,
+    Outcome,
+    Rung,
+    as_short_jobs,
+    as_trial,
+    rungs_of,
+    short_settings,
+)
 from orchestrator.actions.launch import plan_launch
 from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.actions.rerun import rerun_arguments
@@ -167,7 +176,7 @@ def plan_proof(words: Sequence[str], signatures_file: Path | None, on_progress: 
     Diagnose a run, and plan the proof of the remedy.
 
     Raises:
-        UsageError: this is no failed run over SSH or on this machine, or orch cannot make the change that its remedy needs.
+        UsageError: this is no failed run, or orch cannot make the change that its remedy needs.
         OrchError: as from diagnose_run and plan_launch.
     """
     if not is_run(words):
@@ -177,11 +186,14 @@ def plan_proof(words: Sequence[str], signatures_file: Path | None, on_progress: 
     record = find_run(found.run).read()
     signature = provable(found, record, CATALOGUE | user_signatures(signatures_file))
     assert signature.change is not None, "see provable"
-    given = replace(rerun_arguments(record.id, None), max_retries=0, elastic=None, name=NAME, is_trial=True)
+    given, options = (
+        as_trial(replace(rerun_arguments(record.id, None), name=NAME)),
+        LadderOptions(STEPS, _limit_s(record)),
+    )
     planned = plan_launch(given, on_progress)
     planned.close()
-    rungs = rungs_of(planned.plan, found.diagnosis.nodes)
-    ladder = Ladder(given, LadderOptions(STEPS, _limit_s(record)), rungs, planned.warnings)
+    given = as_short_jobs(given, planned.plan, options)
+    ladder = Ladder(given, options, rungs_of(planned.plan, found.diagnosis.nodes), planned.warnings)
     changed = changed_arguments(given, signature.change, planned.plan)
     return Planned(record.id, signature, found.diagnosis.cause, signature.change, ladder, changed)
 
@@ -193,9 +205,6 @@ def provable(found: Diagnosed, record: RunRecord, signatures: Mapping[str, Signa
         why = "has not failed" if record.state.ended else "has not ended"
         hint = "it can be diagnosed without --prove" if record.state.ended else f"wait for its end, or: orch stop {run}"
         raise UsageError(f"run {run} is {record.state.value}: it {why}, so there is no remedy to prove", hint=hint)
-    if record.launcher == "slurm":
-        message = f"{run} is a Slurm job, and --prove starts runs over SSH or on this machine only"
-        raise UsageError(message, hint=_by_hand(found) or "orch ladder, if the nodes allow logins over SSH")
     if diagnosis.signature is None:
         raise UsageError(f"the cause of {run} is unknown, so there is no remedy to prove", hint=f"orch diagnose {run}")
     if diagnosis.kind is FailureClass.MEMORY:

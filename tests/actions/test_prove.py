@@ -31,7 +31,7 @@ from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
-from orchestrator.run import LauncherName, Program, Request, RunRecord, RunState
+from orchestrator.run import Program, Request, RunRecord, RunState
 from tests.grounds.cli import Orch
 
 CHANGEABLE = [row for row in CATALOGUE.values() if row.change is not None]
@@ -58,8 +58,8 @@ def _diagnosed(signature: str | None) -> Diagnosed:
     return Diagnosed(diagnosis, (), 0, run="r", state="FAILED")
 
 
-def _record(state: RunState = RunState.FAILED, launcher: LauncherName = "ssh") -> RunRecord:
-    return RunRecord("r", launcher, state, "2026-01-01T00:00:00+00:00", {}, {}, {}, {})
+def _record(state: RunState = RunState.FAILED) -> RunRecord:
+    return RunRecord("r", "ssh", state, "2026-01-01T00:00:00+00:00", {}, {}, {}, {})
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,6 @@ def _record(state: RunState = RunState.FAILED, launcher: LauncherName = "ssh") -
     [
         ("ddp-unused-parameters", _record(RunState.RUNNING), "has not ended", "orch stop r"),
         ("ddp-unused-parameters", _record(RunState.DONE), "has not failed", "without --prove"),
-        ("ddp-unused-parameters", _record(launcher="slurm"), "is a Slurm job", "find_unused_parameters=True"),
         (None, _record(), "the cause of r is unknown", "orch diagnose r"),
         ("cgroup-oom", _record(), "would again: it is not run unchanged", "raise the limit"),
         ("cuda-oom", _record(), "would again: it is not run unchanged", "a smaller batch"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import signal
@@ -22,6 +23,12 @@ file=$ORCH_RUN_DIR/attempt-$ORCH_ATTEMPT/$ORCH_NODE/progress/$RANK.json
 echo '{"step": 7, "phase": "step"}' > $file.tmp
 mv $file.tmp $file
 exec sleep 1000
+"""
+# The text is gloo's; on one rank the program does not talk, as one without a process group.
+NEEDS_AN_INTERFACE = """
+[ "$WORLD_SIZE" = 1 ] || [ -z "$GLOO_SOCKET_IFNAME" ] && exit 0
+echo "RuntimeError: ifa != nullptr. Unable to find address for: $GLOO_SOCKET_IFNAME" >&2
+exit 1
 """
 LADDER = ("ladder", "--no-check")
 RUN = ("--", "sh", "train.sh")
@@ -76,6 +83,25 @@ def test_rungs_in_an_allocation_are_steps_of_it_on_its_nodes(orch: Orch, cluster
     assert len({record["slurm_job"] for record in orch.records()}) == 1
     assert (orch.cwd / "steps").read_text() == ""
     assert cluster.processes() == {}
+
+
+def test_remedy_of_a_job_is_proved_by_short_jobs(orch: Orch, cluster: Cluster) -> None:
+    cluster.inventory(orch.cwd, env={"GLOO_SOCKET_IFNAME": "none0"}, slurm={"max_retries": 5, "time": "00:50:00"})
+    (orch.cwd / "train.sh").write_text(NEEDS_AN_INTERFACE)
+    orch("submit", "-j", "3x1", *RUN, code=1)
+    failed = orch.status()["id"]
+    proof = json.loads(orch("diagnose", failed, "--prove", "--json").stdout)
+    assert (proof["run"], proof["signature"], proof["result"]) == (failed, "gloo-no-interface", "proved")
+    first, second, changed = (trial["rung"] for trial in proof["trials"])
+    assert re.fullmatch(r"rung 1 of 3, 1 rank on n\d", first)  # a node on which it failed, though Slurm had chosen that
+    assert second == changed
+    assert second.startswith("rung 2 of 3, 2 ranks on ")
+    states = {record["id"]: record["state"] for record in orch.records()}
+    assert [states[trial["run"]] for trial in proof["trials"]] == ["DONE", "FAILED", "DONE"]
+    for script in _submitted(orch)[1:]:
+        assert "#SBATCH --no-requeue\n" in script
+        assert re.search("^#SBATCH --time=1[12]$", script, re.MULTILINE)
+    assert cluster.jobs() == {}
 
 
 def _ladder_behind(orch: Orch, cluster: Cluster, *options: str) -> tuple[str, Started]:
