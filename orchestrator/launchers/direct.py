@@ -363,7 +363,7 @@ class DirectLauncher:
             endpoint.stand_by(agent, self.plan.node_dir(node))
 
     def end_standby(self, node: NodePlan) -> None:
-        """End the processes of `stand_by`; without a connection, they have ended."""
+        """End the processes of `stand_by`, which have ended without a connection, and remove what ranks have left in the node's memory."""
         endpoint = self.connected_endpoint(node)
         if endpoint is not None:
             endpoint.stand_by(None, self.plan.node_dir(node))

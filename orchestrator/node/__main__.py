@@ -6,11 +6,13 @@ The command line of a node, used by node.sh, the batch script and srun:
     python3 <bundle>/orchestrator/node/__main__.py attempt JOB.json
     python3 <bundle>/orchestrator/node/__main__.py nodes JOB.json
     python3 <bundle>/orchestrator/node/__main__.py next JOB.json STATUS ENDED
+    python3 <bundle>/orchestrator/node/__main__.py forget JOB.json --node NAME
 
 `run` starts this node's ranks and waits until all its descendants have ended; with `-` it reads the head's record from
 stdin. `rendezvous` makes the folders that the nodes share, reserves a port on this node, prints its record and holds the port until
 stdin ends. `attempt` makes the folder of the next attempt of a Slurm job and prints its path; `nodes` prints the nodes of an
-attempt; `next` decides after an attempt whether to start another, and prints its folder if it runs in this allocation.
+attempt; `next` decides after an attempt whether to start another, and prints its folder if it runs in this allocation. `forget` removes what
+the ranks have left for another attempt in the memory of this node.
 """
 
 from __future__ import annotations
@@ -58,6 +60,10 @@ def main() -> int:
         from orchestrator.node.batch.restart import next_attempt  # noqa: PLC0415  as above
 
         return next_attempt(*sys.argv[2:5])
+    if sys.argv[1:2] == ["forget"]:
+        from orchestrator.node.batch.folders import forget_memory  # noqa: PLC0415  as above
+
+        return forget_memory(sys.argv[2], sys.argv[4])
     try:
         options = options_of(sys.argv[2:])
     except (LookupError, ValueError):

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -132,7 +132,7 @@ class Supervisor:
     def _finish(self, verdict: Verdict, on_failed: Callable[[], None], restarts: Restarts | None) -> bool:
         """End the attempt, and restart the run or record its outcome; return whether it was restarted."""
         if verdict.state is RunState.DONE:
-            self._end_standbys()
+            self._end_standbys(name for name in self._states if name in self._poller.prepared)
             self._record(verdict)
             return False
         ended = self._end(verdict)
@@ -140,13 +140,14 @@ class Supervisor:
         if restarts is not None and verdict.state is RunState.FAILED and not self._is_over():
             reason = self._restart(restarts, ended)
             if not reason:
-                self._end_standbys(used={node.name for node in self._launcher.plan.nodes})
+                used = {node.name for node in self._launcher.plan.nodes}
+                self._end_standbys(self._states, excluded={*used, *(node.name for node in unreached)})
                 return True
             self._folder.add_event("not-restarted", reason)
             is_stopped = self._folder.is_stop_requested()  # while the next attempt was being prepared
             state = RunState.STOPPED if is_stopped else verdict.state
             verdict = replace(verdict, state=state, message="; ".join(filter(None, (verdict.message, reason))))
-        self._end_standbys()
+        self._end_standbys(self._states, excluded={node.name for node in unreached})
         self._record(verdict)
 
         def report() -> None:
@@ -163,10 +164,11 @@ class Supervisor:
             report()
         return False
 
-    def _end_standbys(self, used: Collection[str] = ()) -> None:
-        """End what waits for another attempt, except on the nodes that have used it."""
-        prepared = [state.node for name, state in self._states.items() if name in self._poller.prepared]
-        nodes = [node for node in (*prepared, *self._spares.nodes) if node.name not in used]
+    def _end_standbys(self, names: Iterable[str], excluded: Collection[str] = ()) -> None:
+        """End what waits for another attempt, and free the memory that is kept for it, on connected nodes of these and on spare ones, but `excluded`."""
+        states = [self._states[name] for name in names]
+        connected = [state.node for state in states if self._launcher.connected_endpoint(state.node) is not None]
+        nodes = [node for node in (*connected, *self._spares.nodes) if node.name not in excluded]
         each(nodes, self._launcher.end_standby, limit=max(1, len(nodes)))
 
     def _rendezvous_if_prepared(self) -> str | None:

@@ -136,6 +136,20 @@ def test_job_fails_after_three_attempts_without_progress(orch: Orch, cluster: Cl
     )
 
 
+def test_memory_of_nodes_is_given_back_after_a_failure_that_no_attempt_follows(orch: Orch, cluster: Cluster) -> None:
+    lines = """
+        mkdir -p "$ORCH_MEMORY_DIR" && touch "$ORCH_MEMORY_DIR/$RANK" && echo "kept $ORCH_MEMORY_DIR"
+        [ "$RANK" = 0 ] && exec sleep 1000
+        until [ -e "${ORCH_MEMORY_DIR%.*}.n0/0" ]; do sleep 0.1; done
+        exit 7
+    """
+    run, _ = _submit(orch, lines)  # nothing is saved, so the job is not restarted
+    cluster.wait_for(orch, run, "FAILED")
+    kept = set(re.findall(r"^kept (.*)$", orch.printed(run), re.MULTILINE))
+    assert {path.rpartition(".")[2] for path in kept} == {"n0", "n1"}
+    assert not [path for path in kept if Path(path).exists()]
+
+
 def test_crash_after_finished_work_is_a_warning_without_a_restart(orch: Orch, cluster: Cluster) -> None:
     progress = '"$ORCH_RUN_DIR/attempt-$ORCH_ATTEMPT/$ORCH_NODE/progress/$RANK.json"'
     run, _ = _submit(orch, f'echo \'{{"step": 3, "phase": "done"}}\' >{progress}; kill -ABRT $$')

@@ -151,6 +151,19 @@ def test_failure_on_one_node_ends_the_others(orch: Orch, farm: Farm) -> None:
     until(lambda: _nothing_runs(farm), awaited="every rank to end")
 
 
+def test_memory_of_nodes_is_given_back_after_a_failure_that_no_attempt_follows(orch: Orch) -> None:
+    lines = """
+        mkdir -p "$ORCH_MEMORY_DIR" && touch "$ORCH_MEMORY_DIR/$RANK" && echo "kept $ORCH_MEMORY_DIR"
+        [ "$RANK" = 3 ] || exec sleep 1000
+        until [ -e "${ORCH_MEMORY_DIR%.*}.n0/0" ]; do sleep 0.1; done
+        exit 7
+    """
+    orch("ssh-launch", "--", "sh", "-c", lines, code=1)
+    kept = {line["text"].split()[1] for line in orch.lines() if line["text"].startswith("kept ")}
+    assert {path.rpartition(".")[2] for path in kept} == {"n0", "n1"}
+    assert not [path for path in kept if Path(path).exists()]
+
+
 def test_rank_that_forbids_a_retry_ends_orch_with_93(orch: Orch) -> None:
     orch("ssh-launch", "--", "sh", "-c", "exit 93", code=93)
 

@@ -385,11 +385,15 @@ class Agent:
             outcome = Outcome(State.DONE)
             done = {"time": self.events.clock.now(), "ranks": list(self.job.rank_numbers)}
             write_json(os.path.join(self.folder, "DONE"), done)
+        memory, slurm = memory_folder(self.job.run_id, self.job.node), self.job.slurm
         # Ranks are stopped also because another node has failed: then another attempt may follow.
-        if outcome.state in (State.DONE, State.REQUEUE) or outcome.no_retry:
-            problem = remove_memory(memory_folder(self.job.run_id, self.job.node))
+        is_last = slurm is not None and slurm.get("max_retries") == 0
+        if outcome.state in (State.DONE, State.REQUEUE) or outcome.no_retry or is_last:
+            problem = remove_memory(memory)
             if problem:
                 self.events.write_message(f"the memory of this run was not removed: {problem}")
+        elif slurm is not None and os.path.isdir(memory):
+            write_json(os.path.join(self.folder, "memory-kept"), {"folder": memory})  # for the batch script
         text = f"{self.job.node}: {outcome.reason or outcome.state.lower()}, nothing is left running"
         record = read_agent(self.folder)
         kills = None if record is None else kills_of_run(record)

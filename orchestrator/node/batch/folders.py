@@ -1,12 +1,14 @@
-"""The folders of a Slurm job that all nodes share, made on the head before the agents start."""
+"""The folders of a Slurm job: those that all nodes share, made on the head before the agents start, and that in the memory of each node."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 
 from orchestrator.node.code_folder import make_code_folder, make_shared_folder
 from orchestrator.node.job import Refused, load_job
+from orchestrator.node.memory_folder import memory_folder, remove_memory
 
 
 def make_folders(path: str) -> None:
@@ -20,3 +22,11 @@ def make_folders(path: str) -> None:
         make_code_folder(job.run_dir, job.bundle_dir)
         if job.slurm is not None and job.slurm.get("shared", True):
             make_shared_folder(job.run_dir)
+
+
+def forget_memory(path: str, node: str) -> int:
+    """Remove what the ranks of the run of a job.json have left for another attempt in the memory of this node; return the exit code."""
+    problem = remove_memory(memory_folder(load_job(path, "", 0).run_id, node))
+    if problem:
+        print(f"orch: the memory of this run was not removed: {problem}", file=sys.stderr)
+    return 1 if problem else 0

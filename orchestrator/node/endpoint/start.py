@@ -102,16 +102,15 @@ class Starter:
             os.close(log)
 
     def stand_by(self, request: messages.StandbyRequest, _payload: bytes) -> Tuple[messages.Empty, bytes]:
-        """Keep a standby for the attempt after the one in this folder, in place of any other; without `agent`, keep none."""
+        """Keep a standby for the attempt after the one in this folder, in place of any other; without `agent`, none follows on this node."""
         ended, self.standby = self.standby, None
         if ended is not None:
             ended.end()
         if request["agent"] is None:
-            if ended is not None:  # no attempt follows on this node
-                from orchestrator.node.memory_folder import memory_folder, remove_memory  # noqa: PLC0415  most runs have none
+            from orchestrator.node.memory_folder import memory_folder, remove_memory  # noqa: PLC0415  for a failed run
 
-                attempt, node = os.path.split(ended.folder)
-                remove_memory(memory_folder(os.path.basename(os.path.dirname(attempt)), node))
+            attempt, node = os.path.split(absolute_path(request["folder"]))
+            remove_memory(memory_folder(os.path.basename(os.path.dirname(attempt)), node))
             return {}, b""
         from orchestrator.node.endpoint.fork import AgentFork  # noqa: PLC0415  as in _begin
         from orchestrator.node.endpoint.standby import Standby  # noqa: PLC0415
