@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from orchestrator.errors import NodeError, OrchError
 from orchestrator.progress import OnProgress
 from orchestrator.transports.base import Transport
-from orchestrator.transports.ssh.deferred_mock import deferred_mock
+from orchestrator.transports.ssh.deferred_imports import deferred_imports
 from orchestrator.transports.ssh.interactive import login_argv
 from orchestrator.transports.ssh.route import Destination, PlannedSsh, SshSettings
 from orchestrator.transports.terminal import PromptCancelled, Terminal
@@ -66,7 +66,7 @@ def transport_factory(
         from orchestrator.transports.local import LocalTransport  # noqa: PLC0415
 
         return lambda node: LocalTransport(node.name)
-    with deferred_mock():
+    with deferred_imports():
         from orchestrator.transports.ssh.chosen import ChosenTransport  # noqa: PLC0415
         from orchestrator.transports.ssh.user_keys import Keyring  # noqa: PLC0415
 
