@@ -10,6 +10,7 @@ import secrets
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from orchestrator.node import memory_folder
 from tests.grounds import held_task
 from tests.grounds.checkpoints import flip
 from tests.grounds.cli import Orch
+from tests.grounds.hosts import Hosts
+from tests.grounds.metrics import step_numbers
 from tests.grounds.sshd import Farm
 from tests.train.conftest import DEADLINE_S, HELD, Rank, StartRanks
 from tests.until import until
@@ -27,6 +30,8 @@ pytestmark = pytest.mark.train
 NODES = ("a", "b")
 WORDS = ("steps=20", "save_steps=100000", "log_steps=1")
 KEPT = "memory_steps=12"
+PROGRESS = Path("progress", "1.json")
+NODE_ENV = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
 @pytest.fixture
@@ -80,9 +85,9 @@ class Run:
         until(has_kept, deadline_s=DEADLINE_S, awaited=f"the state of step {step} in memory")
 
 
-def _hold(out: Path) -> Path:
-    """Have training wait after step 12, as if there were a checkpoint."""
-    held = held_task.hold(out, steps=12)
+def _hold(out: Path, *, steps: int = 12) -> Path:
+    """Have training wait after that step, as if there were a checkpoint."""
+    held = held_task.hold(out, steps=steps)
     (out / "step_held").mkdir()
     (out / "step_held" / "manifest.json").touch()
     (out / "metrics.jsonl").touch()
@@ -167,38 +172,99 @@ def test_part_that_cannot_be_moved_to_its_rank_leaves_the_state_out(
     assert "resuming" not in second[0].out
 
 
+class OrchRun:
+    """A run of the held task under orch, with a rank on each of two nodes, which keeps every step in memory and saves nothing before the last."""
+
+    def __init__(self, orch: Orch, site: Path, shared: Path, uid: int) -> None:
+        """Make the folder `shared`, which all nodes see, for the account `uid`, and the code in `site`."""
+        self.orch, self.out, self.uid, self.id = orch, shared / "out", uid, ""
+        self.text = shared / "text.txt"
+        (site / "tests" / "grounds").mkdir(parents=True)
+        shutil.copy(held_task.__file__, site / "tests" / "grounds")
+        shared.mkdir()
+        shared.chmod(0o777)
+        self.text.write_text(Path(__file__).read_text() * 9)
+        self.held = _hold(self.out, steps=0)
+        for path in (self.out, *self.out.rglob("*")):
+            os.chown(path, uid, -1)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (*HELD, *WORDS, "memory_steps=1", f"data.paths={self.text}", f"out={self.out}")
+
+    def folder(self, node: str) -> Path:
+        """The states in the memory of a node, on the node."""
+        return Path(memory_folder.ROOT, f"orch-{self.uid}-{self.id}.{node}")
+
+    def await_start(self) -> None:
+        (record,) = until(self.orch.records, deadline_s=DEADLINE_S, awaited="the run")
+        self.id = record["id"]
+
+    def train(self, folders: Sequence[Path], progress: Path) -> int:
+        """
+        Let it make some steps, and return the last one once its state is kept.
+
+        Args:
+            folders: of the states, in the memory of both nodes.
+            progress: of a rank, which reports in a later step, and up to a second later, that it has kept something.
+        """
+        last = 0
+        for _ in range(3):
+            held_task.allow(self.held, steps=last + 1)
+            last = until(
+                partial(self._kept_after, last, folders), deadline_s=DEADLINE_S, awaited=f"step {last + 1} in memory"
+            )
+        until(lambda: json.loads(progress.read_text())["saved"], deadline_s=DEADLINE_S, awaited="the report of it")
+        return last
+
+    def _kept_after(self, step: int, folders: Sequence[Path]) -> int | None:
+        """The last recorded step, once it is a later one, and both nodes have the parts of both ranks."""
+        last = max((number for number, *_ in step_numbers(self.out)), default=0)
+        has_all = all(records_of(folder, rank, last) for folder in folders for rank in (0, 1))
+        return last if last > step and has_all else None
+
+
 @pytest.mark.slow
 def test_run_whose_rank_is_killed_continues_from_memory_which_is_removed_at_its_end(tmp_path: Path, farm: Farm) -> None:
-    """Under orch, over ssh: nothing was saved but in memory."""
+    """Under orch, over ssh: nothing was saved but in memory, and no whole step is lost."""
     site = tmp_path / "site"
-    (site / "tests" / "grounds").mkdir(parents=True)
-    shutil.copy(held_task.__file__, site / "tests" / "grounds")
-    farm.inventory(site, nodes=2, env={"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"})
-    orch, uid = Orch(site), farm.home.stat().st_uid
-    folder = farm.home / secrets.token_hex(4)
-    folder.mkdir(mode=0o777)
-    folder.chmod(0o777)
-    held = _hold(folder / "out")
-    for path in (folder / "out", *(folder / "out").rglob("*")):
-        os.chown(path, uid, -1)
-    text = folder / "text.txt"
-    text.write_text(Path(__file__).read_text() * 9)
-    words = (*WORDS, KEPT, f"data.paths={text}", f"out={folder / 'out'}")
-    with orch.start("ssh-launch", "--max-retries", "1", *HELD, *words) as launch:
-        (record,) = until(orch.records, deadline_s=DEADLINE_S, awaited="the run")
-        kept = [Path(memory_folder.ROOT, f"orch-{uid}-{record['id']}.{node}") for node in ("n0", "n1")]
-        until(
-            lambda: all(records_of(path, rank, 12) for path in kept for rank in (0, 1)),
-            deadline_s=DEADLINE_S,
-            awaited="the state of step 12 in the memory of both nodes",
-        )
-        held_task.allow(held, steps=14)  # a rank reports in its next step what it has kept
-        progress = orch.node_folder(record["id"], "n1") / "progress" / "1.json"
-        until(lambda: '"saved": 12' in progress.read_text(), deadline_s=DEADLINE_S, awaited="the report of it")
-        os.kill(orch.rank_pid(record["id"], "n1", 1), signal.SIGKILL)
-        held.unlink()
+    run = OrchRun(Orch(site), site, farm.home / secrets.token_hex(4), farm.home.stat().st_uid)
+    farm.inventory(site, nodes=2, env=NODE_ENV)
+    with run.orch.start("ssh-launch", "--max-retries", "1", *run.words) as launch:
+        run.await_start()
+        kept = [run.folder(node) for node in ("n0", "n1")]
+        last = run.train(kept, run.orch.node_folder(run.id, "n1") / PROGRESS)
+        os.kill(run.orch.rank_pid(run.id, "n1", 1), signal.SIGKILL)
+        run.held.unlink()
         out, errors = launch.communicate(timeout=DEADLINE_S)
     assert launch.returncode == 0, errors
-    assert re.search(r"^\[n0:0\].*resuming from memory, step 12$", out, re.MULTILINE)
-    assert (folder / "out" / "step_20").exists()
+    assert re.search(rf"^\[n0:0\].*resuming from memory, step {last}$", out, re.MULTILINE)
+    assert [step for step, *_ in step_numbers(run.out)] == list(range(1, 21))
     assert not any(path.exists() for path in kept)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_run_whose_node_is_lost_continues_on_a_spare_from_the_copies_of_its_neighbour(
+    start_ranks: StartRanks, tmp_path: Path, hosts: Hosts
+) -> None:
+    """The host is gone with all states in its memory. Nothing was saved but in memory, and no whole step is lost."""
+    site = tmp_path / "site"
+    run = OrchRun(hosts.orch(site), site, hosts.folder / secrets.token_hex(4), hosts.uid)
+    hosts.inventory(site, spares=["h2"], env=NODE_ENV)
+    options = ("--max-retries", "1", "--isolation-timeout", "5s")
+    with run.orch.start("ssh-launch", *options, *run.words) as launch:
+        run.await_start()
+        folders = [Path(f"/proc/{host.pid}/root{run.folder(host.name)}") for host in hosts.hosts[:2]]
+        last = run.train(folders, hosts[1].path(run.orch.node_folder(run.id, "h1") / PROGRESS))
+        hosts[1].kill()
+        run.held.unlink()
+        out, errors = launch.communicate(timeout=DEADLINE_S)
+    assert launch.returncode == 0, errors
+    resumed = rf"^\[h0:0\].*resuming from memory, step {last}, of rank 1 from copies on other nodes$"
+    assert re.search(resumed, out, re.MULTILINE), out
+    assert "[h2:1]" in out or "h2" in errors
+    words = (*WORDS, f"data.paths={run.text}", f"out={tmp_path / 'whole'}")
+    assert [rank.wait() for rank in start_ranks(*words, base=HELD)] == [0, 0]
+    assert step_numbers(run.out) == step_numbers(tmp_path / "whole")
+    assert _result(run.out) == _result(tmp_path / "whole")
