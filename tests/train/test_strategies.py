@@ -15,6 +15,7 @@ import pytest
 
 from orchestrator.node.run_folder import STANDBY_RECORD
 from tests.grounds import components, held_task
+from tests.grounds.checkpoints import flip
 from tests.grounds.cli import Orch
 from tests.grounds.metrics import StepNumbers, step_numbers
 from tests.grounds.sshd import Farm
@@ -180,6 +181,29 @@ def test_checkpoint_resumes_under_another_strategy_and_world_size(
         if ranks != 2:
             assert f"WARNING: the checkpoint was written by 2 ranks and is split over {ranks} now" in started[0].out
         assert step_numbers(out) == [pytest.approx(numbers, rel=1e-5) for numbers in step_numbers(of_two)[2:]]
+
+
+@pytest.mark.slow
+def test_losses_of_a_training_that_changes_strategy_and_world_size_are_those_of_one_that_does_not(
+    start_ranks: StartRanks, tmp_path: Path
+) -> None:
+    """Each part continues from the shards of the one before, with the micro batch that gives the same batches."""
+    components.module("deepspeed")
+    words = (*WORDS, "accumulation=1", "save_steps=2", "optim.schedule=constant", "checkpoint=sharded")
+    straight, out = tmp_path / "straight", tmp_path / "out"
+    assert codes(start_ranks(*words, "steps=8", f"out={straight}")) == [0, 0]
+    for step, (strategy, ranks) in zip((2, 4, 6, 8), (("ddp", 2), ("fsdp2", 4), ("zero3", 2), ("ddp", 1)), strict=True):
+        settings = (f"strategy={strategy}", f"steps={step}", f"micro_batch={8 // ranks}", f"out={out}")
+        started = start_ranks(*words, *settings, world_size=ranks)
+        assert set(codes(started)) == {0}, started[0].err
+        assert step == 2 or f"resuming from {out}/step_{step - 2}, step {step - 2}\n" in started[0].out
+    assert step_numbers(out) == [pytest.approx(numbers, rel=1e-5) for numbers in step_numbers(straight)]
+    assert sorted(path.name for path in out.glob("step_*")) == ["step_4", "step_6", "step_8"]  # of 4, 2 and 1 ranks
+    flip(out / "step_8" / "r00000.safetensors")
+    (repeated,) = start_ranks(*words, "steps=8", "micro_batch=8", f"out={out}", world_size=1)
+    assert repeated.wait() == 0
+    assert f"resuming from {out}/step_6, step 6\n" in repeated.out
+    assert step_numbers(out) == [pytest.approx(numbers, rel=1e-5) for numbers in step_numbers(straight)]
 
 
 @pytest.mark.slow

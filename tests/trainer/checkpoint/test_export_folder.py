@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.grounds import hf_models
 from tests.grounds.checkpoints import Session
 from tests.grounds.llama_logits import TOKENS, VARIANTS
 from tests.grounds.trainings import train_alone
@@ -74,7 +75,10 @@ def test_a_step_from_weights_is_exported_with_config_and_tokenizer(
     assert export_folder(out / "step_1", tmp_path / "shards", None, shard_bytes=1000) == 26
     index = json.loads((tmp_path / "shards" / INDEX).read_text())
     assert index["metadata"]["total_size"] == sum(2 * tensor.numel() for tensor in trained.values())
-    assert len(set(index["weight_map"].values())) > 2
+    names = set(index["weight_map"].values())
+    assert len(names) > 2
+    for tensors in (load_file(tmp_path / "shards" / name) for name in names):
+        assert len(tensors) == 1 or sum(2 * tensor.numel() for tensor in tensors.values()) <= 1000
     assert torch.equal(logits(tmp_path / "shards"), logits(target))
     # of another shape
     (source / "config.json").write_text(json.dumps({**VARIANTS[VARIANT], "intermediate_size": 25}))
@@ -87,6 +91,8 @@ def test_a_step_from_weights_is_exported_with_config_and_tokenizer(
     assert main(["export", "--hf", str(out), str(target), "--shape", str(target)]) == 2
     assert capsys.readouterr().err == f"error: {target}: cannot be written: File exists\n"
     assert list(tmp_path.glob("*.tmp-*")) == []
+    tokens = torch.tensor(TOKENS)
+    assert torch.equal(hf_models.logits(tmp_path / "shards", tokens), hf_models.logits(target, tokens))
 
 
 def test_a_model_without_config_json_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

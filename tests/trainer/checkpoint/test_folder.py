@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.grounds.checkpoints import Session
+from tests.grounds.killed_writers import CALLS
 from tests.grounds.mounts import fill, in_own_mounts, make_read_only, mount
 from trainer.checkpoint import files
 from trainer.checkpoint.space import saves_after
 from trainer.config.config import load_config
-from trainer.errors import TrainerError, UserError
+from trainer.errors import StorageError, TrainerError, UserError
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
@@ -98,6 +100,50 @@ def test_disk_that_fills_up_during_a_save_costs_no_older_checkpoint(tmp_path: Pa
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert caught.value.exit_code == 1
     assert Session.start(tmp_path).resume().step == 1
+
+
+@pytest.mark.parametrize("form", ["whole", "sharded"])
+def test_error_of_any_call_of_a_save_is_reported_and_costs_no_older_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    session = Session.start(tmp_path, checkpoint=form, save_total_limit=1)
+    session.train_and_save(1)
+    problems: list[str] = []
+    for step in range(2, 100):
+        newest = files.newest_first(tmp_path)[0]
+        with monkeypatch.context() as patched:
+            remaining = iter(range(len(problems)))  # calls that succeed
+            for name in CALLS:
+                patched.setattr(os, name, _failing(getattr(os, name), remaining))
+            problem = _problem_of_save(session, step)
+        left = files.newest_first(tmp_path)
+        assert left[0] in (newest, tmp_path / f"step_{step}")
+        for path in left:
+            files.verify(path, files.step_of(path))
+        if not problem:
+            break
+        problems.append(problem)
+        assert problem.startswith(f"cannot save {tmp_path}/step_{step}: ")
+    assert 10 < len(problems) < 90
+
+
+def _problem_of_save(session: Session, step: int) -> str:
+    try:
+        session.train_and_save(step)
+    except StorageError as exc:
+        return str(exc)
+    return ""
+
+
+def _failing(call: Callable[..., object], remaining: Iterator[int]) -> Callable[..., object]:
+    """The call, which fails when nothing remains."""
+
+    def replacement(*args: object, **more: object) -> object:
+        if next(remaining, None) is None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return call(*args, **more)
+
+    return replacement
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")

@@ -166,6 +166,18 @@ def test_every_flipped_bit_every_length_and_every_file_of_another_save_are_found
         files.verify(path, 2)
 
 
+def test_shard_of_more_ranks_beside_those_of_a_checkpoint_is_not_read(tmp_path: Path) -> None:
+    Session.start(tmp_path, checkpoint="sharded").train_and_save(1, 2)
+    step_1, step_2 = tmp_path / "step_1", tmp_path / "step_2"
+    shutil.copyfile(step_1 / "r00000.safetensors", step_2 / "r00001.safetensors")
+    session = Session.start(tmp_path, checkpoint="sharded")
+    assert session.resume().step == 2
+    clean = Session.start(tmp_path, checkpoint="sharded")
+    (step_2 / "r00001.safetensors").unlink()
+    clean.resume()
+    assert session.weights() == clean.weights()
+
+
 def test_manifest_that_lacks_elements_is_damaged() -> None:
     manifest = {"tensors": shards.merged([{"model/a": ["F32", [4, 3], 0, 6]}, {"model/a": ["F32", [4, 3], 6, 12]}])}
     shards.check_tensors(manifest)
