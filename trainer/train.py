@@ -174,7 +174,11 @@ class Trainer:
             state = self._record(state, result, {**trained, **evaluated}, last=is_last)
         self.saver.after_step(state, flags, evaluated, last=is_last)
         if saves and not is_last:
-            self.outcomes.exchange(self._flags(step + 1))
+            known = self.saver.known_flags(step + 1)
+            if known is None:
+                self.outcomes.exchange(self._flags(step + 1))
+            else:
+                self.outcomes.flags = known
         return state
 
     def _step(self, step: int) -> StepResult | None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, Mapping
 
 import torch
 
@@ -186,13 +186,9 @@ class ShardedSave:
         record: Dict[str, Any] = {}
         if not self.problem():
             record = {**self._answer.result(), "tensors": self._intervals}
-        answers = self.group.gather_bytes(json.dumps(record).encode())
-        rng = sharded.random_states(self.group, self.random_state)
+        records, rng = sharded.gather_records(self.group, record, self.random_state)
         self.is_written_by_all = True
-        if not self.group.rank.is_main:
-            return
-        records: List[Dict[str, Any]] = [json.loads(answer) for answer in answers]
-        if not all(records):
+        if not records or not all(records):
             return
         self.is_committed = True
         self._answer = self.writer.request(

@@ -78,21 +78,37 @@ class Saver:
             mine |= Flag.WRITING
         if not self.is_main:
             return mine | Flag.SAVE_FAILED if writing and writing.is_done and writing.problem() else mine
-        wanted = self._postponed or self._is_due_by_time()
         if self._writing and writing and not writing.is_done:
-            due = wanted or self._is_due_by_step(step)
-            if due and not self._postponed:
-                log_line(
-                    f"step {self._writing.step} is still being written: the save at step {step} is put off until it is"
-                )
-            self._postponed = due
+            self._postpone_if_due(step)
             return Flag.POSTPONE | mine
         if writing and writing.problem():
             return mine | Flag.SAVE_FAILED
         self._report_end()
         if self._is_too_soon():
             return mine | Flag.POSTPONE
-        return mine | Flag.SAVE if wanted else mine
+        return mine | Flag.SAVE if self._postponed or self._is_due_by_time() else mine
+
+    def known_flags(self, step: int) -> Flag | None:
+        """
+        The flags of all ranks for the end of `step`, if after_step() has begun a save in the background before it; None if they must be exchanged.
+
+        The save counts as under way, so that no rank waits for another one that still copies its state.
+        """
+        if not self.config.async_save or self.memory is not None:
+            return None
+        if self.is_main:
+            self._postpone_if_due(step)
+        return Flag.POSTPONE | Flag.WRITING
+
+    def _postpone_if_due(self, step: int) -> None:
+        """On rank 0, while a checkpoint is being written: have the save that is due at the end of `step`, or was before, follow it."""
+        assert self._writing is not None
+        due = self._postponed or self._is_due_by_time() or self._is_due_by_step(step)
+        if due and not self._postponed:
+            log_line(
+                f"step {self._writing.step} is still being written: the save at step {step} is put off until it is"
+            )
+        self._postponed = due
 
     def _poll_memory(self) -> Flag:
         if self.memory is None:

@@ -85,10 +85,8 @@ def save(
             record = write_own_shard(temporary, group, state)
         except OSError as exc:
             problem = f"cannot save {out / f'step_{step}'}: {exc}"
-    answers = group.gather_bytes(json.dumps(record).encode())
-    rng = random_states(group, random_state)
-    records: List[Dict[str, Any]] = [json.loads(answer) for answer in answers]
-    if group.rank.is_main and temporary is not None and all(records):
+    records, rng = gather_records(group, record, random_state)
+    if temporary is not None and records and all(records):
         everything = {**metadata, **state_metadata(state)}
         try:
             shards.commit(out, temporary, step=step, records=records, rng=rng, metadata=everything)
@@ -104,9 +102,20 @@ def state_metadata(state: LocalState) -> Dict[str, Any]:
     return {"optimizer_steps": state.steps, "scaler": state.scaler, "aliases": state.aliases, **further}
 
 
-def random_states(group: Group, mine: bytes) -> bytes:
-    """The random states of all ranks, as JSON; a collective."""
-    return b"[" + b",\n".join(group.gather_bytes(mine)) + b"]"
+def gather_records(group: Group, record: Mapping[str, Any], random_state: bytes) -> Tuple[List[Dict[str, Any]], bytes]:
+    """
+    On rank 0, the records and the random states of all ranks, the latter as JSON; on other ranks, nothing. A collective.
+
+    Args:
+        group: of all ranks.
+        record: of this rank's shard, empty if it is not written.
+        random_state: of this rank, as JSON.
+    """
+    answers = group.gather_bytes(json.dumps([record, random_state.decode()]).encode())
+    if not group.rank.is_main:
+        return [], b""
+    found = [json.loads(answer) for answer in answers]
+    return [each for each, _ in found], b"[" + b",\n".join(state.encode() for _, state in found) + b"]"
 
 
 def _create_temporary(group: Group, out: Path, step: int) -> Tuple[Path | None, str]:

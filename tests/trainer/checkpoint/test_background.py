@@ -127,6 +127,21 @@ def test_save_that_fell_due_while_shards_were_written_follows_them(
     assert loop.saver.finish() == ""
 
 
+def test_save_due_at_the_step_after_one_has_begun_follows_it_without_an_exchange_of_flags(loop: Loop) -> None:
+    loop.train(2)
+    assert loop.saver.known_flags(3) == Flag.POSTPONE | Flag.WRITING
+    assert loop.saver.finish() == ""
+    assert not loop.saver.poll(5) & Flag.SAVE
+    loop.train(2)
+    assert loop.saver.known_flags(6) == Flag.POSTPONE | Flag.WRITING
+    assert loop.saver.finish() == ""
+    assert loop.saver.poll(7) & Flag.SAVE
+
+
+def test_flags_are_exchanged_after_a_save_that_is_waited_for(tmp_path: Path) -> None:
+    assert Loop(tmp_path, async_save=False).saver.known_flags(3) is None
+
+
 def test_last_save_waits_for_the_shards_being_written(loop: Loop) -> None:
     loop.train(2)
     loop.train(last=True)
