@@ -28,7 +28,8 @@ TRAINER, BY_HAND, HF = "python -m trainer", "a DDP loop by hand", "Hugging Face 
 SYNC, ASYNC = "async_save=false", "async_save=true"
 WHOLE, SHARDED = "checkpoint=whole", "checkpoint=sharded"
 SHARDED_ASYNC = f"{SHARDED} {ASYNC}"
-CPU_PER_GB, GROWN, WRITER = "CPU time per GB", "memory", "the process that writes a shard"
+CPU_PER_GB, GROWN = "CPU time per GB", "memory"
+WRITER, WAITED = "the process that writes a shard", "a save that is waited for"
 SHARD_MB = 500
 FRESH, RESUMED = "a fresh start", "a resume"
 UNCOUNTED = 10  # steps at the start of a run
@@ -75,8 +76,8 @@ SHARDS_DESCRIPTION = """\
 The same model and figures with 4 ranks. A sharded checkpoint has the same bytes in four files, each written, hashed and read back by one rank;
 with `async_save`, by a process beside each rank."""
 SHARD_DESCRIPTION = """\
-A shard of {size} MB, in the background. *CPU time per GB*: of the process that writes, hashes and compares it, in its second save; 1.25 s are
-0.8 GB per second. *Memory*: by how much the training process grows."""
+A shard of {size} MB, in the background and waited for. *CPU time per GB*: of the process that writes, hashes and compares it, in its second save; 1.25 s
+are 0.8 GB per second. *Memory*: by how much the training process grows."""
 RESUME_DESCRIPTION = """\
 The same model, 2 ranks. From the start of torchrun to the end of the first step, imports and rendezvous included. A resume
 reads and hashes a checkpoint of 227 MB and sends it to the other rank."""
@@ -211,17 +212,19 @@ def _saving_shards(workspace: Workspace, repetitions: int) -> Measure:
 
 
 def _writing_shard(workspace: Workspace, repetitions: int) -> Measure:
-    def run() -> Mapping[str, float]:
+    def run(mode: str) -> Mapping[str, float]:
         out = workspace.folder / "shard"
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
-        program = [sys.executable, str(_PROGRAMS / "save_shard.py"), str(out), str(SHARD_MB)]
+        program = [sys.executable, str(_PROGRAMS / "save_shard.py"), str(out), str(SHARD_MB), mode]
         env = {**workspace.env, "PYTHONPATH": str(_REPOSITORY), "OMP_NUM_THREADS": "1"}
         figures = _figures(time_job(Job([program], cwd=workspace.folder, env=env), limit_s=600))
         return {CPU_PER_GB: figures["cpu_s"] * 1000 / SHARD_MB, GROWN: figures["grown_mb"]}
 
-    targets = (Target(WRITER, CPU_PER_GB, 1.25), Target(WRITER, GROWN, 1.1 * SHARD_MB))
-    series = run_rounds([Contestant(WRITER, run)], repetitions=repetitions)
+    modes = {WRITER: "background", WAITED: "foreground"}
+    targets = (Target(WRITER, CPU_PER_GB, 1.25), *(Target(name, GROWN, 1.1 * SHARD_MB) for name in modes))
+    contestants = [Contestant(name, functools.partial(run, mode)) for name, mode in modes.items()]
+    series = run_rounds(contestants, repetitions=repetitions)
     description = SHARD_DESCRIPTION.format(size=SHARD_MB)
     return Measure("Writing a shard", description, WRITER, (CPU_PER_GB, GROWN), targets, series)
 
