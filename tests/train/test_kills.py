@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.kills import KilledSaves
 from tests.grounds.metrics import step_numbers
 from tests.train.conftest import DEADLINE_S, Rank, StartRanks
 from tests.until import until
@@ -83,3 +84,15 @@ def test_training_killed_at_random_moments_of_a_save_loses_and_repeats_no_batch(
     assert [rank.wait() for rank in start_ranks(*WORDS, f"out={killed}")] == [0, 0]
     assert step_numbers(killed) == step_numbers(uninterrupted)
     assert (killed / "step_100/state.pt").read_bytes() == (uninterrupted / "step_100/state.pt").read_bytes()
+
+
+def test_kills_of_ranks_and_of_processes_that_write_leave_the_checkpoints_of_an_undisturbed_training(
+    start_ranks: StartRanks, tmp_path: Path
+) -> None:
+    """`python -m bench.kills` does so 200 times, each time from what the kill before has left."""
+    saves = KilledSaves(start_ranks, tmp_path, seed=4, steps=20)
+    for _ in range(3):
+        saves.kill_one()
+    saves.continue_once()
+    assert min(saves.kills.values()) >= 1
+    assert saves.checked >= 3
