@@ -12,14 +12,18 @@ from safetensors.torch import load_file, save_file
 
 from tests.grounds.chats import sums, write_records
 from tests.grounds.hf_models import build, logits, write_model
-from tests.grounds.trainings import train_alone
+from tests.grounds.metrics import read_metrics
+from tests.grounds.trainings import NO_PREEMPTION, train_alone, world_of_one
 from trainer.checkpoint.__main__ import main
 from trainer.checkpoint.initial import read_weights, shapes_of
 from trainer.config.config import TrainConfig, load_config
 from trainer.errors import UserError
 from trainer.parallel.parts import tied_names
+from trainer.runtime.init import initialise
+from trainer.runtime.progress import Progress
 from trainer.tasks.hf import TYPES, HuggingFaceModel
 from trainer.tasks.load import load_task
+from trainer.train import Trainer
 
 WEIGHTS = "model.safetensors"
 
@@ -70,6 +74,29 @@ def test_trained_model_is_exported_as_transformers_loads_it(tmp_path: Path, is_t
         torch.testing.assert_close(after, model(tokens).logits, rtol=0.0, atol=0.0)
     assert (exported / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     assert main(["export", str(tmp_path / "out"), str(tmp_path / "b"), "--hf", "--shape", str(tmp_path / "no")]) == 2
+
+
+@pytest.mark.parametrize("words", ["", "lora.rank=2"])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_embedding_and_head_are_gathered_by_fsdp2_where_they_are_used(
+    tmp_path: Path, words: str, *, is_tied: bool
+) -> None:
+    """The losses are those of ddp; a weight that is not gathered for its use would be an error of torch."""
+    folder = tmp_path / "model"
+    write_model(folder, tie_word_embeddings=is_tied)
+    group = initialise("cpu", 60.0, world_of_one())
+    losses = []
+    try:
+        for strategy in ("ddp", "fsdp2"):
+            config = settings(folder, tmp_path / strategy, f"strategy={strategy}", "steps=3", *words.split())
+            trainer = Trainer(config, group, Progress(group.rank, config.steps), NO_PREEMPTION)
+            trainer.run()
+            trainer.metrics.close(1)
+            losses.append([record["loss"] for record in read_metrics(tmp_path / strategy)])
+    finally:
+        torch.distributed.destroy_process_group()
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert len(set(losses[0])) == 3
 
 
 def test_weights_are_those_of_the_folder_and_buffers_stay_exact(tmp_path: Path) -> None:
