@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import torch
 
@@ -28,4 +28,15 @@ def compile_blocks(
         settings.cache_size_limit = max(settings.cache_size_limit, OTHER_GRAPHS + 2 * len(blocks))
     head = [group[-1] for group in ends[-1:]]
     for part in (*blocks, *head) if blocks else (model,):
+        if part.forward.__module__.startswith("torch."):
+            part.forward = _called_by_function(part.forward)
         part.compile()
+
+
+def _called_by_function(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Give torch.compile a function to begin with: it skips torch's own, and would compile nothing of an nn.Sequential."""
+
+    def called(*inputs: Any, **named: Any) -> Any:  # noqa: ANN401 -- a module's
+        return forward(*inputs, **named)
+
+    return called
