@@ -13,6 +13,7 @@ from orchestrator.node.agent.nested_launcher import LauncherSearch, lone_world_m
 from orchestrator.node.agent.network_watch import NetworkWatch
 from orchestrator.node.agent.rank_setup import rank_setup
 from orchestrator.node.events import NO_RETRY, REQUEUE, EventLog, Kind, State
+from orchestrator.node.fence import Fence
 from orchestrator.node.files import read_json, write_json
 from orchestrator.node.job import Job, Refused
 from orchestrator.node.lean import signal
@@ -75,6 +76,7 @@ class Agent:
         self.cards = CardSampler(job, folder, events)
         self.network = NetworkWatch(job, folder, events)
         self.hangs = HangWatch(job, folder, events)
+        self.fence = Fence(folder) if job.slurm is not None else None
         self.cwd = folder  # of the ranks, once they are started
         self.cpus: Sequence[set[int]] = ()  # of each rank; empty if they are not bound
         self.guard_pid = os.getppid()
@@ -152,6 +154,7 @@ class Agent:
             self.kill_if_due()
             self.events.flush()
             self.logs.record()
+            self.check_fence()
             self.check_supervision()
             self.check_launchers()
             self.watch_ranks()
@@ -324,6 +327,14 @@ class Agent:
         if self.is_first("warning"):
             text = f"Slurm will end the job (at its time limit, in {warn_s} s or a little more)"
             self.events.write(Kind.WARNED, f"{text}: the ranks are asked to save and end")
+
+    def check_fence(self) -> None:
+        """Kill the ranks, also those that are being stopped, if a later attempt of the job has begun elsewhere."""
+        if self.fence is None or not self.fence.is_closed() or not self.is_first("fence"):
+            return
+        reason = "Slurm has lost this node, and has started a later attempt of the run"
+        self.begin_stop(Outcome(State.FAILED, reason=reason), reason, 0.0)
+        self.kill_at_s = time.monotonic()
 
     def check_supervision(self) -> None:
         """Stop the ranks if the node is isolated, or (with --orphan-timeout) if it has no supervisor."""

@@ -12,6 +12,7 @@ from orchestrator.node.batch.allocation import usable_nodes
 from orchestrator.node.batch.history import Attempt, wait_for_ends
 from orchestrator.node.batch.requeue import requeue
 from orchestrator.node.events import Clock, EventLog, Kind
+from orchestrator.node.fence import close_fences
 from orchestrator.node.files import write_json
 from orchestrator.node.job import load_job
 from orchestrator.node.retry import (
@@ -48,7 +49,10 @@ def next_attempt(path: str, status: str, ended: str) -> int:
     batch_host = os.environ["SLURMD_NODENAME"]
     job = load_job(path, batch_host, 0)
     assert job.slurm is not None, "a job of Slurm"
-    if not job.slurm.get("shared", True):  # the files of the other nodes' agents cannot be read from this node
+    # Slurm has lost this node, and started the job elsewhere
+    is_superseded = (newest_attempt(job.run_dir) or 0) > job.attempt
+    # without a shared folder, the files of the other nodes' agents cannot be read from this node
+    if is_superseded or not job.slurm.get("shared", True):
         return int(status)
     attempts = attempts_of(job)
     last, folder = attempts[-1], os.path.dirname(path)
@@ -135,7 +139,11 @@ def node_events(folder: str) -> EventLog:
 
 
 def begin_attempt(path: str) -> str:
-    """Make the folder of the job's next attempt, atomically, with its job.json and the first attempt's node.sh; return its path."""
+    """
+    Make the folder of the job's next attempt, atomically, with its job.json and the first attempt's node.sh; return its path.
+
+    Ranks of earlier attempts, which nodes that are cut off from Slurm may still have, are ended first.
+    """
     first = os.path.dirname(os.path.abspath(path))
     run_dir = os.path.dirname(first)
     number = 1 + (newest_attempt(run_dir) or 0)
@@ -148,4 +156,8 @@ def begin_attempt(path: str) -> str:
     write_json(os.path.join(unfinished, "job.json"), {**job, "attempt": number})
     shutil.copy(os.path.join(first, "node.sh"), unfinished)
     os.rename(unfinished, folder)
+    left = close_fences(run_dir, number)
+    if left:
+        names = ", ".join(sorted(left))
+        sys.exit(f"orch: ranks of an earlier attempt still run on {names}, and could write the same checkpoints")
     return folder
