@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -108,13 +109,15 @@ def test_first_failing_rank_is_named_whatever_the_clocks_show(
     for rank in (first, 1 - first):
         os.kill(orch.rank_pid(run, f"n{rank}", rank), signal.SIGKILL)
         until(lambda rank=rank: _is_over(orch, run, rank), awaited=f"the end of rank {rank}")  # type: ignore[misc]
-        ended_s = time.monotonic()
-        until(
-            lambda ended_s=ended_s: time.monotonic() > ended_s + ROUND_TRIP_S, awaited="a time longer than a round trip"
-        )  # type: ignore[misc]
+        round_trip_over_s = time.monotonic() + ROUND_TRIP_S
+        until(partial(_has_come, round_trip_over_s), awaited="a time longer than a round trip")
     assert f"rank {first} on n{first} was killed" in orch("attach", run, code=1).stderr
     [record] = json.loads(orch("list", "--json").stdout)
     assert (record["exit"]["node"], record["exit"]["rank"]) == (f"n{first}", first)
+
+
+def _has_come(time_s: float) -> bool:
+    return time.monotonic() > time_s
 
 
 def _is_over(orch: Orch, run: str, rank: int) -> bool:
