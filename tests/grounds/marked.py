@@ -13,10 +13,15 @@ Process = tuple[int, int]
 
 
 def guards_of(run_id: str) -> dict[int, int]:
-    """Pid of the guard -> pid of the agent, for the run's nodes on this machine."""
+    """
+    Pid of the guard -> pid of the agent, for the run's nodes on this machine, the oldest first.
+
+    On each node the agent is older than what waits there for a restart, which has a guard, too. Pids start again from the lowest ones.
+    """
     found = [pid for pid in _pids() if _is_agent(pid, run_id)]
-    parents = {pid: stat[1] for pid in found if (stat := stat_of(pid)) is not None}
-    return {parent: pid for pid, parent in parents.items() if parent in found}
+    stats = {pid: stat for pid in found if (stat := stat_of(pid)) is not None}
+    oldest_first = sorted(stats, key=lambda pid: stats[pid][2])
+    return {stats[pid][1]: pid for pid in oldest_first if stats[pid][1] in stats}
 
 
 def processes_of(run_id: str) -> set[Process]:
