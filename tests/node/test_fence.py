@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def test_agent_that_reacts_is_waited_for_to_its_end(tmp_path: Path, monkeypatch:
         _finish(events)
 
     thread = threading.Thread(target=react)
-    monkeypatch.setattr(fence.time, "sleep", lambda _: stopping.wait(10))
+    monkeypatch.setattr(time, "sleep", lambda _: stopping.wait(10))
     thread.start()
     assert close_fences(str(tmp_path), 2) == []
     thread.join()
@@ -65,7 +66,7 @@ def test_agent_that_reacts_is_waited_for_to_its_end(tmp_path: Path, monkeypatch:
 def test_ranks_that_do_not_end_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, events = _agent(tmp_path, 1, "n7")
     monkeypatch.setattr(fence, "END_S", 0.0)
-    monkeypatch.setattr(fence.time, "sleep", lambda _: events.write(Kind.STOPPING, "stopping", reason="r"))
+    monkeypatch.setattr(time, "sleep", lambda _: events.write(Kind.STOPPING, "stopping", reason="r"))
     assert close_fences(str(tmp_path), 2) == ["n7"]
 
 
