@@ -105,9 +105,8 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, scale: torch.Tensor) -> Tuple[torch.Tensor | None, torch.Tensor | None, None, None]:  # noqa: ANN401 -- as above
-        of_rows, of_weight = (
-            None if gradient is None else gradient * scale.to(gradient.dtype) for gradient in ctx.saved_tensors
-        )
+        # A scale without dimensions keeps its own precision: rounded to bf16 it would be wrong by up to 0.4 %.
+        of_rows, of_weight = (None if gradient is None else gradient * scale for gradient in ctx.saved_tensors)
         return of_rows, of_weight, None, None
 
 

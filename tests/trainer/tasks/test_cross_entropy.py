@@ -48,6 +48,18 @@ def test_loss_and_gradients_equal_those_of_whole_logits(
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
+def test_gradients_in_bf16_have_the_scale_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_entropy, "MOST_LOGITS", 1)
+    scale = 3.0077  # 3.0 or 3.0156 in bf16
+    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1)).bfloat16().requires_grad_()
+    weight = torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(2)).bfloat16()
+    loss = head_loss(x, weight, torch.arange(ROWS) % VOCABULARY)
+    (plain,) = torch.autograd.grad(loss, x, retain_graph=True)
+    (scaled,) = torch.autograd.grad(loss * scale, x)
+    assert scaled.dtype == torch.bfloat16
+    assert (scaled.double() * plain.double()).sum() / plain.double().square().sum() == pytest.approx(scale, rel=1e-3)
+
+
 def test_loss_without_a_target_is_zero(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
