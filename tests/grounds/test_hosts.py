@@ -35,11 +35,16 @@ _SENDER = "import socket, sys; socket.socket(type=socket.SOCK_DGRAM).sendto(b'hi
 _OWNER = """
 import sys
 from tests.grounds.hosts import open_hosts
+from tests.until import until
 with open_hosts(2) as hosts:
     hosts.ssh(hosts[0], "setsid sleep 1000 >/dev/null 2>&1 &")
     hosts.controller.do("sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 &")
     machines = (hosts.controller, *hosts.hosts)
-    print(hosts.folder, hosts.user, *(pid for machine in machines for pid in machine.all_processes()), flush=True)
+    def processes():
+        return [pid for machine in machines for pid in machine.all_processes()]
+    # the controller's own, two per host, two sleepers; sshd's process of the login ends a moment later
+    until(lambda: len(processes()) == 7, awaited=lambda: f"seven processes, not {processes()}")
+    print(hosts.folder, hosts.user, *processes(), flush=True)
     sys.stdin.read()
 """
 

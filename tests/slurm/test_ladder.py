@@ -64,7 +64,7 @@ def test_each_rung_is_a_short_job_that_is_not_restarted_and_nothing_is_left(orch
         for option in (f"--nodes={count}", "--no-requeue", "--time=12", "--comment=mine"):
             assert f"#SBATCH {option}\n" in script
     assert cluster.jobs() == {}
-    assert cluster.processes() == {}
+    until(lambda: cluster.processes() == {}, awaited="the end of all processes of the jobs")
 
 
 def test_rungs_in_an_allocation_are_steps_of_it_on_its_nodes(orch: Orch, cluster: Cluster) -> None:
@@ -82,7 +82,7 @@ def test_rungs_in_an_allocation_are_steps_of_it_on_its_nodes(orch: Orch, cluster
         assert line.startswith(start)
     assert len({record["slurm_job"] for record in orch.records()}) == 1
     assert (orch.cwd / "steps").read_text() == ""
-    assert cluster.processes() == {}
+    until(lambda: cluster.processes() == {}, awaited="the end of all processes of the jobs")
 
 
 def test_remedy_of_a_job_is_proved_by_short_jobs(orch: Orch, cluster: Cluster) -> None:

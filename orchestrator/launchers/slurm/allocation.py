@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 START_S = 60.0
 START_POLL_S = 0.2
 TERM_S = 15.0  # more than the grace period of the agents
+_TASK_END = re.compile(r"^srun: error: \S+: tasks? \d", re.MULTILINE)  # such as "n1: task 0: Killed"
 _STEP = ("%i", "%N", "%M", "%l", "%P", "%j")  # the name is last: it may contain the separator
 
 
@@ -99,10 +100,11 @@ class AllocationLauncher(SlurmLauncher):
             time.sleep(START_POLL_S)
 
     def _has_begun(self) -> bool:
-        """Return whether a node has an agent, or output of setup lines."""
+        """Return whether a node has an agent, or output of setup lines, or srun names the end of a task."""
         folders = self.attempt_folders(1)
         nodes = [node for folder in folders for node in folder.endpoint.observe(folder.attempt_dir, folder.nodes)]
-        return any(node.agent is not None or node.log.strip() for node in nodes)
+        has_output = any(node.agent is not None or node.log.strip() for node in nodes)
+        return has_output or _TASK_END.search(self._log_file.read_text("utf-8", "replace")) is not None
 
     def _steps(self) -> list[list[str]] | None:
         """The running steps of the run, each with the cells of _STEP; None if Slurm does not answer."""

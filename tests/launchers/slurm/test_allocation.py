@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
 
+import pytest
+
+from orchestrator.errors import LaunchError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.slurm.allocation import AllocationLauncher
 from orchestrator.launchers.slurm.this_machine import ThisMachine
 from orchestrator.plan.make import make_plan
+from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Allocation, Program, Request
 
 
@@ -25,11 +31,43 @@ class Site(ThisMachine):
         return subprocess.CompletedProcess(argv, 0, listed, "")
 
 
+@pytest.mark.parametrize(
+    ("log", "has_begun"),
+    [
+        ("srun: error: n0: task 0: Exited with exit code 1\n", True),
+        ("slurmstepd-n0: error: *** STEP 21.5 ON n0 CANCELLED ***\nsrun: error: n0: tasks 0-1: Killed\n", True),
+        ("srun: error: Unable to create step for job 21: Requested nodes are busy\n", False),
+    ],
+)
+def test_step_that_ends_before_squeue_lists_it_has_begun(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: str, *, has_begun: bool
+) -> None:
+    """Its setup lines may fail without a word, so no agent and no output show it."""
+    plan = _plan("21", home=str(tmp_path))
+    folder = Path(plan.attempt_dir(plan.head)).expanduser()
+    folder.mkdir(parents=True)
+    (folder / "slurm-21.log").write_text(log)
+    monkeypatch.setattr(AllocationLauncher, "attempt_folders", lambda *_: ())  # without an agent and without output
+    process = subprocess.Popen(["true"])
+    process.wait()
+    launcher = AllocationLauncher(plan, Site(plan.head))
+    with (
+        nullcontext()
+        if has_begun
+        else pytest.raises(LaunchError, match="srun started no step in Slurm job 21: srun: error")
+    ):
+        launcher._wait_for_step(process)  # noqa: SLF001  connect() needs srun
+
+
+def _plan(job: str, home: str = "/home/u") -> LaunchPlan:
+    request = Request("slurm", Program("executable", ("true",)), allocation=Allocation(job, ("n0",)))
+    inventory = Inventory(name="demo", nodes=(Node(name="n0"),))
+    return make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b", home=home)
+
+
 def test_array_task_in_which_orch_runs_is_found_by_its_job_id() -> None:
     for job, task in (("120", "120_3"), ("121", "120_2"), ("120_2", "120_2")):
-        request = Request("slurm", Program("executable", ("true",)), allocation=Allocation(job, ("n0",)))
-        inventory = Inventory(name="demo", nodes=(Node(name="n0"),))
-        plan = make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b", home="/home/u")
+        plan = _plan(job)
         status = AllocationLauncher(plan, Site(plan.head))._allocation_status()  # noqa: SLF001  connect() needs srun
         assert status is not None
         assert (status.state, status.job) == ("RUNNING", task)
