@@ -87,7 +87,9 @@ class Session:
         )
         rendezvous = SimpleNamespace(report_failure=lambda failure: self.calls.append((failure, *_recorded(folder, 1))))
         accelerator = SimpleNamespace(name="cpu", precisions=lambda: ("fp32",))
-        group = SimpleNamespace(close=self._leave, set_timeout=None, accelerator=accelerator)
+        group = SimpleNamespace(
+            close=self._leave, set_timeout=None, accelerator=accelerator, gather_bytes=lambda data: [data]
+        )
         monkeypatch.setattr(run_rank, "Trainer", lambda *_: fails)
         monkeypatch.setattr(run_rank, "initialise", lambda *_, **__: group)
         monkeypatch.setattr(Rendezvous, "open", lambda *_: rendezvous)
