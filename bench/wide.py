@@ -122,7 +122,11 @@ class _Setup:
             raise CommandFailed(f"orch ssh-launch ended with {done.returncode}: {done.stderr[-300:]}")
         owner = int((home / "runs" / run / "supervisor.lock").read_text("utf-8").split()[1])
         controller_s = _children_s() - before_s + cpu_s(owner)
-        subprocess.run([orch, "stop", run], cwd=self._code, env=env, capture_output=True, check=True)
+        stopped = subprocess.run(
+            [orch, "stop", run], cwd=self._code, env=env, capture_output=True, text=True, check=False
+        )
+        if stopped.returncode:
+            raise CommandFailed(f"orch stop ended with {stopped.returncode}: {stopped.stderr[-300:]}")
         return {START: end - begun, WHOLE: controller_s / self._nodes}
 
     def _figures(self, words: Sequence[str]) -> Mapping[str, float]:
