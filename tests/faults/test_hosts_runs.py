@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.node.files import read_json
+from orchestrator.node.run_folder import STANDBY_RECORD
 from tests.grounds.cli import Orch
 from tests.grounds.hosts import Host, Hosts
 from tests.grounds.keeper import kill
@@ -235,6 +237,8 @@ def test_shared_trainer_continues_on_a_spare_host_while_its_rank_on_the_lost_one
     until((out / "step_5").exists, awaited="a checkpoint", deadline_s=120)
     until(lambda: orch.recorded(run) == "RUNNING", awaited="all nodes to answer the supervisor")
     (left,) = (pid for pid in hosts[1].all_processes() if _is_rank(pid))
+    standby = hosts[1].path(orch.node_folders(run)[1]) / STANDBY_RECORD
+    until(lambda: (read_json(str(standby)) or {}).get("ready"), awaited="what waits on h1 for a restart")
     hosts[1].link(up=False)
     until(lambda: orch.status(run)["attempt"] == 2, awaited="the next attempt", deadline_s=60)
     before = _last_step(out)
@@ -247,7 +251,8 @@ def test_shared_trainer_continues_on_a_spare_host_while_its_rank_on_the_lost_one
     hosts[1].link(up=True)
     ended = "h1 answers again, and its remaining processes are ended"
     until(lambda: ended in _events_text(orch, run), awaited="the host to answer", deadline_s=60)
-    assert not _is_rank(left)
+    here = set(orch.processes_of(run))
+    assert not here.intersection(hosts[1].all_processes()), "neither the rank nor what waited for a restart is left"
     orch("stop", run)
     assert orch.processes_of(run) == []
 

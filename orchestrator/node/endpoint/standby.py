@@ -11,6 +11,7 @@ from orchestrator.node.files import open_for_write, read_json
 from orchestrator.node.lean import dumps, loads, signal, suppress
 from orchestrator.node.machine import is_alive
 from orchestrator.node.ownership import add_relatives, key_of, signal_exactly, user_processes
+from orchestrator.node.processes import stat_of
 from orchestrator.node.run_folder import AGENT_LOG, STANDBY_RECORD
 from orchestrator.node.spawn import redirect
 
@@ -107,12 +108,19 @@ def open_log(folder: str) -> int:
     return open_for_write(os.path.join(folder, AGENT_LOG), os.O_APPEND)
 
 
-def end_standby(folder: str) -> None:
-    """End the standby that is recorded in a node folder; it may be another endpoint's."""
+def end_standby(folder: str, *, keeps_own: bool) -> None:
+    """End the standby that is recorded in a node folder. It may be another endpoint's, whose connection is lost; `keeps_own` ends only such a one."""
     record = read_json(os.path.join(folder, STANDBY_RECORD))
-    if record is not None and is_alive(record):
+    if record is None or (keeps_own and _is_child(record["pid"])):
+        return
+    if is_alive(record):
         end_family(record["pid"])
         remove_record(folder)
+
+
+def _is_child(pid: int) -> bool:
+    stat = stat_of(pid)
+    return stat is not None and stat[1] == os.getpid()
 
 
 def end_family(pid: int) -> None:

@@ -110,11 +110,10 @@ def sweep(targets: List[Target], number: signal.Signals, deadline: float) -> Gen
 
 def stop(request: messages.StopRequest) -> Steps[messages.StopReply]:
     """End the agents of all node folders at once, within grace_s and a margin; then kill the remaining processes."""
-    if not request["keeps_standby"]:
-        from orchestrator.node.endpoint.standby import end_standby  # noqa: PLC0415  most runs have none
+    from orchestrator.node.endpoint.standby import end_standby  # noqa: PLC0415  not needed for a start
 
-        for _, folder in node_folders(request):
-            end_standby(folder)
+    for _, folder in node_folders(request):
+        end_standby(folder, keeps_own=request["keeps_standby"])
     targets = [Target(node, folder) for node, folder in node_folders(request)]
     margin_s = AGENT_MARGIN_S if any("agent" in target.alive().values() for target in targets) else 0.0
     alive = yield from sweep(targets, signal.SIGTERM, time.monotonic() + request["grace_s"] + margin_s)

@@ -215,6 +215,16 @@ def test_standby_ends_with_the_connection_and_with_the_run(node: Node, act: Call
     until(lambda: not node.processes() and not is_alive(record), awaited="the end of the standby")
 
 
+def test_standby_of_a_lost_connection_ends_with_the_attempt_although_another_one_is_to_follow(node: Node) -> None:
+    """Nothing can start it any more, and its endpoint ends only once it finds its connection lost."""
+    record = node.stand_by(node.agent(1))
+    with Endpoint.connect(LocalTransport("n0"), sys.executable) as later:
+        later.stop(str(node.folder(1).parent), ["n0"], grace_s=0.0, keeps_standby=True)
+    assert not is_alive(record)
+    assert not node.processes()
+    assert not node.record()
+
+
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
