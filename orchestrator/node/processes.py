@@ -89,6 +89,22 @@ def descendants() -> dict[int, tuple[str, int, int]]:
     return {pid: stat for pid, stat in found.items() if stat is not None and stat[0] not in "ZX"}
 
 
+def session_members() -> dict[int, tuple[str, int, int]]:
+    """
+    The living processes of this process's session, pid -> stat_of(pid).
+
+    A system call per process, where `descendants` reads a file: a tenth of its time on a node of 1,000 processes.
+    """
+    found: dict[int, tuple[str, int, int]] = {}
+    session = os.getsid(0)
+    for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
+        with suppress(ProcessLookupError, PermissionError):
+            stat = stat_of(pid) if os.getsid(pid) == session else None
+            if stat is not None and stat[0] not in "ZX":
+                found[pid] = stat
+    return found
+
+
 def send(pid: int, number: int, *, group: bool = False) -> None:
     """Signal a process or a whole group, if it exists."""
     try:
@@ -123,9 +139,9 @@ def end_descendants(limit_s: float = math.inf) -> None:
     deadline_s = time.monotonic() + limit_s
     try:
         while time.monotonic() < deadline_s:
-            signal_descendants(signal.SIGKILL, set())
-            for _ in reap():
+            for _ in reap():  # first, as a search of the descendants reads all of /proc
                 pass
+            signal_descendants(signal.SIGKILL, set())
             await_signal({signal.SIGCHLD}, TICK_S)
     except ChildProcessError:  # a sub-reaper without a child has no descendant
         return

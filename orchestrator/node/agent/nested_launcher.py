@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from orchestrator.node.processes import descendants
+from orchestrator.node.processes import descendants, session_members
 from orchestrator.node.rank_launchers import THROUGH_TORCHRUN, launcher_of, node_count_of, per_node_command
 
 TYPE_CHECKING = False
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from orchestrator.node.job import Job
 
 FIRST_S, LAST_S = 0.5, 60.0  # after the start of the ranks; a launcher that is started later belongs to the program
-GROWTH = 1.3  # each time is this much later than the previous one, as a search reads all of /proc: some ms
+GROWTH = 1.3  # each time is this much later than the previous one, as a search lists all processes: some ms
 
 
 class LauncherSearch:
-    """Searches the descendants of the agent some 18 times in the first minute."""
+    """Searches what the ranks have started some 18 times in the first minute."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -35,10 +35,10 @@ class LauncherSearch:
         return True
 
     def found_in_ranks(self, ranks: Collection[int]) -> str | None:
-        """The launcher that every one of the ranks (pids) is or has started; None if a rank has not."""
+        """The launcher that every one of the ranks (pids) is or has started, unless in a session of its own; None if a rank has not."""
         if len(ranks) < len(self.job.rank_numbers):
             return None  # a rank has ended without one
-        parents = {pid: stat[1] for pid, stat in descendants().items()}
+        parents = {pid: stat[1] for pid, stat in session_members().items()}
         without, launcher = set(ranks), None
         for pid in parents:
             name = self.misused_launcher(pid)
@@ -64,7 +64,7 @@ class LauncherSearch:
 
 
 def ancestors(pid: int, parents: dict[int, int]) -> set[int]:
-    """The process and its ancestors among the descendants of the agent."""
+    """The process and its ancestors among those of `parents`."""
     found = set()
     while pid in parents and pid not in found:
         found.add(pid)

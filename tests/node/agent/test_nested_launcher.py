@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -29,17 +31,15 @@ def torchrun(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start a shell with a child, and return the shell's pid once the child runs."""
+    """Start a shell with a child in this session, as ranks are in their agent's, and return the shell's pid once the child runs."""
     with ExitStack() as stack:
 
         def start_shell(command: str) -> int:
             argv = ["/bin/sh", "-c", f"{command} & echo $!; wait"]
-            shell = stack.enter_context(
-                subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
-            )
-            stack.callback(subprocess.run, ["kill", "-KILL", "--", f"-{shell.pid}"], check=False)
+            shell = stack.enter_context(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True))
             assert shell.stdout is not None
             child = int(shell.stdout.readline())
+            stack.callback(os.kill, child, signal.SIGKILL)
             until(lambda: strings(f"/proc/{child}/cmdline")[-1:] == ["100"], awaited="the child")
             return shell.pid
 
