@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from orchestrator.cli import app
+from orchestrator.cli import app, run
 from orchestrator.inventory import model as inventory
 from orchestrator.inventory import slurm
-from tests.grounds.cli import Orch
 from tests.paths import ROOT
 from trainer.comm.config import CommConfig
 from trainer.config.config import schemas_by_key
@@ -223,18 +222,27 @@ def test_examples_parse(page: str) -> None:
 
 
 @pytest.mark.processes
-def test_launches_in_guides_can_be_planned_as_written(tmp_path: Path) -> None:
+def test_launches_in_guides_can_be_planned_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With the shipped inventory that the guides copy, and --dry-run instead of the inventory's nodes."""
     (tmp_path / "inventory.yaml").write_text(_text("inventories/h800.yaml").replace("h800-[00-15]", "n[0-15]"))
     for name in ("train.py", "hello.py", "count.py", "run.sh"):
         (tmp_path / name).touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path / ".orch-home"))
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-15]"}
     launches = {tuple(words) for page in GUIDES for words in _examples(page) if words[0] in LAUNCHES}
     assert len(launches) > 10
     for words in sorted(launches):
         if "--sweep" not in words:
             extra = [] if "--dry-run" in words else ["--dry-run"]
-            Orch(tmp_path, env=job if "--here" in words else {})(words[0], *extra, *words[1:])
+            with monkeypatch.context() as patch:
+                for name, value in (job if "--here" in words else {}).items():
+                    patch.setenv(name, value)
+                code = run([words[0], *extra, *words[1:]])
+            assert code == 0, f"orch {shlex.join(words)}\n{capsys.readouterr().err}"
+            capsys.readouterr()
 
 
 def test_every_make_target_that_is_named_exists() -> None:
