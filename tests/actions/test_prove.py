@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Program, Request, RunRecord, RunState
-from tests.grounds.cli import Orch
+from tests.grounds.ladders import NEEDS_AN_INTERFACE, orch_here
 
 CHANGEABLE = [row for row in CATALOGUE.values() if row.change is not None]
 ARGUMENTS = LaunchArguments("ssh", "i.yaml", None, None, config=None, settings=(), program=("train.py",))
@@ -265,16 +264,6 @@ def test_json_of_a_proof_names_the_runs_and_their_commands() -> None:
     ]
 
 
-INVENTORY = """
-name: here
-accelerator: cpu
-devices: 1
-transport: local
-env: {GLOO_SOCKET_IFNAME: none0}
-hooks: [{on: [STARTING, DONE, FAILED], command: [sh, -c, 'echo $ORCH_RUN_ID $ORCH_STATE >>WORKDIR/hooks']}]
-defaults: {workdir: WORKDIR, python: PYTHON}
-nodes: [{name: n0}, {name: n1}]
-"""
 LICENCE = """
 [licence-server]
 text: no licence from * after
@@ -282,21 +271,13 @@ cause: the licence server did not answer
 remedy: lmstat -a
 sample: no licence from lic0 after 30 s
 """
-# The text is gloo's; on one rank the program does not talk, as one without a process group.
-NEEDS_AN_INTERFACE = """
-[ "$WORLD_SIZE" = 1 ] && exit 0
-[ -z "$GLOO_SOCKET_IFNAME" ] && exit 0
-echo "RuntimeError: ifa != nullptr. Unable to find address for: $GLOO_SOCKET_IFNAME" >&2
-exit 1
-"""
 
 
 @pytest.mark.processes
 def test_variable_that_breaks_a_run_is_proved_by_the_runs_without_and_with_it(tmp_path: Path) -> None:
-    text = INVENTORY.replace("WORKDIR", str(tmp_path / ".work")).replace("PYTHON", sys.executable)
-    (tmp_path / "inventory.yaml").write_text(text)
-    (tmp_path / "train.sh").write_text(NEEDS_AN_INTERFACE)
-    orch = Orch(tmp_path)
+    line = f"echo $ORCH_RUN_ID $ORCH_STATE >>{tmp_path}/.work/hooks"
+    hook = {"on": ["STARTING", "DONE", "FAILED"], "command": ["sh", "-c", line]}
+    orch = orch_here(tmp_path, NEEDS_AN_INTERFACE, hook=hook, env={"GLOO_SOCKET_IFNAME": "none0"})
     orch("ssh-launch", "--no-check", "--", "sh", "train.sh", code=1)
     failed = orch.status()["id"]
     (tmp_path / "elsewhere").mkdir()

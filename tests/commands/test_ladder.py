@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,27 +22,10 @@ from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan
 from orchestrator.run import Program, Request, RunRecord, RunState, Shape
-from tests.grounds.cli import Orch
+from tests.grounds.ladders import FAILS_ON_TWO_NODES, assert_third_rung_failed, orch_here
 
 OPTIONS = LadderOptions(5, 120.0)
 ARGUMENTS = LaunchArguments("ssh", "i.yaml", "n[0-3]", None, config=None, settings=("steps=900",), program=None)
-INVENTORY = """
-name: here
-accelerator: cpu
-devices: 2
-transport: local
-defaults: {workdir: WORKDIR, python: PYTHON}
-hooks: [{on: [STARTING, RUNNING, STOPPED, FAILED], command: [touch, WORKDIR/hook]}]
-nodes: [{name: n0}, {name: n1}]
-"""
-ENDLESS = """
-[ "$NNODES" = 1 ] || { echo "RuntimeError: code: -98, name: EADDRINUSE, message: address already in use" >&2; exit 3; }
-file=$ORCH_RUN_DIR/attempt-$ORCH_ATTEMPT/$ORCH_NODE/progress/$RANK.json
-replicas='"count": '$WORLD_SIZE', "steps": {"5": {"parameters": "of rank '$RANK'"}}'
-echo '{"step": 7, "phase": "step", "replicas": {'$replicas'}}' > $file.tmp
-mv $file.tmp $file
-exec sleep 1000
-"""
 
 
 def _ladder(*devices: int, shape: Shape | None = None, arguments: LaunchArguments = ARGUMENTS) -> Ladder:
@@ -176,17 +158,11 @@ def test_every_rung_names_a_suspect_and_a_proof() -> None:
 @pytest.mark.processes
 def test_ladder_stops_at_the_first_rung_that_fails_with_its_diagnosis(tmp_path: Path) -> None:
     """The program never ends by itself on one node, and fails on two. Its replicas differ, which every run shows."""
-    text = INVENTORY.replace("WORKDIR", str(tmp_path / ".work")).replace("PYTHON", sys.executable)
-    (tmp_path / "inventory.yaml").write_text(text)
-    (tmp_path / "train.sh").write_text(ENDLESS)
-    orch = Orch(tmp_path)
+    hook = {"on": ["STARTING", "RUNNING", "STOPPED", "FAILED"], "command": ["touch", f"{tmp_path}/.work/hook"]}
+    orch = orch_here(tmp_path, FAILS_ON_TWO_NODES, hook=hook, devices=2)
     done = orch("ladder", "--limit", "90s", "--", "sh", "train.sh", code=1)
     lines = done.stdout.splitlines()
-    assert lines[0] == "passed      rung 1 of 3, 1 rank on n0: all ranks made 5 steps"
-    assert lines[1] == "passed      rung 2 of 3, 2 ranks on n0: all ranks made 5 steps"
-    assert lines[2].startswith("FAILED      rung 3 of 3, 4 ranks on n[0-1]: run ladder-")
-    assert lines[3].startswith("cause       another process already uses the port")
-    assert "proved      two ranks of one node communicate (2 ranks on n0)" in lines
+    assert_third_rung_failed(lines, "n0", "n[0-1]")
     assert lines[-1].startswith("examine     the network between the nodes")
     assert not (tmp_path / ".work/hook").exists()
     states = [(record["state"], record["request"]["debug"]) for record in orch.records()]

@@ -13,23 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.grounds.cli import Orch, Started
+from tests.grounds.ladders import FAILS_ON_TWO_NODES, NEEDS_AN_INTERFACE, assert_third_rung_failed
 from tests.grounds.slurm import Cluster
 from tests.until import until
 
-# Works without end on one node, and fails on two; it reports its steps at once.
-PROGRAM = """
-[ "$NNODES" = 1 ] || { echo "RuntimeError: code: -98, name: EADDRINUSE, message: address already in use" >&2; exit 3; }
-file=$ORCH_RUN_DIR/attempt-$ORCH_ATTEMPT/$ORCH_NODE/progress/$RANK.json
-echo '{"step": 7, "phase": "step"}' > $file.tmp
-mv $file.tmp $file
-exec sleep 1000
-"""
-# The text is gloo's; on one rank the program does not talk, as one without a process group.
-NEEDS_AN_INTERFACE = """
-[ "$WORLD_SIZE" = 1 ] || [ -z "$GLOO_SOCKET_IFNAME" ] && exit 0
-echo "RuntimeError: ifa != nullptr. Unable to find address for: $GLOO_SOCKET_IFNAME" >&2
-exit 1
-"""
 LADDER = ("ladder", "--no-check")
 RUN = ("--", "sh", "train.sh")
 
@@ -38,7 +25,7 @@ RUN = ("--", "sh", "train.sh")
 def orch(cluster: Cluster, tmp_path: Path) -> Orch:
     """orch beside a program and an inventory that would restart and requeue it for a day."""
     cluster.inventory(tmp_path, devices=2, slurm={"time": "1-00:00:00", "spare_nodes": 1, "max_retries": 5})
-    (tmp_path / "train.sh").write_text(PROGRAM)
+    (tmp_path / "train.sh").write_text(FAILS_ON_TWO_NODES)
     return Orch(tmp_path, env=dict(cluster.env))
 
 
@@ -49,12 +36,7 @@ def _submitted(orch: Orch) -> list[str]:
 
 def test_each_rung_is_a_short_job_that_is_not_restarted_and_nothing_is_left(orch: Orch, cluster: Cluster) -> None:
     done = orch(*LADDER, "--slurm", "-j", "2x2", "--set", "slurm.comment=mine", *RUN, code=1)
-    lines = done.stdout.splitlines()
-    assert lines[0] == "passed      rung 1 of 3, 1 rank on 1 node: all ranks made 5 steps"
-    assert lines[1] == "passed      rung 2 of 3, 2 ranks on 1 node: all ranks made 5 steps"
-    assert lines[2].startswith("FAILED      rung 3 of 3, 4 ranks on 2 nodes: run ladder-")
-    assert lines[3].startswith("cause       another process already uses the port")
-    assert "proved      two ranks of one node communicate (2 ranks on 1 node)" in lines
+    assert_third_rung_failed(done.stdout.splitlines(), "1 node", "2 nodes")
     assert [(record["state"], record["attempt"]) for record in orch.records()] == [
         ("STOPPED", 1),
         ("STOPPED", 1),

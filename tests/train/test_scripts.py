@@ -9,6 +9,7 @@ import pytest
 
 from tests.grounds import components
 from tests.grounds.cli import Orch
+from tests.grounds.scripts import ACCELERATE
 from tests.grounds.sshd import Farm
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
@@ -89,20 +90,7 @@ ZERO3 = """
 """
 """Case S4 of the field guides."""
 
-ACCELERATE = """
-import os
-import torch
-from accelerate import Accelerator
-
-accelerator = Accelerator()
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 4), torch.ones(8, 1)), batch_size=2)
-model, optimizer, data = accelerator.prepare(model, optimizer, data)
-for inputs, targets in data:
-    optimizer.zero_grad()
-    accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
-    optimizer.step()
+GATHERS = """
 ranks = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
 print("trained", ranks, len(data), type(model).__name__, flush=True)
 accelerator.end_training()
@@ -184,7 +172,7 @@ def test_hugging_face_script_trains_with_zero3_and_compiles_nothing(farm: Farm, 
 def test_accelerate_script_forms_one_world(farm: Farm, tmp_path: Path) -> None:
     components.module("accelerate")
     farm.inventory(tmp_path, nodes=2, env={"OMP_NUM_THREADS": "1"})
-    (tmp_path / "train.py").write_text(ACCELERATE)
+    (tmp_path / "train.py").write_text(ACCELERATE + GATHERS)
     orch = Orch(tmp_path)
     orch("ssh-launch", "--", "train.py", timeout_s=200)
     assert _trained(orch) == ["trained [0, 1] 2 DistributedDataParallel"] * 2

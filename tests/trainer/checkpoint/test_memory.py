@@ -80,12 +80,17 @@ def memory(tmp_path: Path) -> Path:
     return tmp_path / "memory"
 
 
+@pytest.fixture
+def first(tmp_path: Path, memory: Path) -> Attempt:
+    """The first attempt of the training in `out`."""
+    return Attempt(tmp_path / "out", memory, number=1)
+
+
 @pytest.mark.processes
 def test_next_attempt_takes_the_newest_state_and_a_damaged_one_is_left_out(
-    tmp_path: Path, memory: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, memory: Path, first: Attempt, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    first = Attempt(out, memory, number=1)
     first.keep(1, 2, 3)
     first.close()
     assert sorted(path.name for path in memory.iterdir()) == [
@@ -112,10 +117,9 @@ def test_next_attempt_takes_the_newest_state_and_a_damaged_one_is_left_out(
 
 @pytest.mark.processes
 def test_state_of_other_settings_or_before_a_newer_checkpoint_or_a_roll_back_is_not_used(
-    tmp_path: Path, memory: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, memory: Path, first: Attempt, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    first = Attempt(out, memory, number=1)
     first.keep(1)
     assert Attempt(tmp_path / "other", memory, number=2, lr=1.0).session.resume().step == 0
     assert "it is of other settings or data: lr: 0.003 -> 1.0\n" in capsys.readouterr().out

@@ -13,6 +13,7 @@ from orchestrator.plan.files import SITE_DIR
 from orchestrator.resources import trainer_folder
 from tests.grounds import components
 from tests.grounds.gcu import environment
+from tests.grounds.scripts import ACCELERATE
 
 SITE = str(trainer_folder().parent / SITE_DIR)
 TORCH = """\
@@ -93,19 +94,7 @@ def test_migration_that_fails_is_a_warning_and_the_script_runs(tmp_path: Path) -
     )
 
 
-ACCELERATE = """
-import os
-import torch
-from accelerate import Accelerator
-
-accelerator = Accelerator()
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 4), torch.ones(4, 1)), batch_size=2)
-model, optimizer, data = accelerator.prepare(model, optimizer, data)
-for inputs, targets in data:
-    accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
-    optimizer.step()
+SHOWS_DEVICE = """
 print("trained", next(model.parameters()).device, torch.distributed.get_backend(), flush=True)
 os._exit(0)  # gloo sometimes aborts at the interpreter's exit
 """
@@ -119,7 +108,7 @@ def test_accelerate_script_for_cuda_trains_on_the_card_of_an_s60(tmp_path: Path)
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     done = _run(
         tmp_path,
-        ACCELERATE,
+        ACCELERATE + SHOWS_DEVICE,
         {**rank, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
         environment("s60")["PYTHONPATH"],
     )
