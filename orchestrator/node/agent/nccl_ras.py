@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from orchestrator.node.messages import RankBody, RasBody
 
-LEAST_VERSION = (2, 29, 2)  # older ones crash the job when they are asked: NVIDIA/nccl#1669, #1718, #1762
+LEAST_VERSION = (2, 29, 2)  # older ones crash the job when they are queried: NVIDIA/nccl#1669, #1718, #1762
 DEFAULT_ADDRESS = "localhost:28028"
 LOOPBACK = ("::1", "127.0.0.1")  # `localhost`, without a resolver that may block
 # As JSON: in the text form, versions up to 2.30.7 at least crash if a communicator is being created (#2346).
@@ -116,16 +116,18 @@ class RasQuery:
 
 
 def _connect(address: str) -> Optional[Socket]:
-    """A connection to a numeric address or localhost ; None if nothing listens there, or it is another name."""
+    """A connection to a numeric address or localhost; None if nothing listens there, or it is another name."""
     host, _, port = address.rpartition(":")
     for name in LOOPBACK if host == "localhost" else (host.strip("[]"),):
-        connection = Socket(socket.AF_INET6 if ":" in name else socket.AF_INET, socket.SOCK_STREAM)
-        connection.settimeout(CONNECT_S)
-        with suppress(OSError, ValueError):
-            # AI_NUMERICHOST: asks no resolver
+        connection = None
+        with suppress(OSError, ValueError):  # the kernel may have no IPv6
+            connection = Socket(socket.AF_INET6 if ":" in name else socket.AF_INET, socket.SOCK_STREAM)
+            connection.settimeout(CONNECT_S)
+            # AI_NUMERICHOST: queries no resolver
             found = socket.getaddrinfo(name, port, connection.family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST)
             connection.connect(found[0][4])
             connection.settimeout(0)
             return connection
-        connection.close()
+        if connection is not None:
+            connection.close()
     return None

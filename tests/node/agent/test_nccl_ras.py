@@ -7,6 +7,7 @@ https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.ht
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import sys
@@ -18,8 +19,10 @@ from typing import Any
 
 import pytest
 
+from orchestrator.node.agent import nccl_ras
 from orchestrator.node.agent.nccl_ras import LIMIT_S, RasQuery, may_be_queried
 from orchestrator.node.agent.ras_answer import facts
+from orchestrator.node.lean import Socket
 from tests.until import until
 from trainer.runtime.channel import nccl
 
@@ -178,6 +181,17 @@ def test_request_and_answer() -> None:
         "problem": "",
     }
     assert requests == [b"client protocol 2\nset format json\ntimeout 5\nstatus\n"]
+
+
+def test_kernel_without_ipv6_is_queried_over_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_ipv6(family: int, kind: int) -> Socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        return Socket(family, kind)
+
+    monkeypatch.setattr(nccl_ras, "Socket", without_ipv6)
+    with ras_server(json.dumps(_answer(_communicator([_rank(0), _rank(1)]))).encode()) as (address, _):
+        assert until(_query(address).poll, awaited="the answer")["facts"] == [EQUAL]
 
 
 @pytest.mark.parametrize(
