@@ -259,7 +259,7 @@ class Endpoint:
 
         Args:
             offsets: files that are not in it begin at 0. Sent only if the node does not know the position.
-            position: what the previous call returned, if the chunks that it returned are contained in the offsets.
+            position: the position that the previous call returned, if the offsets contain the chunks that it returned.
             outputs: the ranks' files to read; the agents' files are read in any case.
             wait_s: with 0, the present content of all files is considered; else a quiet node's may be a second old.
 
@@ -340,7 +340,7 @@ class Endpoint:
         End the processes of the run on these nodes, and no others; by SIGKILL after the grace.
 
         Args:
-            keeps_standby: the processes that wait for the next attempt continue.
+            keeps_standby: the processes that wait for the next attempt continue, and its states in memory are kept.
         """
         request: messages.StopRequest = {
             **_folders(attempt_dir, nodes),

@@ -210,12 +210,17 @@ class DirectLauncher:
         self._on_each([node for node in plan.nodes if node.defaults], write, "preparing")
 
     def undo(self) -> list[str]:
-        """End the agent on every node where a start was requested, confirmed or not; after `close`, over new connections."""
+        """
+        End the agent on every node where a start was requested, confirmed or not; after `close`, over new connections.
+
+        States in memory are kept in a restart, which may begin once more, on another port or with another spare node.
+        """
         begun = [node for node in self.plan.nodes if node.name in self._start_requested]
+        is_restart = self.plan.attempt > 1
         if not self._is_closed:
-            return self.stop_nodes(begun, grace_s=0.0)
+            return self.stop_nodes(begun, grace_s=0.0, keeps_standby=is_restart)
         with contextlib.closing(DirectLauncher(replace(self.plan, nodes=tuple(begun)), self._transport)) as reconnected:
-            return reconnected.stop(None, grace_s=0.0)
+            return reconnected.stop_nodes(begun, grace_s=0.0, keeps_standby=is_restart)
 
     def _start_agents(self) -> None:
         record = self._reserve()
@@ -264,11 +269,18 @@ class DirectLauncher:
         """End the agent and the ranks on every node that can be reached."""
         return self.stop_nodes(self.plan.nodes, grace_s=grace_s)
 
-    def stop_nodes(self, nodes: Sequence[NodePlan], *, grace_s: float) -> list[str]:
-        """End the agent and the ranks on these nodes; the lines name the nodes that cannot be reached, and what is left."""
+    def stop_nodes(self, nodes: Sequence[NodePlan], *, grace_s: float, keeps_standby: bool = False) -> list[str]:
+        """
+        End the agent and the ranks on these nodes; the lines name the nodes that cannot be reached, and what is left.
+
+        Args:
+            keeps_standby: see Endpoint.stop.
+        """
 
         def stop_node(node: NodePlan) -> list[str]:
-            results = self.reach(node).stop(self.plan.attempt_dir(node), [node.name], grace_s=grace_s)
+            results = self.reach(node).stop(
+                self.plan.attempt_dir(node), [node.name], grace_s=grace_s, keeps_standby=keeps_standby
+            )
             return [f"{node.name}: still running: {pid}" for result in results for pid in result.remaining]
 
         # all at once: a stop may take its whole grace, and `reach` limits the logins
@@ -286,9 +298,8 @@ class DirectLauncher:
         """Close all connections at once, also those that other threads open or wait on; no more are opened."""
         self._is_closed = True
         endpoints = (*self._opening.values(), *self._endpoints.values())
-        each(
-            endpoints, lambda endpoint: endpoint.close(), limit=len(endpoints)
-        )  # a local endpoint waits for its process to end
+        # At once: a local endpoint waits for its process to end.
+        each(endpoints, lambda endpoint: endpoint.close(), limit=len(endpoints))
         self._endpoints.clear()
 
     def _connect(self, nodes: Sequence[NodePlan]) -> None:

@@ -531,7 +531,7 @@ class ConnectReply(TypedDict):
 
 
 class StopRequest(NodeFolders):
-    """With `keeps_standby`, the endpoint's own standby continues: the run is to be restarted."""
+    """With `keeps_standby`, the endpoint's own standby continues, and states in memory are kept: the run is to be restarted."""
 
     grace_s: float
     keeps_standby: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import sys
 import threading
@@ -20,6 +21,7 @@ from orchestrator.endpoint.replies import NodeObservation, StopResult
 from orchestrator.errors import LaunchError, NodesError
 from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import PORT_TRIES, DirectLauncher
+from orchestrator.node.memory_folder import memory_folder
 from orchestrator.plan.files import node_files
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
@@ -156,6 +158,27 @@ def test_port_that_is_taken_every_time_fails_the_launch_and_undo_ends_the_agents
         assert not _alive(launcher)
     finally:
         _close(launcher)
+
+
+def test_start_of_a_restart_that_fails_keeps_the_states_in_memory(tmp_path: Path) -> None:
+    """It may be begun once more, on another port or with another spare node; the owner frees them if it gives up."""
+    launcher, plan, bundle = _launcher(tmp_path, times_taken=PORT_TRIES)
+    run = f"here-20260102-030405-{secrets.token_hex(2)}"
+    launcher.begin_attempt(replace(plan, run_id=run, attempt=2, earlier=(("n0", "n1"),)))
+    memory = Path(memory_folder(run, "n0"))
+    memory.mkdir(mode=0o700)
+    try:
+        with pytest.raises(LaunchError, match="rendezvous port"):
+            launcher.start(bundle)
+        assert launcher.undo() == []
+        assert not _alive(launcher)
+        assert memory.is_dir()
+        assert launcher.stop(None, grace_s=0.0) == []
+        assert not memory.exists()
+    finally:
+        _close(launcher)
+        if memory.exists():
+            memory.rmdir()
 
 
 class PushedEndpoint(Endpoint):
