@@ -113,9 +113,12 @@ class Saver:
     def _poll_memory(self) -> Flag:
         if self.memory is None:
             return Flag.NONE
-        flag = self.memory.poll()
-        if self.memory.kept > self.progress.extra.get("saved", 0):
-            self.progress.extra.update(saved=self.memory.kept)  # orch restarts a run that has saved something
+        flag, kept, reported = self.memory.poll(), self.memory.kept, self.progress.extra
+        saved = reported.get("saved", 0)
+        if kept > saved == reported.get("resumed", 0):
+            self.progress.add(saved=kept)  # at once: orch only restarts a run that has saved something
+        elif kept > saved:
+            self.progress.keep({"saved": kept})
         return flag
 
     def needs_check(self, step: int, flags: Flag) -> bool:

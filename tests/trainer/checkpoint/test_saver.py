@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -121,6 +124,24 @@ def test_step_is_reported_as_saved_only_after_the_save(loop: Loop) -> None:
     loop.checkpoints.gate.set()
     loop.saver.finish()
     assert loop.progress.extra["saved"] == 2
+
+
+@pytest.mark.parametrize("resumed", [0, 4])
+def test_first_state_in_memory_is_reported_at_once_and_others_with_the_next_step(loop: Loop, resumed: int) -> None:
+    """Without a report, orch does not restart the run; a write at each step would wait for the file system."""
+    folder = loop.checkpoints.out / "progress"
+    folder.mkdir()
+    rank = replace(loop.progress.rank, progress_dir=folder)
+    progress = Progress(rank, 100, in_background=True)
+    progress.write("init", resumed, saved=resumed, resumed=resumed)
+    progress.write("step", resumed + 1)
+    memory: Any = SimpleNamespace(poll=lambda: Flag.NONE, kept=0)
+    loop.saver.memory, loop.saver.progress = memory, progress
+    for kept, reported in ((0, resumed), (resumed + 1, resumed + 1), (resumed + 2, resumed + 1)):
+        memory.kept = kept
+        loop.saver.poll(resumed + 3)
+        assert json.loads((folder / f"{rank.global_rank}.json").read_text())["saved"] == reported
+    assert progress.extra["saved"] == resumed + 2
 
 
 def test_failed_save_is_reported_at_the_next_step_and_older_checkpoints_stay(tmp_path: Path) -> None:
