@@ -396,15 +396,7 @@ class Agent:
             outcome = Outcome(State.DONE)
             done = {"time": self.events.clock.now(), "ranks": list(self.job.rank_numbers)}
             write_json(os.path.join(self.folder, "DONE"), done)
-        memory, slurm = memory_folder(self.job.run_id, self.job.node), self.job.slurm
-        # Ranks are stopped also because another node has failed: then another attempt may follow.
-        is_last = slurm is not None and slurm.get("max_retries") == 0
-        if outcome.state in (State.DONE, State.REQUEUE) or outcome.no_retry or is_last:
-            problem = remove_memory(memory)
-            if problem:
-                self.events.write_message(f"the memory of this run was not removed: {problem}")
-        elif slurm is not None and os.path.isdir(memory):
-            write_json(os.path.join(self.folder, "memory-kept"), {"folder": memory})  # for the batch script
+        self.settle_memory(outcome)
         text = f"{self.job.node}: {outcome.reason or outcome.state.lower()}, nothing is left running"
         record = read_agent(self.folder)
         kills = None if record is None else kills_of_run(record)
@@ -413,3 +405,18 @@ class Agent:
         self.events.require_written()
         self.logs.require_written()
         return NO_RETRY if outcome.no_retry else EXIT_CODES[outcome.state]
+
+    def settle_memory(self, outcome: Outcome) -> None:
+        """Remove the states that the ranks have kept in the memory of this node, unless another attempt may use them."""
+        memory, slurm = memory_folder(self.job.run_id, self.job.node), self.job.slurm
+        # Ranks are stopped also because another node has failed: then another attempt may follow.
+        is_last = slurm is not None and slurm.get("max_retries") == 0
+        if outcome.state in (State.DONE, State.REQUEUE) or outcome.no_retry or is_last:
+            problem = remove_memory(memory)
+            if problem:
+                self.events.write_message(f"the memory of this run was not removed: {problem}")
+        elif slurm is not None and os.path.isdir(memory):
+            try:
+                write_json(os.path.join(self.folder, "memory-kept"), {"folder": memory})
+            except OSError as error:  # such as a full disk, which may be why the ranks failed
+                self.events.write_message(f"the batch script will not remove the memory of this run: {error}")

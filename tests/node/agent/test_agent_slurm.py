@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 from pathlib import Path
 
 import pytest
 
+from orchestrator.node.memory_folder import memory_folder
 from tests.node.agent.test_agent import WAIT, sh, wait_for_output
 from tests.node.agent.test_agent_ground import Ground, ground
 from tests.until import until
@@ -59,6 +61,19 @@ def test_code_99_is_a_failure_without_slurm(ground: Ground) -> None:
     ground.job(*sh("exit 99"))
     assert ground.run()[0] == 1
     assert ground.finished()["exit"]["code"] == 99
+
+
+def test_failure_is_reported_even_if_the_folder_in_memory_cannot_be_noted(ground: Ground) -> None:
+    """Such as on a full disk, which may be why the rank failed."""
+    run = f"gpt-20261120-101500-{secrets.token_hex(2)}"
+    ground.job(*sh('mkdir -m 700 "$ORCH_MEMORY_DIR"; exit 3'), ranks=[1], slurm=SLURM, run_id=run)
+    (ground.folder() / "memory-kept").mkdir(parents=True)  # in the way of the note
+    code = ground.run()
+    Path(memory_folder(run, "n0")).rmdir()
+    assert code == (1, "")
+    assert ground.finished()["exit"]["code"] == 3
+    (message,) = [event["text"] for event in ground.events("note") if "memory" in event["text"]]
+    assert message.startswith("the batch script will not remove the memory of this run: [Errno 21] Is a directory")
 
 
 def test_sigterm_of_slurm_leaves_the_ranks_time_to_save(ground: Ground) -> None:
