@@ -163,15 +163,12 @@ while :; do
     next=$(/bin/sh "$folder/node.sh" next "$status" "$ended") || code=$?
     if [ -z "$next" ] || [ "$ended" = 1 ]; then
         # No attempt follows a failure: free what agents have left for one in the memory of the nodes. In a job that Slurm ends, no step starts.
-        for kept in "$run_dir"/attempt-*/*/memory-kept; do
-            if [ "$code" = 0 ] || [ "$ended" = 1 ] || ! [ -e "$kept" ]; then
-                break
-            fi
+        kept=("$run_dir"/attempt-*/*/memory-kept)
+        if [ "$code" != 0 ] && [ "$ended" = 0 ] && [ -e "${kept[0]}" ]; then
             srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --wait=30 --time=1 \
                 /bin/sh "$folder/node.sh" forget </dev/null &
             wait "$!" || true
-            break
-        done
+        fi
         exit "$code"
     fi
     folder=$next
