@@ -1,4 +1,4 @@
-"""The spare nodes, at a launch and when they are used: whether they can be reached, and see the checkpoints that an attempt on them needs."""
+"""Checks of the spare nodes, at a launch and when they are used: can they be reached, and do they see the checkpoints of the other nodes?"""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.errors import NodeError, NodesError, Unreachable
-from orchestrator.fanout import each, each_within
+from orchestrator.errors import NodeError, Unreachable, machine_error
+from orchestrator.fanout import each, each_within, successes
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 
@@ -24,9 +24,10 @@ def begin_spare_check(launcher: DirectLauncher) -> Callable[[], list[str]]:
     out, or that cannot be checked: that one may be usable when it is needed.
     """
     spares = launcher.plan.spares
-    threading.Thread(
-        target=lambda: each(spares, launcher.reach, limit=max(1, len(spares))), name="spares", daemon=True
-    ).start()
+    with suppress(RuntimeError):  # the user may have no more threads: then `finish` logs in
+        threading.Thread(
+            target=lambda: each(spares, launcher.reach, limit=len(spares)), name="spares", daemon=True
+        ).start()
 
     def finish() -> list[str]:
         plan = launcher.plan
@@ -39,7 +40,12 @@ def begin_spare_check(launcher: DirectLauncher) -> Callable[[], list[str]]:
                     return f"it does not share the folder of the run, {plan.run_dir(plan.head)}"
                 return reason_if_unseen(endpoint)
 
-            results = each_within(spares, reason_against, limit=max(1, len(spares)), wait_s=WAIT_S)
+            try:
+                results = each_within(spares, reason_against, limit=len(spares), wait_s=WAIT_S)
+            except RuntimeError as error:
+                if machine_error(error) is None:  # a bug
+                    raise
+                return [f"the spare nodes could not be checked: {error}"]
         left_out = {
             node.name: text for node, text in zip(spares, results, strict=True) if text and isinstance(text, str)
         }
@@ -68,15 +74,12 @@ def require_visible_checkpoints(launcher: DirectLauncher, plan: LaunchPlan) -> N
     if not staying or not new:
         return
     with _checkpoint_marker(launcher, plan, staying[0]) as reason_if_unseen:
-        results = each(new, lambda node: reason_if_unseen(launcher.reach(node)), limit=len(new))
-    failures = [
-        NodeError(node.name, result)
-        for node, result in zip(new, results, strict=True)
-        if result and isinstance(result, str)
-    ]
-    failures += [result for result in results if isinstance(result, NodeError)]
-    if failures:
-        raise NodesError(failures, len(plan.nodes))
+
+        def require(node: NodePlan) -> None:
+            if reason := reason_if_unseen(launcher.reach(node)):
+                raise NodeError(node.name, reason)
+
+        successes(each(new, require, limit=len(new)))
 
 
 @contextmanager

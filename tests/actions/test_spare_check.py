@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,24 @@ def test_spare_node_without_the_shared_folder_is_left_out(tmp_path: Path) -> Non
     ]
     assert spares == ["s1", "s-off"]
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("refused", [{"spares"}, {"spares", "nodes"}])
+def test_launch_without_a_thread_for_the_check_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: set[str]
+) -> None:
+    start = threading.Thread.start
+
+    def may_start(self: threading.Thread) -> None:
+        if self.name in refused:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", may_start)
+    warnings, spares = _checked(tmp_path, ("n0", "w"), ("n1", "w"), ("s0", "elsewhere"), ("s1", "w"))
+    left_out = f"the spare node s0 is left out: it does not share the folder of the run, {tmp_path}/w/runs/{RUN}"
+    unchecked = "the spare nodes could not be checked: can't start new thread"
+    assert (warnings, spares) == (([unchecked], ["s0", "s1"]) if "nodes" in refused else ([left_out], ["s1"]))
 
 
 def test_spare_node_that_does_not_see_out_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
