@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -265,7 +265,7 @@ class StepLimit:
 
         Args:
             must_report: the program has reported steps on an earlier rung, so that none means a hang.
-            launcher: one that is connected; else the owner of the run is queried, and the nodes themselves if it does not answer.
+            launcher: a connected launcher; None: the owner of the run is queried, and the nodes themselves if it does not answer.
         """
         self._folder = find_run(run_id)
         self._options = options
@@ -281,6 +281,8 @@ class StepLimit:
         self.end: End | None = None
         self._has_observed = False
         """All nodes have answered at least once."""
+        self._failure = ""
+        """The failure of an observation that was shown last."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -295,23 +297,34 @@ class StepLimit:
         has_started = plan.launcher == "ssh"  # a job waits in the queue first
         with nullcontext(self._launcher) if self._launcher else closing(launcher_for(plan)) as launcher:
             while self.end is None and not self._is_over.wait(POLL_S):
-                with suppress(NodesError):  # the supervisor of the run judges silent nodes
-                    answer = observe_by_owner(self._folder)  # needs no login
-                    nodes = answer[0] if answer else observe_reachable(self._folder, plan, launcher, None).nodes
-                    self.end = self._end_by(nodes, plan)
-                    if nodes and not has_started:
-                        has_started, self.began_s = True, time.monotonic()
+                nodes = self._observed(plan, launcher)
+                self.end = self._end_by(nodes, plan)
+                if nodes and not has_started:
+                    has_started, self.began_s = True, time.monotonic()
                 if has_started and time.monotonic() > self.began_s + self._options.limit_s:
                     self.end = self.end or self._end_at_limit()
         if self.end is not None:
             self._stop()
 
+    def _observed(self, plan: LaunchPlan, launcher: Launcher) -> Sequence[NodeObservation]:
+        """The reports of the nodes that answer; a failure may pass."""
+        try:
+            answer = observe_by_owner(self._folder)  # needs no login
+            return answer[0] if answer else observe_reachable(self._folder, plan, launcher, None).nodes
+        except NodesError:  # the supervisor of the run judges silent nodes
+            return ()
+        except OrchError as exc:
+            if self._failure != str(exc):
+                self._failure = str(exc)
+                self._on_message(f"the ranks cannot be observed: {exc}")
+            return ()
+
     def _end_by(self, nodes: Sequence[NodeObservation], plan: LaunchPlan) -> End | None:
+        """STEPS once every rank of the plan has reported them: a node names a rank only once it has started it."""
         self.steps.update(reported_steps(nodes))
         self._has_observed |= len(nodes) == plan.node_count
-        ranks = [rank for node in nodes for rank in node.ranks]
-        has_all = len(nodes) == plan.node_count and all(node.ranks for node in nodes)
-        return End.STEPS if has_all and all(self.steps.get(rank, 0) >= self._options.steps for rank in ranks) else None
+        has_all = all(self.steps.get(rank, 0) >= self._options.steps for rank in range(plan.world_size))
+        return End.STEPS if has_all else None
 
     def _end_at_limit(self) -> End:
         if not self._has_observed:

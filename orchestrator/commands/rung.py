@@ -55,7 +55,7 @@ class RungRun:
     took_s: float = 0.0
     """The time from the start of the ranks to the end."""
     error: OrchError | None = None
-    """That by which the launch failed."""
+    """The error by which the launch failed; None if it succeeded."""
 
 
 def run_rung(
@@ -65,7 +65,7 @@ def run_rung(
     Launch a rung, and wait for its end.
 
     Args:
-        title: what is shown before the id of the run.
+        title: the words before the id of the run.
         must_report: a program that reports no steps hangs.
 
     Raises:
@@ -134,7 +134,7 @@ def _follow(
     try:
         inform(f"{title}, run {run}")
         launcher = launched.submitted.launcher if launched.submitted else None
-        limit = StepLimit(run, options, inform, must_report=must_report, launcher=launcher)
+        limit = StepLimit(run, options, _inform_if_open, must_report=must_report, launcher=launcher)
         with limit if arguments.program is not None else nullcontext():
             return launched.to_end(), limit
     except BaseException as exc:

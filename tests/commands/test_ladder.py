@@ -76,10 +76,8 @@ def test_job_of_a_rung_is_short_and_runs_once(time: str | None, minutes: str) ->
         "slurm.spare_nodes=0",
         f"slurm.time={minutes}",
     ]
-    step = replace(ARGUMENTS, launcher="slurm", here=True)
-    assert as_short_jobs(as_trial(step), plan, OPTIONS) == replace(
-        step, is_trial=True
-    )  # whose options are those of a new job
+    step = replace(ARGUMENTS, launcher="slurm", here=True)  # has no options of a job
+    assert as_short_jobs(as_trial(step), plan, OPTIONS) == replace(step, is_trial=True)
 
 
 def _record(state: RunState) -> RunRecord:
