@@ -86,6 +86,28 @@ def test_remedy_of_a_job_is_proved_by_short_jobs(orch: Orch, cluster: Cluster) -
     assert cluster.jobs() == {}
 
 
+def test_remedy_of_a_run_in_an_allocation_is_proved_by_steps_of_it(orch: Orch, cluster: Cluster) -> None:
+    cluster.inventory(orch.cwd, env={"GLOO_SOCKET_IFNAME": "none0"})
+    (orch.cwd / "train.sh").write_text(NEEDS_AN_INTERFACE)
+    words = (("submit", "--no-check", "--here", *RUN), ("diagnose", "--prove", "--json"))
+    submit, prove = (shlex.join(orch.argv(command)) for command in words)
+    shell = f"{submit}; {prove} >proof; code=$?; squeue --noheader --steps --format=%j >steps; exit $code"
+    argv = ["salloc", "--nodelist=n[1-2]", "bash", "-c", shell]
+    done = subprocess.run(argv, cwd=orch.cwd, env=orch.environ(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    proof = json.loads((orch.cwd / "proof").read_text())
+    assert [(trial["rung"], trial["passed"], trial["change"]) for trial in proof["trials"]] == [
+        ("rung 1 of 2, 1 rank on n1", True, None),
+        ("rung 2 of 2, 2 ranks on n[1-2]", False, None),
+        ("rung 2 of 2, 2 ranks on n[1-2]", True, "unset GLOO_SOCKET_IFNAME"),
+    ]
+    failed, *trials = orch.records()
+    assert (proof["run"], proof["result"], len(trials)) == (failed["id"], "proved", 3)
+    assert {record["slurm_job"] for record in trials} == {failed["slurm_job"]}
+    assert (orch.cwd / "steps").read_text() == ""
+    assert "in no Slurm job" in orch("diagnose", failed["id"], "--prove", code=2).stderr
+
+
 def _ladder_behind(orch: Orch, cluster: Cluster, *options: str) -> tuple[str, Started]:
     """A job that has all nodes, and a ladder whose first job waits behind it, by its messages."""
     argv = ["sbatch", "--parsable", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1000"]
