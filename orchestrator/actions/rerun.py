@@ -27,31 +27,30 @@ def rerun_arguments(name: str, nodes: str | None, settings: tuple[str, ...] = ()
 
     Args:
         nodes: the host list of the new run; None for the recorded ones. The ranks per node stay the recorded ones.
-        settings: those of the shared trainer that replace recorded ones.
+        settings: settings of the shared trainer, which replace recorded ones.
 
     Raises:
         RunNotFound: there is no such run.
         UsageError: it cannot be launched again.
     """
     run = RecordedRun.find(name)
-    _require_repeatable(run)
+    _require_repeatable(run, settings)
     _enter_folder(run)
+    return _arguments(run, nodes, settings)
+
+
+def _arguments(run: RecordedRun, nodes: str | None, settings: tuple[str, ...]) -> LaunchArguments:
     record, program, request = run.record, run.plan.program, run.record.request
-    is_trainer, shape = program.kind == "trainer", request["shape"]
-    if settings and not is_trainer:
-        message = f"{record.id} runs {program.args[0]}, and {settings[0]!r} is a setting of the shared trainer"
-        raise UsageError(message, hint="type the launch again with other arguments of the program")
-    count = len(expand(nodes)) if nodes else shape and shape["nodes"]
+    is_trainer = program.kind == "trainer"
     orphan_timeout, isolation_timeout = _timeouts(request)
     return LaunchArguments(
         record.launcher,
         inventory=record.inventory["file"] or None,
         nodes=nodes or request["nodes"],
-        shape=None if shape is None else f"{count}x{shape['ranks']}",
+        shape=_shape(request, nodes),
         config=_config_file(run),
-        settings=(*request["program"]["args"], *settings)
-        if is_trainer
-        else (),  # an elastic run has changed those of the plan
+        # not those of the plan, which an elastic run has changed
+        settings=(*request["program"]["args"], *settings) if is_trainer else (),
         program=None if is_trainer else program.args,
         orphan_timeout=orphan_timeout,
         isolation_timeout=isolation_timeout,
@@ -74,12 +73,15 @@ def rerun_arguments(name: str, nodes: str | None, settings: tuple[str, ...] = ()
     )
 
 
-def _require_repeatable(run: RecordedRun) -> None:
-    module = run.plan.program.module
-    if module != "trainer":
+def _require_repeatable(run: RecordedRun, settings: tuple[str, ...]) -> None:
+    program = run.plan.program
+    if program.module != "trainer":
         raise UsageError(f"{run.record.id} is a benchmark, which `orch rerun` does not launch", hint="orch bench comm")
     if not run.record.request:
         raise UsageError(f"the record of {run.record.id} has no request", hint="type the launch again")
+    if settings and program.kind != "trainer":
+        message = f"{run.record.id} runs {program.args[0]}, and {settings[0]!r} is a setting of the shared trainer"
+        raise UsageError(message, hint="type the launch again with other arguments of the program")
 
 
 def _enter_folder(run: RecordedRun) -> None:
@@ -98,6 +100,15 @@ def _config_file(run: RecordedRun) -> Path | None:
     if run.plan.config is None:
         return None
     return run.folder.plan_folder / run.plan.head.name / "config.json"
+
+
+def _shape(request: Mapping[str, Any], nodes: str | None) -> str | None:
+    """-j as it is typed, for these nodes; None without it."""
+    shape = request["shape"]
+    if shape is None:
+        return None
+    count = len(expand(nodes)) if nodes else shape["nodes"]
+    return f"{count}x{shape['ranks']}"
 
 
 def _timeouts(request: Mapping[str, Any]) -> tuple[str | None, str | None]:
