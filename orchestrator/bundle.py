@@ -30,7 +30,7 @@ class Bundle:
 
         Args:
             files: pairs of the name within the bundle and the file here; a symbolic link is sent as a link.
-            warnings: what of the code is not sent, one sentence each.
+            warnings: one sentence for each part of the code that is not sent.
             commit: the commit of the code, as in Code.
         """
         self.files, self.commit = tuple(files), commit

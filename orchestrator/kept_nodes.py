@@ -102,9 +102,8 @@ def keep_end(run: object, record: RunRecord, names: Sequence[str] = ()) -> None:
         return
     with suppress(OSError, OrchError):  # a full disk, a damaged plan: the record of the run has the outcome
         plan = run.read_plan()
-        if plan.transport == "local" or (
-            plan.by_count and not names
-        ):  # Slurm has chosen nodes that nobody has observed
+        is_unobserved = plan.by_count and not names  # Slurm has chosen the nodes
+        if plan.transport == "local" or is_unobserved:
             return
         address = _addresses(plan)
         used = names or [node.name for node in plan.nodes if plan.launcher == "ssh" or not node.is_spare]

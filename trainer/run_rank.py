@@ -24,9 +24,8 @@ from trainer.runtime.seeds import make_deterministic, report_nondeterminism
 from trainer.runtime.watchdog import StackDump, Watchdog, record_collectives
 from trainer.train import Trainer
 
-CLOSE_S = (
-    5.0  # limit for reporters, while the other ranks are blocked: files are flushed by then, an upload may be cut short
-)
+# Limit for reporters, while the other ranks are blocked: files are flushed by then, an upload may be cut short.
+CLOSE_S = 5.0
 
 
 def run_rank(config: TrainConfig, env: MutableMapping[str, str], preemption: PreemptionSignal) -> NoReturn:

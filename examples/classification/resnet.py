@@ -22,7 +22,7 @@ Batch = Tuple[torch.Tensor, torch.Tensor]  # images and classes
 
 
 class Classification(Task):
-    """The task; `options.NAME=VALUE` sets the size of the images, the width of the net, and the rate of its last layer."""
+    """Image classification; `options.NAME=VALUE` sets the size of the images, the width of the net, and the rate of its last layer."""
 
     def __init__(self, config: TrainConfig, *, size: int = 64, width: int = 32, head_lr: float = 1.0) -> None:
         super().__init__(config)

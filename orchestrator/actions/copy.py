@@ -139,9 +139,8 @@ def _copied(source: _Source, target: Path, on_share: OnShare) -> Copied:
     part = _part(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        for entry in sorted(
-            source.found.entries, key=lambda entry: entry.kind == "link"
-        ):  # links last: no path uses one
+        in_order = sorted(source.found.entries, key=lambda entry: entry.kind == "link")  # links last: no path uses one
+        for entry in in_order:
             path = part / entry.path if entry.path else part
             if entry.kind == "folder":
                 path.mkdir(mode=0o700)

@@ -18,11 +18,8 @@ from orchestrator.node.digits import three_digits
 
 SETTINGS = ("passes=2", "timeout=20")
 CARD_SETTINGS = ("sizes=64K:256M:64", "seconds=0.3")
-CPU_SETTINGS = (
-    "sizes=64K:1M:16",
-    "seconds=0.1",
-    "repetitions=100",
-)  # a CPU's network is slower, and its ranks share the cores
+# The network of a CPU is slower than that of cards, and the ranks share the cores.
+CPU_SETTINGS = ("sizes=64K:1M:16", "seconds=0.1", "repetitions=100")
 BANDWIDTH_COLUMNS = ("SIZE", "PAIRS OF NODES", "SLOWEST", "MEDIAN", "FASTEST GB/S", "OF THE NETWORK'S RATE")
 GROUPS = {"all-reduce": "node", "bandwidth": "node-pairs"}
 
@@ -60,8 +57,8 @@ def with_measurements(checked: Checked, results: Mapping[str, Any] | None, secon
     Add the findings of the measurements to those of the quick checks.
 
     Args:
-        results: those of the benchmark; None if it failed before its first result.
-        seconds: what the measurements took.
+        results: the results of the benchmark; None if it failed before its first result.
+        seconds: the duration of the measurements.
     """
     nodes = sound_nodes(checked)
     found: list[Finding] = []

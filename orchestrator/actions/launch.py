@@ -76,9 +76,9 @@ class Launched:
     terminal_closed: bool = False
     """The terminal was closed during the launch, so the run cannot be shown."""
     planned: Planned | None = None
-    """The launch as it was planned; None if it was before this process, and the record does not have all of it."""
+    """The launch as it was planned; None if another process has launched the run, and the record lacks a part of the launch."""
     unable_to_restart: str = ""
-    """Why the run is not restarted, without `planned`."""
+    """The reason why the run is not restarted, if `planned` is None."""
 
 
 def plan_launch(
@@ -392,7 +392,7 @@ def abandon_launch(
     Stop what had started of these runs and record the cause; return an error if something may still be running.
 
     Args:
-        error: that by which the launch failed; None if it was interrupted.
+        error: the error by which the launch failed; None if it was interrupted.
     """
     failure = None if error is None else failure_of_launch(error)
     try:

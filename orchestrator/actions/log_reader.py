@@ -112,13 +112,11 @@ class LogReader:
             self._write(self._history(unfinished=unfinished))
         else:
             self._viewer.write(self._last(tail, unfinished=unfinished))
-            self._shown_from = dict.fromkeys(
-                self.unreadable, time.time()
-            )  # else their older lines would be shown later
+            # else their older lines would be shown later
+            self._shown_from = dict.fromkeys(self.unreadable, time.time())
         for feed in self._feeds:
-            if (
-                feed.failure is not None and feed.folder.name not in self.unreadable
-            ):  # its node was lost while it was read
+            is_known = feed.folder.name in self.unreadable
+            if feed.failure is not None and not is_known:  # its node was lost while it was read
                 self.unreadable[feed.folder.name] = feed.failure
                 self._write(feed.gaps(feed.failure) if unfinished else ())
 

@@ -42,7 +42,6 @@ A program that reports no steps must keep running for twice the time after which
 twice the time after which the rung failed, at least.
 """
 
-
 _CHECKPOINTS = (
     "the trials run your program as it is: it resumes from checkpoints outside of $ORCH_RUN_DIR, and writes over them, as in "
     "the training; Ctrl-C ends the trials"
@@ -161,7 +160,7 @@ class Planned:
 
     @property
     def warnings(self) -> Sequence[str]:
-        """Those about the launch, and about the files that the trials may change."""
+        """The warnings about the launch, and about the files that the trials may change."""
         if self.ladder.arguments.program is None:
             return self.ladder.warnings
         return (*self.ladder.warnings, _CHECKPOINTS)
@@ -186,10 +185,8 @@ def plan_proof(words: Sequence[str], signatures_file: Path | None, on_progress: 
     record = find_run(found.run).read()
     signature = provable(found, record, CATALOGUE | user_signatures(signatures_file))
     assert signature.change is not None, "see provable"
-    given, options = (
-        as_trial(replace(rerun_arguments(record.id, None), name=NAME)),
-        LadderOptions(STEPS, _limit_s(record)),
-    )
+    given = as_trial(replace(rerun_arguments(record.id, None), name=NAME))
+    options = LadderOptions(STEPS, _limit_s(record))
     planned = plan_launch(given, on_progress)
     planned.close()
     given = as_short_jobs(given, planned.plan, options)

@@ -194,7 +194,7 @@ class Watch:
 
     def _recorded_phase(self) -> WatchPhase | None:
         """The next phase by the record alone; None if it has no news of the attempt."""
-        has_ended = self._has_recorded_end()  # asked first: whatever was recorded before the end is shown before it
+        has_ended = self._has_recorded_end()  # read first: whatever was recorded before the end is shown before it
         if self._poll is None and self._reader.attempt < self._newest_attempt():
             return WatchPhase.NEXT_ATTEMPT
         if self._has_other_nodes():

@@ -98,9 +98,8 @@ def code(cluster: Cluster) -> Iterator[Finding]:
             for digest, nodes in digests.groups.items()
         }
         text = f"the files of the code differ: {digests.text(states)}"
-        are_committed = all(
-            entry["dirty"] is False for entry in found.values()
-        )  # then only files that git does not track differ
+        # If all changes are committed, only files that git does not track differ.
+        are_committed = all(entry["dirty"] is False for entry in found.values())
         yield Finding(
             Severity.WARN if are_committed else Severity.FAIL,
             "code",

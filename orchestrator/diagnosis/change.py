@@ -27,11 +27,11 @@ class Change:
     """A change of the variables, of a library's call, or of a setting of the shared trainer."""
 
     text: str
-    """What is changed, in the words of a remedy."""
+    """The change in the words of a remedy."""
     variables: Mapping[str, str | None] = field(default_factory=dict)
-    """None: the variable is taken away."""
+    """The values of environment variables; None takes the variable away."""
     call: Call | None = None
-    """For Python programs of the user."""
+    """The change of a call, for Python programs of the user."""
     setting: str = ""
     """The same change for the shared trainer."""
 
@@ -82,9 +82,8 @@ NO_WORKERS = call(
     persistent_workers=None,
     multiprocessing_context=None,
 )
-NO_TOTAL_BATCH = call(
-    "DeepSpeed without train_batch_size", _DEEPSPEED, "get_train_batch_size", param_dict={}
-)  # what it finds in {} is None, and it computes the size
+# Without the size in param_dict, DeepSpeed computes it.
+NO_TOTAL_BATCH = call("DeepSpeed without train_batch_size", _DEEPSPEED, "get_train_batch_size", param_dict={})
 MICRO_BATCH = call(
     "DeepSpeed with train_micro_batch_size_per_gpu: 1",
     _DEEPSPEED,

@@ -112,9 +112,8 @@ def hits_of(
     for body in bodies:
         row = signatures[body["id"]]
         found = row.expression.search(body["text"])
-        if found is None or (
-            row.role is Role.ERROR and _is_known(body["text"], signatures.values())
-        ):  # or the text was cut
+        is_specific = row.role is Role.ERROR and _is_known(body["text"], signatures.values())
+        if found is None or is_specific:  # None: the text was cut
             continue
         values = {name.removesuffix("_2"): value for name, value in found.groupdict().items() if value}
         of_text, of_head = origin_of(body["text"]), origin_of(body["head"])

@@ -17,7 +17,7 @@ def contradictions(node: str, env: Mapping[str, str], facts: NodeFacts, adapters
     Compare the values that are set for one node with its facts.
 
     Args:
-        adapters: what discovery chose on the node; None on a node without CUDA cards, where NCCL is not used.
+        adapters: the adapters that discovery chose on the node; None on a node without CUDA cards, where NCCL is not used.
     """
     yield from _absent_interfaces(node, env, facts, uses_nccl=adapters is not None)
     if adapters is None:

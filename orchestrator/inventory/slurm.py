@@ -123,9 +123,8 @@ MailTypes: TypeAlias = Annotated[str, AfterValidator(_check_mail_types)]
 Text: TypeAlias = Annotated[str, AfterValidator(pattern_check(r".+", "a text", "characters that can be printed"))]
 Cpus: TypeAlias = Annotated[int, BeforeValidator(integer_check("a number of CPUs", 1, 4096))]
 Spares: TypeAlias = Annotated[int, BeforeValidator(integer_check("a number of nodes", 0, 1000))]
-WarnSeconds: TypeAlias = Annotated[
-    int, BeforeValidator(integer_check("a number of seconds", 1, 65_535))
-]  # the limits of sbatch --signal
+# The limits of sbatch --signal.
+WarnSeconds: TypeAlias = Annotated[int, BeforeValidator(integer_check("a number of seconds", 1, 65_535))]
 Option: TypeAlias = Annotated[str, AfterValidator(check_option)]
 
 

@@ -22,12 +22,12 @@ class Fold:
     """One line, and the ranks that printed it: each of them once."""
 
     line: LogLines
-    """As the first of them printed it."""
+    """The line as the first of the ranks printed it."""
     number: int
     opened_s: float
     """By time.monotonic()."""
     ranks: dict[str, list[int | None]] = field(default_factory=dict)
-    """By node; the rank is None for lines of the agent, and of a program that starts its ranks itself."""
+    """The ranks of each node; None for lines of the agent, and of a program that starts its ranks itself."""
 
     @property
     def rank_count(self) -> int:

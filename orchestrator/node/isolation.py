@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from typing import List, Optional
 
 SUPERVISED = "supervised"  # in the node folder: the addresses of the peers; its mtime is the time of the last heartbeat
-PEER_ANSWERED = (
-    "peer-answered"  # in the node folder of the head: a peer has answered, so the head ends its ranks if it is isolated
-)
+# In the node folder of the head: a peer has answered, so the head ends its ranks if it is isolated.
+PEER_ANSWERED = "peer-answered"
 SILENT_S = 5.0  # the supervisor sends a heartbeat at least every 3 s
 PROBE_WAIT_S = 3.0
 PROBES = 6  # within the isolation timeout

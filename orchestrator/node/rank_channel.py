@@ -93,9 +93,8 @@ class Client:
         try:
             descriptor = os.open(os.path.join(folder, CHANNEL), os.O_RDONLY | os.O_DIRECTORY)
             try:
-                self.connection.connect(
-                    f"/proc/self/fd/{descriptor}/{rank}"
-                )  # the path of a socket has at most 107 bytes
+                # The path of a socket has at most 107 bytes.
+                self.connection.connect(f"/proc/self/fd/{descriptor}/{rank}")
             finally:
                 os.close(descriptor)
             self.connection.send(request)

@@ -51,7 +51,7 @@ class DirectAttempt:
 
         Args:
             lost: the nodes that still cannot be reached.
-            cut_off: those, and the nodes that could not be reached when the attempt failed.
+            cut_off: the lost nodes, and the nodes that could not be reached when the attempt failed.
         """
         steps = (saved_step(progress) for node in nodes for progress in node.progress.values())
         killed = {node.node for node in nodes if node.agent is not None and not cut_off and _was_killed(node)}
@@ -101,10 +101,10 @@ class Restarts:
             start: connects to the nodes of an attempt, calls its second argument, checks the nodes and starts the agents; returns
                 the plan as it was carried out. OrchError if that fails, and nothing of it is left running. None if this process
                 cannot start any.
-            unable: the reason for that.
+            unable: the reason why it cannot.
             send_code: see DirectLauncher.send_code.
-            free_nodes: those of nodes that were lost before which can be reached now, and on which nothing of the run is left.
-            attempts: the failed ones before it; those of a run that another process has restarted are in the record.
+            free_nodes: returns the given lost nodes that can be reached now, and on which nothing of the run is left.
+            attempts: the failed attempts before it; if another process has restarted the run, the record has them.
         """
         self._folder = folder
         self._max_retries = max_retries

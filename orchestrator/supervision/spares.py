@@ -31,7 +31,7 @@ class Spares:
 
     @property
     def nodes(self) -> list[NodePlan]:
-        """The prepared ones, also those that take part now."""
+        """The prepared nodes, also those that have become nodes of the run."""
         plan = self._launcher.plan
         return [node for node in (*plan.spares, *plan.nodes) if node.name in self.prepared]
 

@@ -247,7 +247,7 @@ class Supervisor:
 
     def _isolated(self, lost: Collection[str], refusing: Collection[str]) -> set[str]:
         """
-        Those of the lost nodes that end their ranks after the isolation timeout: no peer reaches them.
+        The lost nodes that end their ranks after the isolation timeout: no peer reaches them.
 
         The head is the only peer of another node. If the head itself is lost, another lost node may still reach it, so nothing is
         proved unless it is the only one.

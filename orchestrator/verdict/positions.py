@@ -65,7 +65,7 @@ def _stopped(ranks: Mapping[int, RankBody]) -> list[int]:
 
 
 def _suspects_of_groups(ranks: Mapping[int, RankBody], named: Callable[[Sequence[int]], str]) -> str:
-    """By the process groups; a rank that is late in one and waits in none, before one that waits in another."""
+    """The suspects by the process groups: ranks that are late in one and wait in none, before ranks that wait in another."""
     waits_anywhere = {rank for rank, body in ranks.items() if any(map(_is_waiting, body["groups"].values()))}
     found = []
     for group in sorted({name for body in ranks.values() for name in body["groups"]}):

@@ -22,9 +22,8 @@ def differing_replicas(nodes: Sequence[NodeObservation]) -> Finding | None:
     for step, name, fingerprints in _compared(nodes):
         groups = _groups(fingerprints)
         if len(groups) > 1:
-            cause = (
-                _unsynchronised(nodes) if len(groups) == len(fingerprints) else ""
-            )  # two equal ranks: gradients are averaged
+            all_differ = len(groups) == len(fingerprints)  # two equal ranks: gradients are averaged
+            cause = _unsynchronised(nodes) if all_differ else ""
             return _separate_models(step, name, cause) if cause else _finding(step, name, groups, node_of)
     return None
 

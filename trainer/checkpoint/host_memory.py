@@ -9,7 +9,7 @@ FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Of a cgroup, version 2 and 1: the file of the limit, that of the usage, and the key in memory.stat of what is freed without swapping."""
+"""Files of a cgroup, version 2 and 1: the limit, the usage, and the key in memory.stat of the memory that is freed without swapping."""
 
 
 def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:

@@ -115,7 +115,7 @@ def read_weights(
 
     Args:
         path: a safetensors file, a folder of Hugging Face, or one of torch.distributed.checkpoint.
-        shapes: what the model needs.
+        shapes: the shapes that the model needs.
         task: for the names that it leaves out, and for messages.
         tied: further names of tied weights -> the first, whose values are read. Files need not have the further ones.
 

@@ -96,7 +96,7 @@ class _Benchmark:
 
         Args:
             accelerator: None if this rank has none.
-            reports: what each rank that has come reported about itself.
+            reports: the report of each rank that has come.
         """
         self.config, self.rendezvous, self.rank = config, rendezvous, rendezvous.rank
         self.accelerator, self.device, self.reports = accelerator, device, reports

@@ -15,7 +15,7 @@ import torch
 from trainer.errors import UserError
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
-# Of ImageNet's images, by which nearly all published weights expect their input to be normalised.
+# Mean and deviation of ImageNet's images, by which nearly all published weights expect their input to be normalised.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LEAST_SHARE = 0.5  # of the shorter side, in a random crop
 
@@ -29,7 +29,7 @@ class ImageFolders:
     For a training, each is a random square of the image, mirrored at random; else the square in its middle.
 
     Attributes:
-        classes: the names of the folders, sorted; their places are the numbers.
+        classes: the names of the folders, sorted; their indices are the numbers.
     """
 
     def __init__(
@@ -79,12 +79,8 @@ class ImageFolders:
         try:
             with pillow.open(path) as file:
                 image = file.convert("RGB")
-        except (
-            OSError,
-            SyntaxError,
-            ValueError,
-            pillow.DecompressionBombError,
-        ) as exc:  # a damaged PNG is a SyntaxError
+        # A damaged PNG is a SyntaxError.
+        except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as exc:
             raise UserError(f"{path}: cannot be read as an image: {exc}") from exc
         box = _random_square(*image.size) if self.is_random else _middle_square(*image.size)
         image = image.resize((self.size, self.size), pillow.Resampling.BILINEAR, box=box)

@@ -12,10 +12,8 @@ from trainer.console import log_line
 from trainer.errors import StorageError
 from trainer.io import replace_text
 
-ALLOCATOR_COUNTS = (
-    "num_alloc_retries",
-    "num_ooms",
-)  # torch's names: allocations retried after freeing cached memory, and out-of-memory errors
+# Torch's names for allocations that were retried after cached memory was freed, and for out-of-memory errors.
+ALLOCATOR_COUNTS = ("num_alloc_retries", "num_ooms")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from trainer.optim.muon import MuonAndAdamW, hidden_matrices, muon_and_adamw
 from trainer.state_keys import EMA
 
 Settings = Callable[[str], Mapping[str, float]]
-"""Of a parameter, by its name: Task.param_group."""
+"""The settings of a parameter, by its name, as from Task.param_group."""
 SETTINGS = ("lr_factor", "weight_decay")
 
 
@@ -36,7 +36,7 @@ def make_optimizer(
         model: its parameters are optimized.
         lr: the peak rate.
         config: the settings.
-        settings: those of single parameters.
+        settings: settings of single parameters, by name.
         blocks: of the model; Muon takes their matrices.
 
     Raises:

@@ -49,7 +49,7 @@ def _draws(operation: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -> b
 
 @functools.lru_cache(maxsize=None)
 def kept_operations() -> FrozenSet[Any]:
-    """Those of KEPT that this torch has."""
+    """The operations of KEPT that this torch has."""
     found = (getattr(torch.ops.aten, name, None) for name in KEPT)
     return frozenset(operation.default for operation in found if operation is not None)
 

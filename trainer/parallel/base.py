@@ -157,9 +157,8 @@ class TorchStrategy(abc.ABC):
             if bool(torch.isfinite(norm) & is_good):
                 self.group.accelerator.step(self.optimizer, loss, self.model)
             return norm
-        if not bool(
-            is_good
-        ):  # the scaler stays as it is: unscale_() without update() would refuse the step after a roll-back
+        if not bool(is_good):
+            # The scaler stays as it is: unscale_() without update() would refuse the step after a roll-back.
             return torch.full_like(is_good, math.inf, dtype=torch.float32)
         self.scaler.unscale_(self.optimizer)
         norm = self.clip(limit)

@@ -30,7 +30,7 @@ class Replicas:
         Take fingerprints of these parameters and of the gradient's norm.
 
         Args:
-            parameters: those of which each rank has the same whole copy; empty under a strategy that shards them.
+            parameters: the parameters of which each rank has the same whole copy; empty under a strategy that shards them.
             start_reading: of the accelerator.
         """
         self.start_reading = start_reading

@@ -107,9 +107,8 @@ def _serve(server: socket.socket, position: Callable[[], Tuple[str, int]]) -> No
                 return  # the program has closed all its descriptors
             time.sleep(CLIENT_S)
             continue
-        with connection, contextlib.suppress(
-            OSError, ValueError, KeyError, TypeError
-        ):  # a client that has gone, or is wrong
+        # The client may have gone, or send a request that is wrong.
+        with connection, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             connection.settimeout(CLIENT_S)
             request = json.loads(connection.recv(REQUEST_BYTES))
             connection.sendall(json.dumps(_answer(request["parts"], position)).encode() + b"\n")

@@ -48,12 +48,8 @@ def _migrate() -> None:
     os.environ.setdefault(SWITCH, "1")  # for the vendor's code and for children of the script
     try:
         importlib.import_module(MIGRATION)
-    except (
-        ImportError,
-        OSError,
-        RuntimeError,
-        AttributeError,
-    ) as exc:  # a driver or library that does not match shows as any of them
+    # A driver or library of another version causes any of these errors.
+    except (ImportError, OSError, RuntimeError, AttributeError) as exc:
         warn(f"torch_gcu is installed, but its migration from CUDA fails: {exc}; {SWITCH}=0 turns it off")
 
 

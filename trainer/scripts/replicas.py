@@ -66,8 +66,8 @@ class DdpReplicas:
         The values for the progress file if some are due.
 
         Args:
-            step: that were made, equal on all ranks. Their gradients have been averaged, and those of the next one.
-            has_gradients: False: the next ones are computed in the step itself.
+            step: the number of steps that were made, equal on all ranks. Their gradients have been averaged, and those of the next step.
+            has_gradients: False: the next gradients are computed in the step itself.
         """
         if self._is_off or step % self._every or not self._last_s or world_size == 1 or _is_captured():
             if not self._last_s:

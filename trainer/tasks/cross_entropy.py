@@ -14,7 +14,7 @@ IGNORED = -100
 MOST_LOGITS = 1 << 25
 """At most this many logits are in memory together: 128 MiB in fp32, four times that while their gradient is computed."""
 MULTIPLES = {"cuda": 64}
-"""By device, the multiple of rows to which a head is padded: matrix units compute other numbers of rows in several slower passes."""
+"""For each device, the multiple of rows to which a head is padded: matrix units compute other numbers of rows in several slower passes."""
 
 
 def head_loss(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ from trainer.tasks.llama_shape import CONFIG_FILE
 from trainer.tasks.lora import add_adapters, frozen_weights
 
 CONTEXT = 2048  # unless the model allows less
-# Those whose packed conversations do not see each other, which tests/trainer/tasks/test_hf.py checks of each.
+# The models whose packed conversations do not see each other; tests/trainer/tasks/test_hf.py checks each of them.
 TYPES = (
     *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "phi3", "olmo2", "granite", "smollm3"),
     *("starcoder2", "gpt_neox"),

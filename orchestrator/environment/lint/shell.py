@@ -224,9 +224,8 @@ class _Reader:
             self._exports_all = True
         exports = command in _EXPORTERS or (command in _DECLARERS and any("x" in option for option in options))
         for word in arguments:
-            match = self._match(word) or _ASSIGNMENT.match(
-                word.value or ""
-            )  # in quotes, as in docker run -e "NAME=VALUE"
+            # The whole word may be in quotes, as in docker run -e "NAME=VALUE".
+            match = self._match(word) or _ASSIGNMENT.match(word.value or "")
             if match is None:
                 self._exported.update([word.value] if exports and word.value else [])
             elif exports or command in _DECLARERS or match[1] in VARIABLES:

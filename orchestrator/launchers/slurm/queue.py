@@ -34,19 +34,8 @@ OVER = frozenset(
 )
 COMMAND_S = 30.0
 NOT_FOUND = 127
-_SQUEUE = (
-    "%i",
-    "%T",
-    "%r",
-    "%N",
-    "%D",
-    "%M",
-    "%l",
-    "%P",
-    "%S",
-    "%Z",
-    "%j",
-)  # names last: they may contain the separator
+# Names last: they may contain the separator.
+_SQUEUE = ("%i", "%T", "%r", "%N", "%D", "%M", "%l", "%P", "%S", "%Z", "%j")
 _SACCT = ("JobID", "State", "NodeList", "NNodes", "Elapsed", "Timelimit", "Partition", "Start", "JobName")
 _EMPTY = frozenset(["", "(null)", "N/A", "None", "None assigned", "Unknown", "NOT_SET"])
 

@@ -183,9 +183,8 @@ def run_agent(options: AgentOptions, folder: str, inherited: Inherited, *, warm:
             write(str(error))
         if not isinstance(error, PortTaken):
             return REFUSED
-        write_json(
-            os.path.join(folder, "port-taken"), {"time": time.time()}
-        )  # a batch script cannot get the code from srun
+        # A batch script cannot get the exit code from srun.
+        write_json(os.path.join(folder, "port-taken"), {"time": time.time()})
         return PORT_TAKEN
 
 

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 POLL_S = 1.0
 COUNTS_S = 0.3  # a rank that is stopped never answers
 LEAST_SHARE = 1 / 6  # of the time without progress that counts, however long the ranks wait for a CPU
-MOST_WAITED_S = (
-    60.0  # of that time that does not count: a hang must be named well before its timeout, also on a crowded node
-)
+# The most of that time that does not count: a hang must be named well before its timeout, also on a crowded node.
+MOST_WAITED_S = 60.0
 STARVED_SHARE = 0.5  # of that time; such a rank is reported as waiting for a CPU
 QUERIES = 40  # at most within a limit: the requests to a stopped rank stay in the queue of the socket
 

@@ -95,9 +95,8 @@ def stand_by_as_agent(standby: Standby, reader: int, record: Mapping[str, object
         warm.start(inherited, STDERR)
         warm.await_imports()
         os.write(standby.status, READY)
-        write_json(
-            standby.record, {**record, "ready": True}
-        )  # after the status: a start may be ordered as soon as it is read
+        # After the status: a start may be ordered as soon as this record is read.
+        write_json(standby.record, {**record, "ready": True})
     except (NoFork, Refused, OSError) as error:
         os.write(standby.status, str(error).encode("utf-8", "backslashreplace"))
         return 0

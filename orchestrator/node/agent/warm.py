@@ -141,6 +141,6 @@ class WarmParent:
 
 
 def socketpair() -> tuple[Socket, Socket]:
-    """As of the socket module, which is slow to import."""
+    """A pair as from the socket module, which is slow to import."""
     first, second = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     return Socket(fileno=first.detach()), Socket(fileno=second.detach())

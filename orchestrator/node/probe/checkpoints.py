@@ -13,9 +13,8 @@ if TYPE_CHECKING:
 
     from orchestrator.node.probe.source import Source
 
-CHECKPOINT = re.compile(
-    r"(?:step_|checkpoint-|global_step)([0-9]{1,12})\Z"
-)  # of the shared trainer, Hugging Face, DeepSpeed
+# The names of the shared trainer, of Hugging Face and of DeepSpeed.
+CHECKPOINT = re.compile(r"(?:step_|checkpoint-|global_step)([0-9]{1,12})\Z")
 RUN_TIME = re.compile(r"-([0-9]{8}-[0-9]{6})-[0-9a-f]{4}\Z")  # in a run's id
 SCAN_S = 1.0  # below DISK_S of collect.py: a checkpoint of thousands of files on a busy server is no fault of the disk
 MOST_RUNS = 8  # that are looked at: a workdir may have thousands

@@ -73,9 +73,8 @@ FIELDS = {
 }
 OLD_NAMES = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}
 NEW_NAMES = {old: new for new, old in OLD_NAMES.items()}
-TEXTS = frozenset(
-    ("uuid", "name", "driver", "state", "mig", "compute_mode", "persistence", "ecc")
-)  # other keys are numbers
+# The keys whose values are texts; all others are numbers.
+TEXTS = frozenset(("uuid", "name", "driver", "state", "mig", "compute_mode", "persistence", "ecc"))
 NOT_AVAILABLE = frozenset(("", "N/A", "[N/A]", "[Not Supported]", "Not Supported", "[Not Available]"))
 MISTAKES = re.compile(r"err!|error|requires reset|unknown|insufficient|invalid|lost", re.IGNORECASE)
 UNITS = frozenset(("%", "MiB", "W", "MHz", "C"))
@@ -244,10 +243,8 @@ def parse_nvlink_errors(text: str) -> NvlinkErrors:
         if title:
             uuid = title.group(1)
             gpus.setdefault(uuid, {})
-        elif (
-            line and not line[0].isspace()
-        ):  # the title of a GPU that cannot be read: the counters after it are not the last one's
-            uuid = None
+        elif line and not line[0].isspace():
+            uuid = None  # the counters after it are not those of the GPU before
             faults.append(f"not the title of a GPU: {shown(line)}")
         elif counter and counter.group(2) in ERROR_COUNTERS and uuid is not None:
             link, name, count = counter.groups()

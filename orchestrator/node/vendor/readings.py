@@ -57,9 +57,8 @@ if TYPE_CHECKING:
 
 SHOWN = 160  # characters of a line that cannot be read
 NUMBER = re.compile(r"\d{1,12}(\.\d{1,6})?\Z", re.ASCII)
-BUS_ID = re.compile(
-    r"(?:([0-9a-f]{2,8}):)?([0-9a-f]{2}):([0-9a-f]{1,2})\.([0-9a-f])\Z", re.ASCII | re.IGNORECASE
-)  # a domain has 8 digits in nvidia-smi, 4 in sysfs, 2 in efsmi
+# A domain has 8 digits in nvidia-smi, 4 in sysfs, 2 in efsmi.
+BUS_ID = re.compile(r"(?:([0-9a-f]{2,8}):)?([0-9a-f]{2}):([0-9a-f]{1,2})\.([0-9a-f])\Z", re.ASCII | re.IGNORECASE)
 
 
 def complete_lines(text: str) -> List[str]:
