@@ -93,7 +93,7 @@ def session_members() -> dict[int, tuple[str, int, int]]:
     """
     The living processes of this process's session, pid -> stat_of(pid).
 
-    A system call per process, where `descendants` reads a file: a tenth of its time on a node of 1,000 processes.
+    A system call per process takes a tenth of the time in which `descendants` reads a file each, on a node of 1,000 processes.
     """
     found: dict[int, tuple[str, int, int]] = {}
     session = os.getsid(0)

@@ -35,7 +35,7 @@ class LauncherSearch:
         return True
 
     def found_in_ranks(self, ranks: Collection[int]) -> str | None:
-        """The launcher that every one of the ranks (pids) is or has started, unless in a session of its own; None if a rank has not."""
+        """The launcher that every one of the ranks (pids) is or has started, unless in another session; None if a rank has none."""
         if len(ranks) < len(self.job.rank_numbers):
             return None  # a rank has ended without one
         parents = {pid: stat[1] for pid, stat in session_members().items()}
