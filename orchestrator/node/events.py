@@ -118,14 +118,14 @@ class Journal:
     def flush(self) -> OSError | None:
         """Write the pending lines; return the error that prevents it."""
         while self.pending:
-            size = os.fstat(self._descriptor).st_size
+            size, rest = os.fstat(self._descriptor).st_size, self.pending[0]
             try:
-                written = os.write(self._descriptor, self.pending[0])
+                while rest:  # if the disk is full within the line, the next write fails
+                    rest = rest[os.write(self._descriptor, rest) :]
             except OSError as error:
+                if len(rest) < len(self.pending[0]):
+                    os.ftruncate(self._descriptor, size)
                 return OSError(error.errno, error.strerror, self.path)
-            if written < len(self.pending[0]):  # the disk is full within the line
-                os.ftruncate(self._descriptor, size)
-                return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
             del self.pending[0]
         return None
 
