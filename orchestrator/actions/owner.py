@@ -24,6 +24,7 @@ from orchestrator.actions.log_reader import LogReader
 from orchestrator.actions.restart import restarts_of
 from orchestrator.actions.runs import find_run
 from orchestrator.actions.watch import Watch, watched_lines
+from orchestrator.endpoint.access import require_file_size
 from orchestrator.errors import BUG, LaunchError, NodesError, OrchError, UsageError, machine_error
 from orchestrator.launchers import direct_launcher
 from orchestrator.launchers.direct import DirectLauncher
@@ -66,6 +67,7 @@ def _restore_pythonpath(value: str | None) -> None:
 
 
 def _run(link: OwnerLink) -> None:
+    require_file_size()
     terminal = ViewersTerminal(link, is_terminal=link.request["is_terminal"])
     with (_attached if "run" in link.request else _launched)(link, terminal) as launched:
         _leave_the_terminal(launched.folder)

@@ -32,6 +32,7 @@ __all__ = [
     "between_prompts",
     "count_on_the_way",
     "login_argv",
+    "require_file_size",
     "require_limits",
     "transport_factory",
 ]
@@ -39,6 +40,7 @@ __all__ = [
 OPEN_FILES = 1 << 16
 MACOS_OPEN_FILES = 10240  # OPEN_MAX in <sys/syslimits.h> there
 OTHER_FILES, OTHER_THREADS = 64, 50  # in addition to those of the connections
+LEAST_FILE_BYTES = 1 << 24  # records of runs have up to some megabytes
 MANY = 20  # times as many as needed: then the threads that exist are not counted, which takes long on a large machine
 THREADS = 3  # per node: paramiko's, the supervisor's, and the one that follows its logs
 PROXY_COMMAND = 2  # its process, and the thread that copies its errors
@@ -92,6 +94,21 @@ def count_on_the_way(nodes: Iterable[Destination], ssh: Mapping[str, Any]) -> in
             hops = route_to(node, settings)
             count += len(hops) - 1 + (PROXY_COMMAND if hops[0].proxy_command else 0)
     return count
+
+
+def require_file_size() -> None:
+    """
+    Require that this process may write the record of a run: the owner of a run waits until the record is written.
+
+    Raises:
+        OrchError: the limit of the size of files is too low.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit != resource.RLIM_INFINITY and limit < LEAST_FILE_BYTES:
+        raise OrchError(
+            f"files may have {limit >> 10} KiB here, too little for the record of a run",
+            hint="raise the limit: ulimit -f unlimited",
+        )
 
 
 def require_limits(nodes: int, *, connected: int = 0, on_the_way: Callable[[], int] = int) -> None:

@@ -32,6 +32,20 @@ def test_too_few_open_files_refuse_a_launch_before_anything_starts(tmp_path: Pat
     assert not (orch.home / "runs").exists()
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("words", [("ssh-launch", "--", "true"), ("ladder", "--", "true")])
+def test_limit_of_the_size_of_files_refuses_a_launch_before_anything_starts(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """The owner of a run waits until the record is written, as on a full disk: it would never end."""
+    write_inventory(tmp_path / "inventory.yaml", {"name": "here", "transport": "local", "nodes": [{"name": "n0"}]}, {})
+    orch = Orch(tmp_path, prefix=("bash", "-c", 'ulimit -f 7; exec "$@"', "sh"))
+    stderr = orch(*words, code=4).stderr
+    assert "files may have 7 KiB here, too little for the record of a run" in stderr
+    assert "next: raise the limit: ulimit -f unlimited" in stderr
+    assert not (orch.home / "runs").exists()
+
+
 @pytest.fixture
 def limits(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[int, int]]:
     """Limits of an ordinary user, 200 threads; the test may change them."""

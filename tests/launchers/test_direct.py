@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import secrets
 import socket
 import sys
@@ -179,6 +180,25 @@ def test_start_of_a_restart_that_fails_keeps_the_states_in_memory(tmp_path: Path
         _close(launcher)
         if memory.exists():
             memory.rmdir()
+
+
+def test_node_with_a_limit_of_the_size_of_files_is_named_and_gets_no_damaged_byte_code(tmp_path: Path) -> None:
+    """Its endpoint starts the agent in a fork, which imports the rest from the folder that all runs of the code share."""
+    launcher, plan, bundle = _launcher(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, hard))  # enough for the code
+    try:
+        launcher.connect()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        with pytest.raises(NodesError, match="files may have 256 KiB here, too little for an agent"):
+            launcher.start(bundle)
+        assert launcher.undo() == []
+    finally:
+        _close(launcher)
+    assert (tmp_path / "work/bundles" / plan.bundle).is_dir()
+    assert list(tmp_path.rglob("*.pyc")) == []
 
 
 class PushedEndpoint(Endpoint):

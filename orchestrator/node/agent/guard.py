@@ -31,6 +31,7 @@ from orchestrator.node.processes import (
     PR_SET_PDEATHSIG,
     Inherited,
     end_descendants,
+    file_size_problem,
     name_process,
     prctl,
     raise_file_limit,
@@ -128,6 +129,8 @@ def run_ranks(
     """Start the ranks and wait for their end, holding the rendezvous port; return the agent's exit code."""
     refuse_second_agent(folder)
     job = load_job(options.job, options.node, options.node_rank)
+    if problem := file_size_problem():
+        raise Refused(f"{job.node}: {problem}")
     clear_folder(folder)
     cwd = working_directory(job)
     command = command_of(job, cwd)

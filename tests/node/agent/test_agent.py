@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import stat
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from orchestrator.node.processes import OPEN_FILES, TICK_S, stat_of
-from tests.node.agent.test_agent_ground import PYTHONS, Ground, alive, ground
+from tests.node.agent.test_agent_ground import AGENT, PYTHONS, Ground, alive, ground
 from tests.until import until
 
 __all__ = ["ground"]
@@ -389,9 +391,34 @@ def test_a_missing_job_is_refused_without_making_folders(ground: Ground) -> None
 
 def test_a_node_folder_that_cannot_be_written_is_refused_in_one_line(ground: Ground) -> None:
     ground.job("true")
-    # no file may grow, as on a full disk; also for root
-    code, err = ground.run(before_exec=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)))
-    assert (code, err.count("\n"), "File too large" in err) == (4, 1, True), err
+    ground.folder().write_text("a file in the way")
+    code, err = ground.run()
+    assert (code, err.count("\n"), "File exists" in err) == (4, 1, True), err
+
+
+@pytest.mark.parametrize("limit", [0, 4096])
+def test_limit_of_the_size_of_files_is_refused_and_damages_no_byte_code(
+    ground: Ground, tmp_path: Path, limit: int
+) -> None:
+    """Python keeps byte code that is cut off at the limit, and no agent of the bundle would start any more."""
+    package = tmp_path / "copy/orchestrator/node"
+    shutil.copytree(AGENT, package, ignore=shutil.ignore_patterns("__pycache__"))
+    ground.job("true")
+    argv = [ground.python, "-E", "-s", "-S", str(package / "__main__.py"), *ground.argv()[2:]]
+    limited = subprocess.run(
+        argv,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    problem = (
+        f"n0: files may have {limit >> 10} KiB here, too little for an agent; raise the limit: ulimit -f unlimited"
+    )
+    assert (limited.returncode, limited.stderr) == (4, f"orch agent: {problem}\n")
+    assert list(package.rglob("*.pyc")) == []
+    assert subprocess.run(argv, check=False).returncode == 0
+    assert list(package.rglob("*.pyc")) != []
 
 
 def test_link_instead_of_a_log_file_is_refused(ground: Ground) -> None:
