@@ -26,7 +26,7 @@ from tests.until import until
 
 SAVE_STEPS = 5
 MODEL = ("model.layers=2", "model.width=64", "model.heads=2", "model.context=128", "micro_batch=8", "device=cpu", "report=",
-         f"save_steps={SAVE_STEPS}", "save_total_limit=3", "hang_timeout=20")  # fmt: skip
+         f"save_steps={SAVE_STEPS}", "save_total_limit=3", "hang_timeout=20", "ddp_timeout=60")  # fmt: skip
 RANKS = 3
 SHARE_NO_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 """In torch 2.13 the agents otherwise keep the address of the first attempt's store, and wait for ever where rank 0 has moved to another node."""
