@@ -106,7 +106,9 @@ class Watch:
         self._reader.show_remaining()
         verdict = explain_by_nodes(status.verdict, self._plan, self._launcher, status.attempt)
         verdict = with_last_lines(verdict, self._launcher, status.attempt)
-        return settle(self._run, verdict, status.nodes, attempt=status.attempt)
+        record = settle(self._run, verdict, status.nodes, attempt=status.attempt)
+        self._warn_of_replicas(record.replicas)  # the supervisor may not have seen them
+        return record
 
     def _last_status(self) -> Status | None:
         """Follow all attempts to the end of the run; return its status, or None if its supervisor has recorded the end."""
