@@ -313,7 +313,7 @@ class StepLimit:
             return answer[0] if answer else observe_reachable(self._folder, plan, launcher, None).nodes
         except NodesError:  # the supervisor of the run judges silent nodes
             return ()
-        except OrchError as exc:
+        except (OrchError, OSError, RuntimeError) as exc:  # RuntimeError: the user may have no more threads
             if self._failure != str(exc):
                 self._failure = str(exc)
                 self._on_message(f"the ranks cannot be observed: {exc}")

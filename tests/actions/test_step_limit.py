@@ -36,7 +36,7 @@ def _reported(steps: Mapping[int, int]) -> NodeObservation:
 
 
 def _watched(
-    monkeypatch: pytest.MonkeyPatch, home: Path, *reports: NodeObservation | LaunchError
+    monkeypatch: pytest.MonkeyPatch, home: Path, *reports: NodeObservation | Exception
 ) -> tuple[StepLimit, list[str]]:
     """The limit of a run of two ranks, once it has stopped the run after these reports, and its messages."""
     monkeypatch.setenv("ORCH_HOME", str(home))
@@ -48,7 +48,7 @@ def _watched(
 
     def observe(*_: object) -> SimpleNamespace:
         report = waiting.pop(0)
-        if isinstance(report, LaunchError):
+        if isinstance(report, Exception):
             raise report
         return SimpleNamespace(nodes=(report,))
 
@@ -67,11 +67,11 @@ def test_rank_that_has_not_started_has_not_made_the_steps(tmp_path: Path, monkey
     assert (limit.end, limit.steps) == (End.STEPS, {0: 8, 1: 5})
 
 
+@pytest.mark.parametrize("failure", [LaunchError("squeue: no answer"), RuntimeError("can't start new thread")])
 def test_failure_to_observe_is_reported_and_does_not_end_the_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     """Else a program that does not end by itself would run until somebody stops it."""
-    failures = [LaunchError("squeue: no answer"), LaunchError("squeue: no answer")]
-    limit, messages = _watched(monkeypatch, tmp_path, *failures, _reported({0: 5, 1: 5}))
+    limit, messages = _watched(monkeypatch, tmp_path, failure, failure, _reported({0: 5, 1: 5}))
     assert limit.end is End.STEPS
-    assert messages == ["the ranks cannot be observed: squeue: no answer"]
+    assert messages == [f"the ranks cannot be observed: {failure}"]
