@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import os
 import signal
 import sys
 import warnings
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_randomly
@@ -44,6 +47,33 @@ _STARTERS = frozenset(_MARKED_BY_FIXTURE) | {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="write golden files instead of comparing with them")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Make the million objects of modules and tests, none of which becomes garbage, without a search for it."""
+    gc.disable()
+    try:
+        worker = getattr(session.config, "workerinput", None)
+        if worker and session.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+            _import_tests(session.config.rootpath, worker)
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _import_tests(root: Path, worker: Mapping[str, Any]) -> None:
+    """
+    Import the modules of all tests, each worker from another one on.
+
+    In the same order, all workers would rewrite the assertions of the same module at the same time, each for itself.
+    """
+    names = [".".join(path.relative_to(root).with_suffix("").parts) for path in sorted(root.glob("tests/**/test_*.py"))]
+    first = len(names) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    for name in (*names[first:], *names[:first]):
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # the collection reports it
+            importlib.import_module(name)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before xdist reads the groups
