@@ -13,15 +13,17 @@ variables of a restarted attempt, from the facts that the allocation has already
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sys
 
-if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
-    sys.dont_write_bytecode = True  # see orchestrator/node/__main__.py
 os.umask(0o077)  # facts and byte code are private
 # Started by path, not installed: import the modules of the bundle.
 sys.path[0] = os.path.abspath(__file__).rpartition("/orchestrator/")[0]
+sys.dont_write_bytecode = True  # until write_if_safe
+
+from orchestrator.node.byte_code import write_if_safe  # noqa: E402
+
+write_if_safe(sys.path[0])
 
 
 def main() -> int:

@@ -18,15 +18,16 @@ the ranks have left for another attempt in the memory of this node.
 from __future__ import annotations
 
 import os
-import resource
 import sys
 
-if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
-    # Python before 3.12.8 keeps byte code that is cut off at the limit, and then no program of the bundle starts any more.
-    sys.dont_write_bytecode = True
 UMASK = os.umask(0o077)  # the agent's files, byte code included, are private; the ranks get the original umask
 # Started by path, not installed: import the modules of the bundle.
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.dont_write_bytecode = True  # until write_if_safe
+
+from orchestrator.node.byte_code import write_if_safe  # noqa: E402
+
+write_if_safe(sys.path[0])
 
 from orchestrator.node.agent.guard import AgentOptions, lead  # noqa: E402
 from orchestrator.node.rendezvous import hold_rendezvous  # noqa: E402

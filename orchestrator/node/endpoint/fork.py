@@ -8,9 +8,9 @@ code for this Python.
 from __future__ import annotations
 
 import os
-import resource
 import sys
 
+from orchestrator.node.byte_code import write_if_safe
 from orchestrator.node.files import absolute_path, expanded_argument
 from orchestrator.node.spawn import find_program, redirect
 
@@ -64,12 +64,10 @@ class AgentFork:
             os._exit(code)
 
     def _use_bundle(self) -> None:
-        sys.dont_write_bytecode = (
-            resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
-        )  # see __main__.py
         sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "__name__", "") != "Sent"]
         folder = os.path.join(absolute_path(self.values["bundle"]), "orchestrator/node")
         sys.modules["orchestrator.node"].__path__ = [folder]
+        write_if_safe(folder)
 
     def _lead(self, umask: int) -> int:
         from orchestrator.node.agent.guard import lead  # noqa: PLC0415  it is in the bundle

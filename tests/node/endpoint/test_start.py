@@ -112,7 +112,7 @@ def test_argument_that_cannot_be_passed_is_the_reason_why_the_agent_did_not_star
 def test_traceback_of_a_forked_agent_is_in_its_log(ground: Ground, python: str) -> None:
     with Endpoint.connect(LocalTransport("n0"), python) as endpoint:
         endpoint.put_files(str(ground.folder), [])
-        with pytest.raises(NodeError, match=r"exited with code 1 (?s:.)*\nModuleNotFoundError: No module named"):
+        with pytest.raises(NodeError, match=r"exited with code 1 (?s:.)*\nFileNotFoundError: .*no-bundle"):
             endpoint.start(["/bin/false"], str(ground.folder), agent=_agent_start(ground, python))
 
 
