@@ -108,6 +108,9 @@ def ranks_below(tmp_path: Path, warm: Warm) -> Iterator[StartRanks]:
             rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             home = tmp_path / f"rank-{number}"
             home.mkdir(exist_ok=True)
+            output = [folder / f"{number}.out", folder / f"{number}.err"]
+            for file in output:
+                file.touch()  # it can be read before the rank has opened it
             process = warm(deepspeed=any(word.startswith("strategy=zero") for word in words)).start(
                 (*base, *words),
                 env={
@@ -119,7 +122,7 @@ def ranks_below(tmp_path: Path, warm: Warm) -> Iterator[StartRanks]:
                     **(env_of[number] if env_of else {}),
                 },
                 cwd=home,
-                output=[folder / f"{number}.out", folder / f"{number}.err"],
+                output=output,
             )
             ranks.append(Rank(number, process, folder))
         started.extend(ranks)
