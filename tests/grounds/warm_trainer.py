@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -143,4 +144,5 @@ def _run_trainer(request: Mapping[str, Any]) -> None:
 if __name__ == "__main__":
     for _name in sys.argv[2:]:
         importlib.import_module(_name)
+    gc.freeze()  # a search for garbage in a rank would copy the pages that hold the modules' objects
     _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -26,7 +26,7 @@ RANKS = {"flipped": 3, "module": 2, "no-sync": 2, "accumulated": 2, "two-models"
 
 # Fork: torch is imported once, for all scripts and ranks; an optimizer's first step imports torch._dynamo.
 PROGRAM = """
-import json, os, sys
+import gc, json, os, sys
 import torch
 import torch._dynamo
 import torch.distributed as dist
@@ -77,6 +77,7 @@ def train(kind, rank, ranks):
                 model.module.weight.view(torch.int32)[0, 0] ^= 1
     dist.destroy_process_group()
 
+gc.freeze()  # a search for garbage would copy pages in every child
 for kind, ranks in json.loads(sys.argv[2]).items():
     for rank in range(ranks):
         if os.fork() == 0:
