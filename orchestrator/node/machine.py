@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 PROC = "/proc"  # nodes have it; a machine that only launches, such as a Mac, may not
+STAT_BYTES = 1 << 12  # 52 numbers and a name of 64 bytes at most
 STATE, PARENT, GROUP, SESSION, START_TIME = 0, 1, 2, 3, 19  # indices of stat_fields
 
 
@@ -37,10 +38,15 @@ def host_id() -> str:
 def stat_fields(pid: int) -> list[str] | None:
     """Fields of /proc/PID/stat from the state (field 3) on, also of a zombie; None if this user sees no such process (hidepid)."""
     try:
-        with open(f"{PROC}/{pid}/stat", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()  # the name in parentheses may hold any character
+        # Not open(), which takes twice as long: a search of descendants reads this of every process of the node.
+        descriptor = os.open(f"{PROC}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.read(descriptor, STAT_BYTES)
+        finally:
+            os.close(descriptor)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None if has_proc() else ps_fields(pid)
+    return text.rpartition(b")")[2].decode().split()  # the name in parentheses may hold any character
 
 
 def has_proc() -> bool:
