@@ -22,7 +22,12 @@ Batch = Tuple[torch.Tensor, torch.Tensor]  # images and classes
 
 
 class Classification(Task):
-    """Image classification; `options.NAME=VALUE` sets the size of the images, the width of the net, and the rate of its last layer."""
+    """
+    Train a small ResNet to classify images.
+
+    Its options, as `options.NAME=VALUE`: `size` of the images in pixels, `width` of the first layer in channels, and `head_lr`, the factor of
+    the last layer's learning rate.
+    """
 
     def __init__(self, config: TrainConfig, *, size: int = 64, width: int = 32, head_lr: float = 1.0) -> None:
         super().__init__(config)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from orchestrator.errors import NodeError, OrchError
+from orchestrator.node.files import low_size_limit
 from orchestrator.progress import OnProgress
 from orchestrator.transports.base import Transport
 from orchestrator.transports.ssh.deferred_imports import deferred_imports
@@ -103,12 +104,8 @@ def require_file_size() -> None:
     Raises:
         OrchError: the limit of the size of files is too low.
     """
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    if limit != resource.RLIM_INFINITY and limit < LEAST_FILE_BYTES:
-        raise OrchError(
-            f"files may have {limit >> 10} KiB here, too little for the record of a run",
-            hint="raise the limit: ulimit -f unlimited",
-        )
+    if problem := low_size_limit(LEAST_FILE_BYTES, "the record of a run"):
+        raise OrchError(problem, hint="raise the limit: ulimit -f unlimited")
 
 
 def require_limits(nodes: int, *, connected: int = 0, on_the_way: Callable[[], int] = int) -> None:

@@ -180,6 +180,16 @@ def write_json(path: str, value: Mapping[str, Any]) -> None:
     os.replace(path + ".tmp", path)
 
 
+def low_size_limit(least_bytes: int, use: str) -> str:
+    """The report that this process may write no files of that size, which `use` needs; empty if it may."""
+    import resource  # noqa: PLC0415  not on the way of every connection
+
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit == resource.RLIM_INFINITY or limit >= least_bytes:
+        return ""
+    return f"files may have {limit >> 10} KiB here, too little for {use}"
+
+
 FULL_BYTES = 1 << 16  # less than a file system with large blocks may leave free
 
 

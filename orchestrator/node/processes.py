@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 TICK_S = 0.25
 OPEN_FILES = 1 << 16
-LEAST_FILE_BYTES = 1 << 20  # of the agent's records
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LIBC = ctypes.CDLL(None, use_errno=True)
 # Faults must end the process at once; PIPE and XFSZ are OSErrors in Python; KILL and STOP cannot be blocked.
@@ -52,14 +51,6 @@ def raise_file_limit() -> None:
     limit = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-
-
-def file_size_problem() -> str:
-    """The report that the limit of the size of files is too low for the files of an agent; empty if it is not."""
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    if limit == resource.RLIM_INFINITY or limit >= LEAST_FILE_BYTES:
-        return ""
-    return f"files may have {limit >> 10} KiB here, too little for an agent; raise the limit: ulimit -f unlimited"
 
 
 def await_signal(numbers: Iterable[int], wait_s: float) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -36,3 +37,17 @@ def test_process_is_identified_and_signalled_with_and_without_proc(
         until(lambda: machine.live_fields(child.pid) is None, awaited="the process to end")
         assert not signal_exactly(key, signal.SIGTERM)
     assert machine.stat_fields(child.pid) is None
+
+
+@pytest.mark.processes
+def test_name_of_a_process_does_not_change_its_fields(tmp_path: Path) -> None:
+    program = shutil.copy(
+        shutil.which("sleep") or "", tmp_path / "a) R 1 2 (b\xff".encode("latin-1").decode("utf-8", "surrogateescape")
+    )
+    with subprocess.Popen([program, "100"]) as child:
+        try:
+            fields = machine.stat_fields(child.pid)
+        finally:
+            child.kill()
+    assert fields is not None
+    assert int(fields[machine.PARENT]) == os.getpid()

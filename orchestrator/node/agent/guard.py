@@ -18,7 +18,7 @@ from orchestrator.node.agent.binding import Unbound, bind_ranks
 from orchestrator.node.agent.environment import inherited_environment, rank_environments, summary
 from orchestrator.node.agent.program import clear_folder, command_of, working_directory
 from orchestrator.node.events import PORT_TAKEN, Clock, EventLog, Kind, State
-from orchestrator.node.files import write_json
+from orchestrator.node.files import low_size_limit, write_json
 from orchestrator.node.isolation import Isolation
 from orchestrator.node.job import AlreadyRunning, Job, PortTaken, Refused, load_job
 from orchestrator.node.lean import signal
@@ -31,7 +31,6 @@ from orchestrator.node.processes import (
     PR_SET_PDEATHSIG,
     Inherited,
     end_descendants,
-    file_size_problem,
     name_process,
     prctl,
     raise_file_limit,
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from orchestrator.node.messages import AgentBody, BindingBody
 
 REFUSED = 4
+LEAST_FILE_BYTES = 1 << 20  # of the agent's records
 UNKILLABLE_S = 2.0  # the agent has ended its ranks; under Slurm, a longer wait for a tool in the driver keeps the job's nodes allocated
 
 
@@ -129,8 +129,8 @@ def run_ranks(
     """Start the ranks and wait for their end, holding the rendezvous port; return the agent's exit code."""
     refuse_second_agent(folder)
     job = load_job(options.job, options.node, options.node_rank)
-    if problem := file_size_problem():
-        raise Refused(f"{job.node}: {problem}")
+    if problem := low_size_limit(LEAST_FILE_BYTES, "an agent"):
+        raise Refused(f"{job.node}: {problem}; raise the limit: ulimit -f unlimited")
     clear_folder(folder)
     cwd = working_directory(job)
     command = command_of(job, cwd)
