@@ -17,11 +17,19 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def build(kind: str = "llama", **changes: object) -> Any:  # noqa: ANN401 -- of transformers
+def _config(kind: str, changes: dict[str, Any]) -> Any:  # noqa: ANN401 -- of transformers
+    return CONFIG_MAPPING[kind](**{**SIZES, **changes})
+
+
+def build(kind: str = "llama", **changes: object) -> Any:  # noqa: ANN401 -- as above
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {**SIZES, **changes}
     auto: Any = AutoModelForCausalLM
-    return auto.from_config(CONFIG_MAPPING[kind](**sizes), attn_implementation="sdpa").eval()
+    return auto.from_config(_config(kind, changes), attn_implementation="sdpa").eval()
+
+
+def write_config(folder: Path, kind: str = "llama", **changes: object) -> None:
+    """Write the folder without weights and tokenizer."""
+    _config(kind, changes).save_pretrained(folder)
 
 
 def write_model(folder: Path, kind: str = "llama", **changes: object) -> Any:  # noqa: ANN401 -- as above

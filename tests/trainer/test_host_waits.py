@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.grounds.host_reads import HostReads
 from tests.grounds.trainings import NO_PREEMPTION, TINY, world_of_one
 from trainer.config.config import load_config
 from trainer.runtime.accelerators import Cpu
@@ -17,30 +17,12 @@ from trainer.runtime.init import initialise
 from trainer.runtime.progress import Progress
 from trainer.train import Trainer
 
-READS = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique")
-"""Operations for whose result the host waits."""
-
-
-class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it so
-    """The names of the operations within the block for which the host of a card would wait."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # as above
-        self.is_counting = False
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 -- torch's
-        name = function._schema.name.partition("::")[2]  # noqa: SLF001 -- torch's own tools use it
-        if name.startswith(READS):
-            self.found.append(name)
-        return function(*args, **(kwargs or {}))
-
 
 class Readings:
     """start_reading() of a CPU that records in which step a number is started and read."""
 
     def __init__(self) -> None:
-        self.step = 0
+        self.step, self.is_counting = 0, False
         self.pairs: list[tuple[int, int]] = []
 
     def start(self, tensor: torch.Tensor) -> Callable[[], list[Any]]:
@@ -75,7 +57,7 @@ def test_step_reads_only_numbers_of_the_step_before(
     to_list = torch.Tensor.tolist
 
     def counted_list(tensor: torch.Tensor) -> list[Any]:
-        if reads.is_counting:
+        if readings.is_counting:
             reads.found.append("tolist")  # it is no operation
         found: list[Any] = to_list(tensor)
         return found
@@ -85,12 +67,12 @@ def test_step_reads_only_numbers_of_the_step_before(
 
     def counted_step(trainer: Trainer, step: int) -> Any:  # noqa: ANN401 -- its result
         readings.step = step
-        reads.is_counting = True
+        readings.is_counting = True
         try:
             with reads:
                 return make_step(trainer, step)
         finally:
-            reads.is_counting = False
+            readings.is_counting = False
 
     monkeypatch.setattr(Trainer, "_step", counted_step)
     config = load_config(

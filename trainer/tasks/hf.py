@@ -9,7 +9,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Sequence, cast
+from typing import Any, Callable, Dict, Iterator, Mapping, Sequence, cast
 
 import torch
 from torch.nn import functional
@@ -19,6 +19,7 @@ from trainer.data.language import count_targets, inputs_of, open_language
 from trainer.data.packing import IGNORED, PackedConversations
 from trainer.data.windows import Windows
 from trainer.errors import UserError
+from trainer.tasks.attention import AttentionShape
 from trainer.tasks.base import Task
 from trainer.tasks.llama_shape import CONFIG_FILE
 from trainer.tasks.lora import add_adapters, frozen_weights
@@ -29,6 +30,8 @@ TYPES = (
     *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "phi3", "olmo2", "granite", "smollm3"),
     *("starcoder2", "gpt_neox"),
 )
+SLIDING = "sliding_attention"
+"""The kind of layers with a window."""
 
 
 class HuggingFaceModel(Task):
@@ -82,13 +85,24 @@ class HuggingFaceModel(Task):
         tokens, targets, positions = inputs_of(batch)
         # transformers separates the conversations by positions that begin again.
         separated: Dict[str, Any] = {} if positions is None else {"position_ids": positions}
-        logits = model(input_ids=tokens, use_cache=False, return_dict=False, **separated)[0]
+        with _packing_known(is_packed=positions is not None):
+            logits = model(input_ids=tokens, use_cache=False, return_dict=False, **separated)[0]
         return functional.cross_entropy(
             logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
         )
 
     def count_terms(self, batch: torch.Tensor) -> torch.Tensor:
         return count_targets(batch)
+
+    def attention(self, batch: torch.Tensor) -> AttentionShape:
+        """transformers' `sdpa`, which has a mask for packed conversations and for the window of some layers."""
+        tokens, _, positions = inputs_of(batch)
+        length, shape = tokens.shape[1], self.settings
+        # A type without windows keeps such an entry of a config.json, too.
+        window = shape.sliding_window if hasattr(type(shape), "sliding_window") else None
+        is_cut = window is not None and window <= length
+        masked = positions is not None or (is_cut and SLIDING in (getattr(shape, "layer_types", None) or [SLIDING]))
+        return AttentionShape(shape.num_attention_heads, self._head_width, length, is_masked=masked)
 
     def blocks(self, model: torch.nn.Module) -> Sequence[torch.nn.Module]:
         names = getattr(model, "_no_split_modules", None) or ()
@@ -104,10 +118,13 @@ class HuggingFaceModel(Task):
         trained, frozen = (
             sum(size for name, size in some.items() if is_tied or "embed" not in name) for some in (sizes, self._frozen)
         )
-        heads = shape.num_attention_heads
-        width = heads * (getattr(shape, "head_dim", None) or shape.hidden_size // heads)
-        attention = shape.num_hidden_layers * width * self.context
+        attention = shape.num_hidden_layers * shape.num_attention_heads * self._head_width * self.context
         return int((6 * trained + 4 * frozen + 12 * attention) * self.context)
+
+    @property
+    def _head_width(self) -> int:
+        shape = self.settings
+        return int(getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads)
 
 
 def _read_config(folder: Path) -> Dict[str, Any]:
@@ -141,6 +158,24 @@ def _settings(folder: Path, raw: Mapping[str, Any]) -> Any:  # noqa: ANN401 -- a
         return transformers.CONFIG_MAPPING[raw["model_type"]].from_dict(dict(raw))
     except Exception as exc:  # its checks raise classes of several packages
         raise UserError(f"{start}: {folder / CONFIG_FILE}: transformers refuses it: {exc}") from exc
+
+
+@contextlib.contextmanager
+def _packing_known(*, is_packed: bool) -> Iterator[None]:
+    """Within the block, transformers does not read positions to find packed samples: the host would wait for the device."""
+    masks: Any = importlib.import_module("transformers.masking_utils")
+    name = "find_packed_sequence_indices"
+    before = getattr(masks, name, None)
+    setattr(masks, name, _conversations if is_packed else lambda _: None)
+    try:
+        yield
+    finally:
+        setattr(masks, name, before)
+
+
+def _conversations(positions: torch.Tensor) -> torch.Tensor:
+    """The number of each token's conversation."""
+    return (positions == 0).cumsum(-1)
 
 
 def keep_buffers(model: torch.nn.Module) -> None:

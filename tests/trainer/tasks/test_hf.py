@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn import functional
 
 from tests.grounds.chats import sums, write_records
-from tests.grounds.hf_models import build, logits, write_model
+from tests.grounds.hf_models import build, logits, write_config, write_model
+from tests.grounds.host_reads import HostReads
 from tests.grounds.metrics import read_metrics
 from tests.grounds.trainings import NO_PREEMPTION, train_alone, world_of_one
 from trainer.checkpoint.__main__ import main
@@ -21,6 +23,7 @@ from trainer.errors import UserError
 from trainer.parallel.parts import tied_names
 from trainer.runtime.init import initialise
 from trainer.runtime.progress import Progress
+from trainer.tasks.attention import AttentionShape
 from trainer.tasks.hf import TYPES, HuggingFaceModel
 from trainer.tasks.load import load_task
 from trainer.train import Trainer
@@ -53,6 +56,31 @@ def test_packed_conversations_do_not_see_each_other(kind: str) -> None:
         packed = model(input_ids=tokens, position_ids=positions, use_cache=False).logits
         alone = [model(input_ids=part, use_cache=False).logits for part in (tokens[:, :10], tokens[:, 10:])]
     torch.testing.assert_close(packed, torch.cat(alone, dim=1), rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [24, 25])
+@pytest.mark.parametrize("kind", TYPES)
+def test_attention_is_that_of_the_model_and_the_host_reads_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, window: int
+) -> None:
+    write_config(tmp_path, kind, sliding_window=window)
+    task = load(tmp_path, "options.context=24")
+    model, attend, found = task.build_model(), functional.scaled_dot_product_attention, []
+
+    def attention(query: torch.Tensor, *inputs: Any, **named: Any) -> torch.Tensor:  # noqa: ANN401 -- torch's
+        _, heads, length, width = query.shape
+        found.append(AttentionShape(heads, width, length, is_masked=named["attn_mask"] is not None))
+        return attend(query, *inputs, **named)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", attention)
+    tokens = torch.randint(3, 290, (3, 25))
+    alone, packed = torch.arange(24).expand(2, 24), torch.cat((torch.arange(10), torch.arange(14)))[None]
+    for batch in (tokens, torch.stack((tokens[:, 1:], tokens[:, 1:], torch.cat((alone, packed))), dim=1)):
+        found.clear()
+        with HostReads() as reads:
+            task.loss(model, batch).backward()
+        assert max(found, key=lambda shape: shape.is_masked) == task.attention(batch)
+        assert reads.found == []
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
