@@ -72,6 +72,8 @@ class Trial:
     signature: str | None = None
     """The signature by which it failed."""
     cause: str = ""
+    is_undiagnosed: bool = False
+    """True if the diagnosis itself failed; `cause` says how."""
     steps: int = 0
     """The last step that a rank of a user's program has reported."""
     took_s: float = 0.0
@@ -129,8 +131,8 @@ class Proof:
             return f"{last.rung} failed as {self.run} did, and passes with the remedy"
         how = _failed_text(last, self.signature)
         if self.result is Result.NOT_HELPED:
-            return f"{last.rung} failed as {self.run} did, and with the remedy it fails {how}"
-        return "no rung failed" if last.is_passed else f"{last.rung} fails {how}, so nothing can be proved"
+            return f"{last.rung} failed as {self.run} did, and with the remedy it fails{how}"
+        return "no rung failed" if last.is_passed else f"{last.rung} fails{how}, so nothing can be proved"
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able form."""
@@ -299,7 +301,9 @@ def _next_step(planned: Planned) -> str:
 
 
 def _failed_text(trial: Trial, signature: Signature) -> str:
-    """How a trial failed, beside the signature of the run."""
+    """How a trial failed, beside the signature of the run: the rest of a sentence."""
     if trial.signature == signature.id:
-        return "the same way"
-    return f"otherwise: {trial.cause or trial.outcome.text}"
+        return " the same way"
+    if trial.is_undiagnosed:
+        return f", and {trial.cause}"
+    return f" otherwise: {trial.cause or trial.outcome.text}"

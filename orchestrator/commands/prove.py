@@ -13,7 +13,7 @@ from orchestrator.actions.prove import Planned, Proof, Result, Trial, plan_proof
 from orchestrator.commands.failure import labelled
 from orchestrator.commands.rung import RungRun, Screen, run_rung
 from orchestrator.console import ProgressLine, print_json, print_text, warn, without_controls
-from orchestrator.errors import CTRL_C
+from orchestrator.errors import CTRL_C, OrchError
 
 
 def prove_remedy(words: Sequence[str], signatures: Path | None, *, as_json: bool) -> int:
@@ -46,8 +46,13 @@ class _Trials:
         """Run a rung, and diagnose it if it fails."""
         title = f"{trial.rung}, with {trial.change}" if trial.change else trial.rung
         ran = run_rung(arguments, options, self._screen, title, must_report=must_report)
-        signature, cause = self._cause(ran) if ran.outcome.exit_code else (None, "")
         ended = replace(trial, outcome=ran.outcome, run=ran.run, steps=ran.steps, took_s=ran.took_s)
+        if not ran.outcome.exit_code:
+            return ended
+        try:
+            signature, cause = self._cause(ran)
+        except OrchError as exc:  # the trials so far have a result all the same
+            return replace(ended, cause=f"could not be diagnosed: {exc}", is_undiagnosed=True)
         return replace(ended, signature=signature, cause=cause)
 
     def _cause(self, ran: RungRun) -> tuple[str | None, str]:
