@@ -21,14 +21,13 @@ def each(items: Sequence[T], work: Callable[[T], R], *, limit: int) -> list[R | 
     """
     Do the work on every item, at most `limit` at the same time; a slow item does not delay the others.
 
-    If the system refuses more threads, those that have started do all of the work.
+    If the system refuses more threads, those that have started do all of the work, or the caller's thread if none has.
 
     Returns:
         The result or failure of each item, in the order of the items.
 
     Raises:
         Exception: an error that is not an OrchError, once the running items have ended; no further item is started.
-        RuntimeError: no thread can start; no item is started.
         KeyboardInterrupt: at once. Work that waits for a node ends when its connection or the process ends.
     """
     results: dict[int, R | OrchError] = {}
@@ -51,7 +50,10 @@ def each(items: Sequence[T], work: Callable[[T], R], *, limit: int) -> list[R | 
     # daemon threads: a pool's threads would keep an interrupted orch from exiting
     threads = [threading.Thread(target=run, name="node", daemon=True) for _ in range(min(limit, len(items)))]
     try:
-        for thread in _start(threads):
+        started = _start(threads)
+        if not started:
+            run()
+        for thread in started:
             thread.join()
     finally:
         waiting.clear()
@@ -120,7 +122,8 @@ def _each_until(
         with changed:
             changed.notify()
 
-    threading.Thread(target=work_on_all, name="nodes", daemon=True).start()
+    if not _start([threading.Thread(target=work_on_all, name="nodes", daemon=True)]):
+        work_on_all()  # its items have limits of their own
     deadline, ended = deadline_of([]), 0
     try:
         with changed:
@@ -136,13 +139,11 @@ def _each_until(
 
 
 def _start(threads: Sequence[threading.Thread]) -> Sequence[threading.Thread]:
-    """Start as many of the threads as the system allows, and return them; RuntimeError if it allows none."""
+    """Start as many of the threads as the system allows, and return them."""
     for count, thread in enumerate(threads):
         try:
             thread.start()
         except RuntimeError:
-            if count == 0:
-                raise
             return threads[:count]
     return threads
 

@@ -116,12 +116,18 @@ def test_threads_that_could_start_do_all_of_the_work(monkeypatch: pytest.MonkeyP
     assert each(range(9), lambda index: index, limit=8) == list(range(9))
 
 
-def test_no_item_is_started_if_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callers_thread_does_the_work_if_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     _refuse_threads(monkeypatch, after=0)
-    begun: list[int] = []
-    with pytest.raises(RuntimeError, match="can't start new thread"):
-        each(range(9), begun.append, limit=8)
-    assert begun == []
+    failure = NodeError("b", "no route to host")
+
+    def work(index: int) -> int:
+        if index == 1:
+            raise failure
+        return index
+
+    assert each(range(3), work, limit=8) == [0, failure, 2]
+    assert each_within(range(3), work, limit=8, wait_s=60.0) == [0, failure, 2]
+    assert each_but_stragglers(range(3), work, limit=8, wait_s=60.0) == [0, failure, 2]
 
 
 def test_successes_returns_the_results_without_failures() -> None:

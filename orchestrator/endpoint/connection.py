@@ -15,7 +15,7 @@ from orchestrator.endpoint.program import FLAGS, MARKER, OLDEST_PYTHON, program
 from orchestrator.endpoint.replies import Facts
 from orchestrator.endpoint.reply_size import ReplySize
 from orchestrator.endpoint.start_failure import PYTHON_HINT, start_failure
-from orchestrator.errors import NodeError, Unreachable
+from orchestrator.errors import NodeError, Unreachable, machine_error
 from orchestrator.node import protocol
 from orchestrator.progress import OnShare, no_progress
 from orchestrator.transports.base import Channel, ChannelClosed, ChannelReader, NoMarker, Transport
@@ -112,8 +112,10 @@ class Connection:
         """Start the program on the node; on failure close the connection."""
         try:
             self._start_program()
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if failure := machine_error(error):  # such as no more threads: it may be possible later
+                raise Unreachable(self.node, str(failure), hint=failure.hint) from error
             raise
 
     @property

@@ -83,17 +83,25 @@ class Poller:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Poll until the context ends, or `stop`; wait for polls in progress, at most as long as a heartbeat may take."""
-        started: list[threading.Thread] = []
         try:
-            for thread in self._threads.values():
-                thread.start()
-                started.append(thread)
+            self._start_threads()
             yield
         finally:
             self.stop()
             deadline = time.monotonic() + self._poll_s + HEARTBEAT_ANSWER_S
-            for thread in started:
-                thread.join(max(0.0, deadline - time.monotonic()))
+            for thread in self._threads.values():
+                if thread.ident is not None:
+                    thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _start_threads(self) -> None:
+        """Start the threads that have not started; those that the user may not have now are tried again by the next check."""
+        waiting = {name: thread for name, thread in self._threads.items() if thread.ident is None}
+        for name, thread in waiting.items():
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self._failed(self.states[name], Unreachable(name, str(error)))
+                return
 
     def check(self) -> None:
         """
@@ -102,7 +110,8 @@ class Poller:
         Raises:
             OrchError: a thread has died; its traceback is in the supervisor's log.
         """
-        if died := [name for name, thread in self._threads.items() if not thread.is_alive()]:
+        self._start_threads()
+        if died := [name for name, thread in self._threads.items() if thread.ident and not thread.is_alive()]:
             raise OrchError(f"the threads that poll {fold(died)} have died")
 
     def silent_s(self, state: NodeState) -> float:

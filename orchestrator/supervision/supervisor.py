@@ -328,12 +328,14 @@ class Supervisor:
                 is_over.wait(KEEP_S)
 
         thread = threading.Thread(target=keep_endpoints, name="keep", daemon=True)
-        thread.start()
+        with contextlib.suppress(RuntimeError):  # no more threads: the restart starts the endpoints that have ended
+            thread.start()
         try:
             yield
         finally:
             is_over.set()
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
 
     def _until_over(self) -> Verdict | None:
         """The verdict that ends the run; None if no node can be polled any more."""

@@ -1,4 +1,4 @@
-"""What `orch diagnose --prove` does with the end of a trial."""
+"""The end of a trial of `orch diagnose --prove`."""
 
 from __future__ import annotations
 

@@ -187,6 +187,40 @@ def test_heartbeats_without_news_do_not_wake_the_supervisor(tmp_path: Path) -> N
         until(poller.changed.is_set, awaited="the second state")
 
 
+def test_node_is_polled_as_soon_as_the_user_may_have_another_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    plan, node = _plan(1, 1), AnsweringNode(["started"])
+    poller = Poller(RunFolder(tmp_path), plan, DirectLauncher(plan, _unused, {"n0": node}))
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with poller.running():
+        poller.check()
+        assert str(poller.states["n0"].failure) == "n0: can't start new thread"
+        monkeypatch.setattr(threading.Thread, "start", start)
+        poller.check()
+        until(lambda: poller.states["n0"].observation is not None, awaited="an answer")
+        assert poller.states["n0"].failure is None
+
+
+def test_connection_that_gets_no_thread_is_tried_again(tmp_path: Path) -> None:
+    """As at the limit of the user: each connection over SSH has a thread."""
+    starts = []
+
+    class Limited(LocalTransport):
+        def open(self, argv: Sequence[str]) -> LocalChannel:
+            starts.append(argv)
+            raise RuntimeError("can't start new thread")
+
+    plan = _plan(1, 1)
+    with Poller(RunFolder(tmp_path), plan, DirectLauncher(plan, lambda node: Limited(node.name))).running():
+        until(lambda: len(starts) > 1, awaited="a second start")
+    assert "n0: can't start new thread" in (tmp_path / "events.jsonl").read_text()
+
+
 def _unused(node: Destination) -> LocalTransport:
     raise AssertionError(node)
 

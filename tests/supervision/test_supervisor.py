@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -299,15 +301,25 @@ def _refuse(_: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_supervisor_without_threads_records_it_and_does_not_claim_to_supervise(
+def _end(folder: RunFolder) -> None:
+    folder.update(state=RunState.FAILED)
+
+
+@pytest.mark.processes
+def test_supervisor_without_threads_continues_and_records_the_end_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, launcher = _run(tmp_path)
     monkeypatch.setattr(threading.Thread, "start", _refuse)
-    with pytest.raises(RuntimeError, match="new thread"):
-        supervise(folder, launcher, lambda: pytest.fail("no node is polled"), lambda: None)
-    *_, last = map(json.loads, (tmp_path / "events.jsonl").read_text("utf-8").splitlines())
-    assert last["text"] == "RuntimeError: can't start new thread; the supervisor has ended, see supervisor.log"
+    monkeypatch.setattr("orchestrator.supervision.supervisor.RETURN_S", 0.0)
+    failed: list[bool] = []
+    with contextlib.closing(launcher):
+        assert supervise(folder, launcher, partial(_end, folder), lambda: failed.append(True))
+    assert failed == [True]
+    texts = [json.loads(line)["text"] for line in (tmp_path / "events.jsonl").read_text("utf-8").splitlines()]
+    assert "n0: can't start new thread" in texts
+    assert "n0 answers again, and its remaining processes are ended" in texts
+    assert "FAILED: nothing is left running" in texts
 
 
 def test_run_whose_logs_get_no_thread_is_supervised_without_them(
