@@ -27,7 +27,7 @@ ARGUMENTS = LaunchArguments("ssh", "i.yaml", None, None, config=None, settings=(
         ("unset A", Result.NOT_HELPED, "1 rank failed as r did, and with the remedy it fails, and could not be diagnosed: no record of prove-1"),
     ],
 )  # fmt: skip
-def test_trial_whose_diagnosis_fails_is_a_result_that_says_so(
+def test_trial_whose_diagnosis_fails_has_a_result_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, change: str, result: Result, text: str
 ) -> None:
     def no_record(*_: Any) -> None:  # noqa: ANN401  as diagnose_run

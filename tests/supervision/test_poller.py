@@ -206,7 +206,7 @@ def test_node_is_polled_as_soon_as_the_user_may_have_another_thread(
         assert poller.states["n0"].failure is None
 
 
-def test_connection_that_gets_no_thread_is_tried_again(tmp_path: Path) -> None:
+def test_connection_that_gets_no_thread_is_retried(tmp_path: Path) -> None:
     """As at the limit of the user: each connection over SSH has a thread."""
     starts = []
 
