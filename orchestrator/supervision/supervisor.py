@@ -156,7 +156,9 @@ class Supervisor:
             self._on_record(self._folder.read())
 
         def end_returning_nodes() -> None:
-            self._end_returning_nodes(unreached, (self._plan.isolation_timeout_s or 0.0) + RETURN_S)
+            left, running = self._end_returning_nodes(unreached, (self._plan.isolation_timeout_s or 0.0) + RETURN_S)
+            ended = {node.name for node in unreached} - {node.name for node in left} - running
+            self._end_standbys(sorted(ended))
 
         if unreached:  # a diagnosis takes seconds, in which a node that answers again must not keep its ranks
             successes(each([report, end_returning_nodes], lambda work: work(), limit=2))

@@ -663,6 +663,20 @@ def test_lost_head_ends_itself_only_if_it_has_reached_a_peer_and_no_other_node_r
     assert supervisor._isolated(lost, refusing) == (lost if is_isolated else set())  # noqa: SLF001
 
 
+def test_lost_node_that_answers_after_the_failure_keeps_no_state_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor, freed = _supervisor_of(tmp_path, 4), list[str]()
+    lost = supervisor._plan.nodes[1:]  # noqa: SLF001  the end of a run alone
+    verdict = Verdict(RunState.FAILED, message="n1-3 are gone")
+    monkeypatch.setattr(supervisor, "_end", lambda _: EndedAttempt(verdict, lost, frozenset(), frozenset()))
+    monkeypatch.setattr(supervisor, "_end_returning_nodes", lambda *_: (lost[1:2], frozenset(["n3"])))
+    monkeypatch.setattr(supervisor._launcher, "connected_endpoint", lambda node: node)  # noqa: SLF001  as above
+    monkeypatch.setattr(supervisor._launcher, "end_standby", lambda node: freed.append(node.name))  # noqa: SLF001  as above
+    assert not supervisor._finish(verdict, lambda: None, None)  # noqa: SLF001  as above
+    assert freed == ["n0", "n1"], "n2 has not answered, and ranks may still run on n3"
+
+
 def test_restart_waits_from_when_the_head_did_not_reach_the_lost_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
