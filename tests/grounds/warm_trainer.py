@@ -25,6 +25,7 @@ DEEPSPEED_MODULES = (
     "deepspeed.ops",
     "deepspeed.runtime.zero.muon.muon_optimizer",
 )
+COMPILING_MODULES = ("torch._inductor.compile_fx",)
 _NUMBER = struct.Struct("i")
 
 
@@ -96,11 +97,20 @@ def _serve(control: socket.socket) -> None:
         if not request:
             return
         connection = socket.socket(fileno=descriptors[0])
+        rank = json.loads(request)
+        if "compile=true" in rank["words"]:
+            _import_modules(COMPILING_MODULES)
         if os.fork() == 0:
             control.close()
-            _supervise_rank(json.loads(request), connection)
+            _supervise_rank(rank, connection)
             return
         connection.close()
+
+
+def _import_modules(names: Sequence[str]) -> None:
+    for name in names:
+        importlib.import_module(name)
+    gc.freeze()  # a search for garbage in a rank would copy the pages that hold the modules' objects
 
 
 def _supervise_rank(request: Mapping[str, Any], connection: socket.socket) -> None:
@@ -142,7 +152,5 @@ def _run_trainer(request: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    for _name in sys.argv[2:]:
-        importlib.import_module(_name)
-    gc.freeze()  # a search for garbage in a rank would copy the pages that hold the modules' objects
+    _import_modules(sys.argv[2:])
     _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -21,6 +21,8 @@ TINY = (
     "model.layers=1", "model.width=32", "model.heads=2", "model.context=32", "micro_batch=4",
     "optim.warmup_steps=2", "device=cpu", "ddp_timeout=60", "report=",
 )  # fmt: skip
+# torch reads these when a warm trainer imports it. Programs that test for vector instructions take as long as the kernels to compile.
+COMPILING = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "0"}
 # The same model, which is in the task.
 HELD = ("task=tests.grounds.held_task:Held", *(word for word in TINY if not word.startswith("model.")))
 
@@ -71,7 +73,7 @@ def warm() -> Iterator[Warm]:
     def trainer_with(*, deepspeed: bool) -> WarmTrainer:
         if deepspeed not in trainers:
             modules = (*MODULES, *DEEPSPEED_MODULES) if deepspeed else MODULES
-            trainers[deepspeed] = WarmTrainer(modules, clean_environment())
+            trainers[deepspeed] = WarmTrainer(modules, {**clean_environment(), **COMPILING})
         return trainers[deepspeed]
 
     yield trainer_with
