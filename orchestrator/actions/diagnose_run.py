@@ -16,9 +16,10 @@ from orchestrator.actions.diagnose_context import changes_since_success, finding
 from orchestrator.actions.logs import BATCH_LOG_BYTES, recorded_run
 from orchestrator.actions.runs import find_run
 from orchestrator.diagnosis.catalogue import CATALOGUE
-from orchestrator.diagnosis.evidence import Evidence, hits_of, patterns_of, search_log
+from orchestrator.diagnosis.evidence import Evidence, Hit, hits_of, patterns_of, search_log
+from orchestrator.diagnosis.origin import Origin
 from orchestrator.diagnosis.signature import Signature
-from orchestrator.diagnosis.weigh import RECORD, weigh
+from orchestrator.diagnosis.weigh import RECORD, Diagnosis, weigh
 from orchestrator.errors import OrchError, Unreachable
 from orchestrator.fanout import each, each_within, failed_nodes
 from orchestrator.kept_nodes import keep_cause
@@ -26,7 +27,7 @@ from orchestrator.launchers.base import AttemptFolder, Launcher
 from orchestrator.names.hostlist import fold
 from orchestrator.node.search import KERNEL_LOG
 from orchestrator.progress import OnProgress, no_progress
-from orchestrator.run import RunRecord
+from orchestrator.run import RankExit, RunRecord
 from orchestrator.store import KeptRun
 from orchestrator.verdict.classify import diagnosed
 from orchestrator.verdict.positions import positions
@@ -38,6 +39,8 @@ MAX_FILE_BYTES = 1 << 30
 SEARCH_S = 20.0
 """The nodes search for this long at most."""
 LATE = "no answer in time"
+MOST_LAST_LINES = 3
+"""Of the rank that failed first, which are shown if no cause is known."""
 _RESTART_FAILURE = re.compile(r"(?:^|; )attempt \d+ could not be started: .*", re.DOTALL)
 """Follows the cause of a failure in the record (supervision/restart.py)."""
 
@@ -103,7 +106,7 @@ def diagnosis_of(
         evidence += search_log([found_log[0].text.encode()], "batch log", signatures)
     evidence += _evidence_of_record(record, signatures)
     return Diagnosed(
-        weigh(evidence),
+        with_last_lines(weigh(evidence), record.exit),
         tuple(dict.fromkeys(f"{body['node']}/{body['name']}" for body in bodies)),
         sum(body["bytes"] for body in bodies),
         run=record.id,
@@ -112,6 +115,17 @@ def diagnosis_of(
         missing=missing,
         positions=current,
     )
+
+
+def with_last_lines(found: Diagnosis, exit_: RankExit | None) -> Diagnosis:
+    """Without a cause, with what the rank that failed first wrote last: `sys.exit(TEXT)` writes a text that no signature knows."""
+    if found.cause or exit_ is None:
+        return found
+    lines = [line.strip() for line in exit_.lines if line.strip()][-MOST_LAST_LINES:]
+    known = {hit.origin.text for hit in found.errors}
+    origins = [Origin(line, exit_.node, exit_.rank) for line in lines if line not in known]
+    last = (Hit(CATALOGUE["error-text"], "last lines", 0, origin) for origin in origins)
+    return replace(found, errors=(*last, *found.errors))
 
 
 def record_diagnosis(run: KeptRun, found: Diagnosed) -> RunRecord:

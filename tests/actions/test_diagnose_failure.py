@@ -85,6 +85,18 @@ def test_a_restart_that_could_not_be_started_is_not_the_cause(run: UnrecordedRun
     assert (record.failure.signature, record.failure.is_diagnosed) == ("python-error", True)
 
 
+def test_last_lines_of_the_first_rank_are_shown_if_no_signature_knows_them(run: UnrecordedRun) -> None:
+    """As by sys.exit(TEXT), which leaves no other mark."""
+    exit_ = RankExit("n0", 1, 1, None, lines=("read a.yaml", "", "the setting lr is missing"))
+    run.change(lambda record: replace(record, exit=exit_))
+    record = diagnose_failure(run, launcher_of(run, {1: [KERNEL]}), pytest.fail)
+    assert record is not None
+    assert record.failure is not None
+    assert record.failure.cause is None
+    last = "last lines: [rank 1 on n0]"
+    assert record.failure.proof[:2] == (f"{last} read a.yaml", f"{last} the setting lr is missing")
+
+
 def test_a_diagnosis_that_cannot_be_recorded_is_returned(run: UnrecordedRun) -> None:
     def refuse(_change: object) -> RunRecord:
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
