@@ -188,7 +188,7 @@ def test_recomputed_blocks_are_compiled_and_keep_the_losses(
         return int(re.findall(r"^graphs=(\d+)$", rank.out, re.MULTILINE)[-1]), step_numbers(out)
 
     components.module("deepspeed")
-    for strategy in ("fsdp2", "zero2", "ddp"):
+    for strategy in ("fsdp2", "zero2", "zero3", "ddp"):
         (none, plain), (graphs, compiled) = train(strategy), train(strategy, "compile=true")
         assert none == 0 < graphs
         for found, expected in zip(compiled, plain, strict=True):
@@ -196,7 +196,7 @@ def test_recomputed_blocks_are_compiled_and_keep_the_losses(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "zero2", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3", "fsdp2"])
 def test_blocks_of_a_gpt_share_one_graph_which_ddp_does_not_cut(
     start_ranks: StartRanks, tmp_path: Path, inductor: dict[str, str], strategy: str
 ) -> None:

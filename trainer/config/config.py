@@ -213,9 +213,7 @@ BELONGS_TO = {
     "sync_batchnorm": ("ddp",),
     "channels_last": ("ddp",),
     "fp8": ("ddp", "fsdp2"),
-    "compile": ("ddp", "fsdp2", "zero0", "zero1", "zero2"),
 }
-REASONS = {("compile", "zero3"): ", whose hooks around every module would cut each block into single operations"}
 LORA_STRATEGIES = ("ddp", "fsdp2")
 GROUPS: Dict[str, Any] = {
     "model": ModelConfig,
@@ -410,10 +408,7 @@ def _check_strategy(config: TrainConfig) -> None:
     for key, strategies in BELONGS_TO.items():
         if getattr(config, key) and config.strategy not in strategies:
             value = config.deepspeed if key == "deepspeed" else "true"
-            reason = REASONS.get((key, config.strategy), "")
-            raise UserError(
-                f"{key}={value} goes with strategy={' or '.join(strategies)}, not {config.strategy}{reason}"
-            )
+            raise UserError(f"{key}={value} goes with strategy={' or '.join(strategies)}, not {config.strategy}")
     if config.activation_checkpointing == SELECTIVE and config.strategy == "zero3":
         raise UserError("activation_checkpointing=selective does not go with strategy=zero3: take true, or fsdp2")
     if config.fsdp != FsdpConfig() and config.strategy != "fsdp2":

@@ -12,14 +12,18 @@ OTHER_GRAPHS = 8
 
 
 def compile_blocks(
-    model: torch.nn.Module, blocks: Sequence[torch.nn.Module], ends: Sequence[Sequence[torch.nn.Module]]
+    model: torch.nn.Module,
+    blocks: Sequence[torch.nn.Module],
+    ends: Sequence[Sequence[torch.nn.Module]],
+    *,
+    inside_hooks: bool = False,
 ) -> None:
     """
     Compile each block by itself at its first call, and the last of the ends: the head, with its loss. Without blocks, the whole model.
 
     What strategies do around a block, such as gathering the weights, stays outside of the graph. torch would cut graphs
     at the buckets of DistributedDataParallel; gradients of a block arrive together, and those of earlier blocks later, so blocks
-    need no cut.
+    need no cut. With `inside_hooks`, hooks of the modules stay outside of the graph, too.
     """
     if blocks:
         settings: Any = importlib.import_module("torch._dynamo").config
@@ -30,7 +34,10 @@ def compile_blocks(
     for part in (*blocks, *head) if blocks else (model,):
         if part.forward.__module__.startswith("torch."):
             part.forward = _called_by_function(part.forward)
-        part.compile()
+        if inside_hooks:
+            part.forward = torch.compile(part.forward)
+        else:
+            part.compile()
 
 
 def _called_by_function(forward: Callable[..., Any]) -> Callable[..., Any]:

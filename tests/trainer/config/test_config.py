@@ -115,7 +115,6 @@ def test_wrong_word_is_named_with_the_allowed_values(word: str, parts: list[str]
         ("strategy=zero2 offload_param=true", "offload_param=true goes with strategy=zero3, not zero2"),
         ("strategy=fsdp2 find_unused_parameters=true", "goes with strategy=ddp, not fsdp2"),
         ("strategy=zero1 gradient_as_bucket_view=true", "goes with strategy=ddp, not zero1"),
-        ("strategy=zero3 compile=true", "or zero1 or zero2, not zero3, whose hooks around"),
         ("strategy=zero0 precision=fp16", "use strategy=ddp"),
         ("fsdp.replicas=2", "fsdp.replicas and fsdp.reshard go with strategy=fsdp2, not ddp"),
         ("strategy=zero3 fsdp.reshard=false", "fsdp.replicas and fsdp.reshard go with strategy=fsdp2, not zero3"),

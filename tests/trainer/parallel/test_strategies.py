@@ -22,7 +22,7 @@ from trainer.parallel import build_strategy
 from trainer.parallel.buffers import Buffers
 from trainer.parallel.ddp import Ddp
 from trainer.parallel.deepspeed.cpu_adam import cpu_adam
-from trainer.parallel.deepspeed.zero import Zero, refuse_frozen_weights
+from trainer.parallel.deepspeed.zero import Zero, refuse_frozen_weights, with_gradient
 from trainer.parallel.fsdp import scattered
 from trainer.parallel.requirements import unmet_requirement
 from trainer.runtime.accelerators import NO_SCALER_T2X
@@ -289,3 +289,24 @@ def test_zero_refuses_weights_that_it_cannot_save() -> None:
     message = "^strategy=zero2 does not save weights with requires_grad=False, such as bias: use strategy=ddp or fsdp2$"
     with pytest.raises(UserError, match=message):
         refuse_frozen_weights(model, "zero2")
+
+
+def test_zero3_does_not_compile_a_model_without_blocks() -> None:
+    task = SimpleNamespace(blocks=lambda _: [])
+    zero: Any = SimpleNamespace(stage=3, config=_config("strategy=zero3"), task=task)
+    with pytest.raises(
+        UserError, match=r"^compile=true strategy=zero3: task=.*:Gpt names no blocks\(\); leave out comp"
+    ):
+        Zero._compile(zero, torch.nn.Linear(1, 1))  # noqa: SLF001 -- its public way is a group with DeepSpeed
+
+
+def test_block_of_zero3_gets_an_input_with_a_gradient() -> None:
+    """DeepSpeed reduces the gradients of a block when the one of an input is there, and too early if there is none."""
+    block, data, positions = torch.nn.Linear(2, 2), torch.ones(2, 2), torch.arange(2)
+    given = with_gradient(block, (data, positions))
+    assert [value.requires_grad for value in (*given, data)] == [True, False, False]
+    assert with_gradient(block, given) is given
+    with torch.no_grad():
+        assert with_gradient(block, (data,))[0] is data
+    with pytest.raises(UserError, match=r"^compile=true strategy=zero3: block Linear gets no floating-point tensor"):
+        with_gradient(block, (positions,))

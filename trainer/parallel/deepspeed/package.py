@@ -14,9 +14,10 @@ from typing import Dict, List, Sequence
 from trainer.config.config import ZERO_STAGES, TrainConfig
 
 VENDOR_SUFFIX = "+gcu"
-# DeepSpeed's functions that state.py calls, by stage; the vendor's 0.9.2 lacks some of stage 3.
+# DeepSpeed's functions that the trainer calls, by stage; the vendor's 0.9.2 lacks some of stage 3.
 READS = ("safe_get_full_fp32_param", "safe_get_full_optimizer_state")
 WRITES_STAGE_3 = ("safe_set_local_fp32_param", "safe_set_local_optimizer_state")
+COMPILES_STAGE_3 = "set_z3_leaf_module"
 NEEDED: Dict[int, Sequence[str]] = {0: (), 1: READS, 2: READS, 3: (*READS, *WRITES_STAGE_3)}
 
 
@@ -30,13 +31,11 @@ def package_problem(accelerator: str, config: TrainConfig) -> str:
         problem = _problem_on_gcu(config, version)
         if problem:
             return problem
-    lacking = [
-        name for folder in spec.submodule_search_locations or () for name in _lacking(Path(folder), config.strategy)
-    ]
+    lacking = [name for folder in spec.submodule_search_locations or () for name in _lacking(Path(folder), config)]
     if lacking:
         newer = "" if accelerator.startswith("gcu") else "pip install --no-build-isolation --upgrade deepspeed, or "
         return (
-            f"strategy={config.strategy}: deepspeed {version} is too old to save and load by: it lacks {', '.join(lacking)}; "
+            f"strategy={config.strategy}: deepspeed {version} is too old: it lacks {', '.join(lacking)}; "
             f"{newer}use strategy=ddp, zero0, zero1 or zero2"
         )
     if config.strategy == "zero1" and clips_fp16_alone():
@@ -95,9 +94,10 @@ def package_warning(accelerator: str, strategy: str) -> str:
     return ""
 
 
-def _lacking(package: Path, strategy: str) -> List[str]:
+def _lacking(package: Path, config: TrainConfig) -> List[str]:
     """Return the names that its sources lack; none for a package without sources."""
-    needed, path = NEEDED[ZERO_STAGES[strategy]], package / "utils" / "__init__.py"
+    compiled = [COMPILES_STAGE_3] if config.compile and config.strategy == "zero3" else []
+    needed, path = [*NEEDED[ZERO_STAGES[config.strategy]], *compiled], package / "utils" / "__init__.py"
     words = set(re.findall(r"\w+", path.read_text("utf-8"))) if path.exists() else set(needed)
     return [name for name in needed if name not in words]
 

@@ -67,7 +67,7 @@ class Zero:
         if self.stage > 0:
             refuse_frozen_weights(model, config.strategy)
         if config.compile:
-            compile_blocks(model, task.blocks(model), task.ends(model))
+            self._compile(model)
         self.buffers = Buffers(model)
         if self.stage > 0 and config.precision != "fp32":
             refuse_batch_norm(model, config)
@@ -93,6 +93,19 @@ class Zero:
         scaler: Any = getattr(self.engine.optimizer, "loss_scaler", None)
         if hasattr(scaler, "raise_error_at_min_scale"):
             scaler.raise_error_at_min_scale = False  # a plain Exception; the trainer counts skipped steps itself
+
+    def _compile(self, model: torch.nn.Module) -> None:
+        """Under ZeRO-3 the weights of a block are gathered all at once: hooks of the modules in it would cut its graph."""
+        blocks, is_split = self.task.blocks(model), self.stage == SPLIT_STAGE
+        if is_split and not blocks:
+            raise UserError.agreed(
+                f"compile=true strategy=zero3: task={self.config.task} names no blocks(); leave out compile=true"
+            )
+        for block in blocks if is_split else ():
+            unite: Any = importlib.import_module("deepspeed.utils").set_z3_leaf_module
+            unite(block, flag=True)
+            block.register_forward_pre_hook(with_gradient)
+        compile_blocks(model, blocks, self.task.ends(model), inside_hooks=is_split)
 
     def warm_up(self, batch: Any) -> None:  # noqa: ANN401
         """Do nothing: the model alone fixes the order of the buckets."""
@@ -215,6 +228,23 @@ def refuse_frozen_weights(model: torch.nn.Module, strategy: str) -> None:
         raise UserError.agreed(
             f"strategy={strategy} does not save weights with requires_grad=False, such as {frozen}: use strategy=ddp or fsdp2"
         )
+
+
+def with_gradient(block: torch.nn.Module, inputs: Tuple[Any, ...]) -> Tuple[Any, ...]:
+    """
+    Have an input of which a gradient is wanted: when that is there, DeepSpeed reduces the gradients of the weights.
+
+    It would do so before they are computed for a block that gets the data themselves.
+    """
+    if not torch.is_grad_enabled() or any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs):
+        return inputs
+    wide = [isinstance(value, torch.Tensor) and value.is_floating_point() for value in inputs]
+    if not any(wide):
+        raise UserError.agreed(
+            f"compile=true strategy=zero3: block {type(block).__name__} gets no floating-point tensor, and DeepSpeed needs the gradient "
+            "of one: leave out compile=true"
+        )
+    return tuple(value.detach().requires_grad_() if found else value for value, found in zip(inputs, wide))
 
 
 def _cast_inputs(model: torch.nn.Module, inputs: Tuple[Any, ...]) -> Tuple[Any, ...]:

@@ -199,7 +199,8 @@ def test_equal_values_are_no_contradiction() -> None:
         ("cpu", "0.19.8", "strategy=zero2 offload_optimizer=true", "install a C++ compiler (g++ >= 9) and ninja"),
         ("cuda", "0.9.2", "strategy=zero0", ""),
         ("cuda", "0.9.2", "strategy=zero1", "deepspeed 0.9.2 computes wrong gradients there"),
-        ("cpu", "0.9.2", "strategy=zero3", "is too old to save and load by: it lacks safe_set_local_fp32_param"),
+        ("cpu", "0.9.2", "strategy=zero3", "is too old: it lacks safe_set_local_fp32_param"),
+        ("cuda", "0.16.2", "strategy=zero3 compile=true", "is too old: it lacks set_z3_leaf_module; pip install"),
         ("cpu", "0.9.2", "strategy=zero3", "pip install --no-build-isolation --upgrade deepspeed, or use strategy=ddp"),
         (
             "gcu-t2x",
