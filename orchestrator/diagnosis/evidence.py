@@ -117,11 +117,13 @@ def hits_of(
             continue
         values = {name.removesuffix("_2"): value for name, value in found.groupdict().items() if value}
         of_text, of_head = origin_of(body["text"]), origin_of(body["head"])
+        of_rank = of_head if of_text.rank is None else of_text
         origin = Origin(
             of_text.text,
             node or of_text.node or of_head.node,
-            next((known for known in (rank, of_text.rank, of_head.rank) if known is not None), None),
+            of_rank.rank if rank is None else rank,
             of_text.time if of_text.time is not None else of_head.time,
+            is_local=rank is None and of_rank.is_local,
         )
         yield Hit(row, file, body["line"], origin, values)
 

@@ -37,6 +37,8 @@ class Origin:
     rank: int | None = None
     time: float | None = None
     """Seconds since the epoch; a time without a zone counts as UTC, so that only times of one log can be compared."""
+    is_local: bool = False
+    """The rank is that within the node, which is the rank of the run on the first node alone."""
 
 
 def origin_of(line: str) -> Origin:
@@ -55,6 +57,7 @@ def origin_of(line: str) -> Origin:
             text=found.text[match.end() :],
             node=found.node or values.get("node"),
             rank=int(rank) if is_better else found.rank,
+            is_local=bool(values.get("local")) if is_better else found.is_local,
             time=found.time if found.time is not None else _seconds(values.get("time")),
         )
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -90,7 +90,7 @@ class Diagnosis:
 
 def weigh(evidence: Evidence) -> Diagnosis:
     """Name the cause."""
-    hits = _most_specific(_in_order(evidence.hits))
+    hits = _most_specific(_in_order(_with_ranks_of_the_run(evidence.hits)))
     ended = [hit for hit in hits if not _is_survived(hit, evidence)]
     groups = (
         _candidates([hit for hit in ended if not _may_be_of_others(hit, hits)])
@@ -148,6 +148,13 @@ def _unknown(hits: Sequence[Hit], evidence: Evidence) -> Diagnosis:
         consequences=_folded(consequences, evidence),
         observations=_folded([hit for hit in hits if hit.signature.role is Role.NOTE], evidence),
     )
+
+
+def _with_ranks_of_the_run(hits: Sequence[Hit]) -> list[Hit]:
+    """The hits without ranks that count within a node, if they are of several nodes."""
+    if len({hit.node for hit in hits} - {None}) < 2:  # noqa: PLR2004  several
+        return list(hits)
+    return [replace(hit, origin=replace(hit.origin, rank=None)) if hit.origin.is_local else hit for hit in hits]
 
 
 def _in_order(hits: Sequence[Hit]) -> list[Hit]:

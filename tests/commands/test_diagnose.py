@@ -100,6 +100,13 @@ def test_the_report(tmp_path: Path) -> None:
     assert done.stderr == "orch: searched 1 file, 93 B\n"
 
 
+def test_number_of_a_card_on_another_node_is_no_rank_of_the_run() -> None:
+    line = b"gpu02: gpu02:47:48 [0] ibvwrap.cc:190 NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory\n"
+    peer = b"gpu01: [rank0]: DistBackendError: NCCL error in: x.cpp:1, remote process exited or there was a network error\n"
+    assert "began on    rank 0 on gpu02\n" in orch("-", stdin=line).stdout
+    assert "began on    gpu02\n" in orch("-", stdin=line + peer).stdout
+
+
 def test_an_unknown_cause_is_reported_as_unknown() -> None:
     assert (
         "cause       unknown: no line names one\nerrors      -:2: [ERROR] no tokenizer\n"
