@@ -35,7 +35,8 @@ def compile_blocks(
         if part.forward.__module__.startswith("torch."):
             part.forward = _called_by_function(part.forward)
         if inside_hooks:
-            part.forward = torch.compile(part.forward)
+            compiler: Any = torch  # compile() is newer than torch 1.10
+            part.forward = compiler.compile(part.forward)
         else:
             part.compile()
 
