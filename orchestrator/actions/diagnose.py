@@ -112,8 +112,8 @@ def user_signatures(file: Path | None) -> dict[str, Signature]:
         with path.open("rb") as opened:
             text = opened.read(MAX_SIGNATURES_BYTES).decode()
     except (OSError, UnicodeDecodeError) as exc:
-        reason = os_error_text(exc) if isinstance(exc, OSError) else "is not UTF-8"
-        raise UsageError(f"{path}: {reason}", hint="give a file of signatures that you can read") from exc
+        reason = os_error_text(exc) if isinstance(exc, OSError) else f"{path}: is not UTF-8"
+        raise UsageError(reason, hint="give a file of signatures that you can read") from exc
     try:
         return read_signatures(text, str(path), CATALOGUE)
     except SignatureError as exc:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
+from orchestrator.actions.diagnose import user_signatures
 from orchestrator.diagnosis.catalogue import CATALOGUE
 from orchestrator.diagnosis.evidence import search_log
 from orchestrator.diagnosis.signature import Role
 from orchestrator.diagnosis.user_signatures import SignatureError, read_signatures
 from orchestrator.diagnosis.weigh import Confidence, weigh
+from orchestrator.errors import UsageError
 from orchestrator.node.search import LOOKAHEAD_BYTES
 
 LICENCE = """\
@@ -78,3 +81,9 @@ def test_a_text_with_many_wildcards_is_searched_in_linear_time() -> None:
     begun = time.process_time()
     assert row.expression.search("lic" * (LOOKAHEAD_BYTES // 3)) is None
     assert time.process_time() - begun < 0.5
+
+
+def test_file_that_cannot_be_read_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        user_signatures(tmp_path / "none.ini")
+    assert str(refused.value) == f"{tmp_path / 'none.ini'}: No such file or directory"
