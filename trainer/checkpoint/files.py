@@ -41,7 +41,7 @@ OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class DamagedError(Exception):
-    """The folder is no complete checkpoint; the message names the file and the reason."""
+    """The folder is no complete checkpoint; the message names the reason, and the file unless it is the folder itself."""
 
 
 @dataclass(frozen=True)
@@ -341,11 +341,11 @@ def _check_folder(path: Path) -> None:
     try:
         found = path.lstat()
     except OSError as exc:
-        raise DamagedError(f"{path.name}: {exc.strerror}") from exc
+        raise DamagedError(exc.strerror) from exc
     if not stat.S_ISDIR(found.st_mode):
-        raise DamagedError(f"{path.name}: no folder")
+        raise DamagedError("no folder")
     if trust_problem(found):
-        raise DamagedError(f"{path.name}: {trust_problem(found)}")
+        raise DamagedError(trust_problem(found))
 
 
 def _parts(path: Path, limit: int | None = None) -> Iterator[bytes]:

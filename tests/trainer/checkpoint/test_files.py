@@ -340,12 +340,19 @@ def test_resume_from_a_named_folder_takes_its_newest_whole_checkpoint_and_change
     assert _names(tmp_path / "old") == ["latest", "step_1", "step_2"]
 
 
-@pytest.mark.parametrize("name", ["missing", "step_1", "empty"])
-def test_named_checkpoint_that_cannot_be_loaded_is_an_error(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("missing", "missing: No such file or directory$"),
+        ("step_1", "step_1: state.pt: its hash"),
+        ("empty", "empty: manifest.json: No such file"),
+    ],
+)
+def test_named_checkpoint_that_cannot_be_loaded_is_an_error(tmp_path: Path, name: str, problem: str) -> None:
     Session.start(tmp_path / "old").train_and_save(1)
     (tmp_path / "old" / "empty").mkdir()
     flip(tmp_path / "old" / "step_1" / "state.pt")
-    with pytest.raises(UserError, match=f"resume=.*{name}: no checkpoint could be loaded"):
+    with pytest.raises(UserError, match=f"resume=.*{name}: no checkpoint could be loaded: {problem}"):
         Session.start(tmp_path / "new", resume=str(tmp_path / "old" / name)).resume()
 
 
