@@ -289,7 +289,7 @@ class Connection:
             self._loop.call_later(request["wait_s"], self._reply, request, reply, begun)
         elif op == protocol.STOP:
             node.stop()
-            reply = {"nodes": [{"node": node.name, "signalled": [], "remaining": []}]}
+            reply = {"nodes": [{"node": node.name, "signalled": [], "remaining": [], "in_kernel": []}]}
             self._loop.call_later(STOP_S, self._reply, request, reply, begun)
         else:
             try:

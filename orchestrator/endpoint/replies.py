@@ -390,6 +390,11 @@ def _resolved(entry: messages.EntryBody) -> messages.EntryBody:
     return {**entry, "target": posixpath.relpath(target, posixpath.dirname(entry["path"]) or ".")}
 
 
+IN_KERNEL_TEXT = (
+    ", which was killed but waits in the kernel (state D), for a disk or a driver: it ends once that answers"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class StopResult:
     """The signals sent to stop a node folder's processes, and the pids that are still alive."""
@@ -397,11 +402,19 @@ class StopResult:
     node: str
     signalled: tuple[Signalled, ...]
     remaining: tuple[int, ...]
+    in_kernel: tuple[int, ...] = ()
+    """The remaining ones that no signal ends before their disk or driver has answered."""
 
     @classmethod
     def of(cls, body: messages.StopBody) -> StopResult:
         """From the endpoint's reply."""
-        return cls(body["node"], tuple(Signalled(**sent) for sent in body["signalled"]), tuple(body["remaining"]))
+        signalled = tuple(Signalled(**sent) for sent in body["signalled"])
+        return cls(body["node"], signalled, tuple(body["remaining"]), tuple(body["in_kernel"]))
+
+    @property
+    def left(self) -> list[str]:
+        """One text for each remaining process."""
+        return [f"pid {pid}{IN_KERNEL_TEXT if pid in self.in_kernel else ''}" for pid in self.remaining]
 
 
 @dataclass(frozen=True, slots=True)

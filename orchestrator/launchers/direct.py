@@ -281,7 +281,7 @@ class DirectLauncher:
             results = self.reach(node).stop(
                 self.plan.attempt_dir(node), [node.name], grace_s=grace_s, keeps_standby=keeps_standby
             )
-            return [f"{node.name}: still running: {pid}" for result in results for pid in result.remaining]
+            return [f"{node.name}: still running: {left}" for result in results for left in result.left]
 
         # all at once: a stop may take its whole grace, and `reach` limits the logins
         results = each(nodes, stop_node, limit=len(nodes))

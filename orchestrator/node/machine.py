@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 PROC = "/proc"  # nodes have it; a machine that only launches, such as a Mac, may not
 STAT_BYTES = 1 << 12  # 52 numbers and a name of 64 bytes at most
-STATE, PARENT, GROUP, SESSION, START_TIME = 0, 1, 2, 3, 19  # indices of stat_fields
+STATE, PARENT, GROUP, SESSION, THREADS, START_TIME = 0, 1, 2, 3, 17, 19  # indices of stat_fields
+IN_KERNEL = "D"  # the state of a thread that no signal ends before its disk or driver has answered
 
 
 def boot_id() -> str:
@@ -35,8 +36,8 @@ def host_id() -> str:
     return f"{boot_id()}/{os.readlink('/proc/self/ns/net')[len('net:[') : -1]}"
 
 
-def stat_fields(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from the state (field 3) on, also of a zombie; None if this user sees no such process (hidepid)."""
+def stat_fields(pid: int | str) -> list[str] | None:
+    """Fields of /proc/PID/stat (or PID/task/TID) from the state (field 3) on, also of a zombie; None if this user sees no such process (hidepid)."""
     try:
         # Not open(), which takes twice as long: a search of descendants reads this of every process of the node.
         descriptor = os.open(f"{PROC}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
@@ -53,7 +54,7 @@ def has_proc() -> bool:
     return os.path.exists(f"{PROC}/self/stat")
 
 
-def ps_fields(pid: int) -> list[str] | None:
+def ps_fields(pid: int | str) -> list[str] | None:
     """As stat_fields, by ps: state, parent, group and start time in seconds since the epoch; the other fields are 0."""
     import calendar  # noqa: PLC0415  not on nodes
     import subprocess  # noqa: PLC0415
@@ -72,7 +73,20 @@ def ps_fields(pid: int) -> list[str] | None:
 def live_fields(pid: int) -> Optional[List[str]]:
     """Fields of /proc/PID/stat; None if the process has ended, also if it is a zombie."""
     fields = stat_fields(pid)
-    return fields if fields and fields[STATE] not in "ZX" else None
+    return fields if fields and state_of(pid, fields) not in "ZX" else None
+
+
+def state_of(pid: int, fields: List[str]) -> str:
+    """State letter of a process; if its main thread has ended, that of another one, without which it does not end."""
+    if fields[STATE] != "Z" or int(fields[THREADS]) <= 1:
+        return fields[STATE]
+    folder = f"{PROC}/{pid}/task"
+    try:
+        threads = [stat_fields(f"{pid}/task/{name}") for name in os.listdir(folder)]
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"
+    states = {thread[STATE] for thread in threads if thread} - {"Z", "X"}
+    return IN_KERNEL if IN_KERNEL in states else min(states, default="Z")
 
 
 def process_record() -> ProcessRecord:

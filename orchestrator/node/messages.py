@@ -547,6 +547,7 @@ class StopBody(TypedDict):
     node: str
     signalled: List[SignalledBody]
     remaining: List[int]
+    in_kernel: List[int]  # of the remaining ones; no signal ends them before their disk or driver has answered
 
 
 class StopReply(TypedDict):

@@ -10,7 +10,7 @@ import sys
 import time
 
 from orchestrator.node.lean import signal, suppress
-from orchestrator.node.machine import PARENT, START_TIME, STATE, stat_fields
+from orchestrator.node.machine import PARENT, START_TIME, stat_fields, state_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def await_signal(numbers: Iterable[int], wait_s: float) -> int | None:
 def stat_of(pid: int) -> tuple[str, int, int] | None:
     """State letter, parent's pid and start time in clock ticks since boot; None if there is no such process."""
     fields = stat_fields(pid)
-    return (fields[STATE], int(fields[PARENT]), int(fields[START_TIME])) if fields else None
+    return (state_of(pid, fields), int(fields[PARENT]), int(fields[START_TIME])) if fields else None
 
 
 def descendants() -> dict[int, tuple[str, int, int]]:

@@ -487,7 +487,7 @@ class Supervisor:
         results = each(reached, partial(self._stop, connected), limit=len(reached))
         outcomes = {node.name: outcome for node, outcome in zip(reached, results, strict=True)}
         refused |= {name for name, outcome in outcomes.items() if isinstance(outcome, LoginRefused)}
-        left = {name for name, outcome in outcomes.items() if outcome and not _is_error(outcome)}
+        left = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, list) and outcome}
         lost = silent | {name for name, outcome in outcomes.items() if _is_worth_a_retry(outcome)}
         unreached = [node for node in self._plan.nodes if node.name in lost]
         last = judge(self._plan, self._observations(), None)
@@ -497,20 +497,28 @@ class Supervisor:
         if refused:
             text = f"the run may still run on {fold(refused)}, which refused the login"
             verdict = replace(verdict, message="; ".join(filter(None, (verdict.message, text))))
+        if left or (lost and verdict.state is RunState.STOPPED):
+            texts = [
+                f"left on {name} at the end: {process}" for name, processes in left.items() for process in processes
+            ]
+            texts += (
+                [f"the run may still run on {fold(lost - refused)}, which does not answer"] if lost - refused else []
+            )
+            verdict = replace(verdict, message="; ".join(filter(None, (verdict.message, *texts))))
         verdict = with_last_lines(verdict, connected, self._plan.attempt)
-        return EndedAttempt(verdict, unreached, frozenset(refusing), frozenset((refused - lost) | left))
+        return EndedAttempt(verdict, unreached, frozenset(refusing), frozenset((refused - lost) | left.keys()))
 
     def _is_silent(self, state: NodeState) -> bool:
         return isinstance(state.failure, Unreachable) or self._poller.silent_s(state) >= SUSPECT_S
 
-    def _stop(self, launcher: DirectLauncher, node: NodePlan) -> list[int]:
-        """End the processes on a node; return the pids of those that are left."""
+    def _stop(self, launcher: DirectLauncher, node: NodePlan) -> list[str]:
+        """End the processes on a node; return those that are left."""
         endpoint = launcher.reach(node)
         # first a request that is answered at once: a silent node would delay the end of the run by the time that a stop may take
         endpoint.clock_ahead(wait_s=HEARTBEAT_ANSWER_S)
         results = endpoint.stop(self._plan.attempt_dir(node), [node.name], grace_s=GRACE_S, keeps_standby=True)
         [self._states[node.name].observation] = endpoint.observe(self._plan.attempt_dir(node), [node.name])
-        return [pid for result in results for pid in result.remaining]
+        return [left for result in results for left in result.left]
 
     def _record(self, verdict: Verdict) -> None:
         record, unwritten = settle_if_writable(self._folder, verdict, self._observations(), attempt=self._plan.attempt)
@@ -539,7 +547,7 @@ class Supervisor:
                     running.add(node.name)
                 elif not isinstance(outcome, Exception):
                     result = (
-                        f"its processes {outcome} could not be ended"
+                        f"these could not be ended: {'; '.join(outcome)}"
                         if outcome
                         else "its remaining processes are ended"
                     )
@@ -581,10 +589,6 @@ def _hooks_run(folder: RunFolder) -> AbstractContextManager[Callable[[RunRecord]
     from orchestrator.supervision.hooks import running_hooks  # noqa: PLC0415  few runs have hooks, and need urllib and email
 
     return running_hooks(folder, hooks)
-
-
-def _is_error(outcome: object) -> bool:
-    return isinstance(outcome, OrchError)
 
 
 def supervise(

@@ -358,9 +358,9 @@ def test_node_that_refuses_the_login_or_keeps_processes_after_it_was_lost_may_st
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     supervisor = _supervisor_of(tmp_path, 4)
-    outcomes: dict[str, list[int] | OrchError] = {
+    outcomes: dict[str, list[str] | OrchError] = {
         "n0": [],
-        "n1": [17],
+        "n1": ["pid 17"],
         "n2": LoginRefused("n2", "no key"),
         "n3": Unreachable("n3", "no route"),
     }
@@ -374,7 +374,7 @@ def test_node_that_refuses_the_login_or_keeps_processes_after_it_was_lost_may_st
     events = [json.loads(line)["text"] for line in (tmp_path / "events.jsonl").read_text("utf-8").splitlines()]
     assert events == [
         "n0 answers again, and its remaining processes are ended",
-        "n1 answers again, and its processes [17] could not be ended",
+        "n1 answers again, and these could not be ended: pid 17",
     ]
 
 
@@ -387,7 +387,7 @@ def test_processes_of_a_returning_node_are_ended_during_the_diagnosis(
     monkeypatch.setattr(supervisor, "_end", lambda _: ended)
     has_returned, calls = threading.Event(), list[str]()
 
-    def stop(_: DirectLauncher, node: NodePlan) -> list[int]:
+    def stop(_: DirectLauncher, node: NodePlan) -> list[str]:
         calls.append(node.name)
         has_returned.set()
         return []

@@ -291,6 +291,9 @@ class Agent:
         if self.is_sweeping:
             signal_descendants(signal.SIGKILL, set())
         if time.monotonic() > self.kill_at_s + SURVIVOR_S and self.is_first("survivors"):
+            signal_descendants(
+                signal.SIGKILL, set()
+            )  # those of other ranks, too, which are swept only once all ranks have ended
             survivors = ", ".join(f"{pid} (state {stat[0]})" for pid, stat in descendants().items())
             self.events.write_message(f"killed, but still alive, and waited for: pid {survivors}")
 

@@ -7,7 +7,7 @@ import signal
 import time
 
 from orchestrator.node.events import read_history
-from orchestrator.node.machine import GROUP, START_TIME, boot_id, is_alive
+from orchestrator.node.machine import GROUP, IN_KERNEL, START_TIME, boot_id, is_alive, live_fields, state_of
 from orchestrator.node.ownership import (
     add_relatives,
     agent_owner,
@@ -85,10 +85,32 @@ class Target:
         """Send each living process the signal once; return whether any was alive."""
         alive = self.alive()
         for key, role in alive.items():
+            if number == signal.SIGKILL and role == "agent" and self._waits_for_kernel(key[0]):
+                continue  # it has killed its ranks, and records their end
             if (key, number) not in self._sent:
                 self._sent.add((key, number))
                 self._send(key, role, number)
         return bool(alive)
+
+    def _waits_for_kernel(self, agent_pid: int) -> bool:
+        """Return whether an agent that runs itself waits for processes that have not ended in the kernel."""
+        return _state(agent_pid) in "SR" and bool(self._in_kernel())
+
+    def _in_kernel(self) -> List[int]:
+        remaining = self._remaining(read_agent(self.folder), read_history(self.folder).rank_starts)
+        return sorted(pid for pid, _ in remaining if _state(pid) == IN_KERNEL)
+
+    def result(self) -> messages.StopBody:
+        """The signals that were sent, and what is left: not an agent that only waits for processes in the kernel."""
+        alive = self.alive()
+        in_kernel = self._in_kernel() if alive else []
+        left = {pid for (pid, _), role in alive.items() if role != "agent" or not in_kernel}
+        return {
+            "node": self.node,
+            "signalled": self.signalled,
+            "remaining": sorted(left.union(in_kernel)),
+            "in_kernel": in_kernel,
+        }
 
     def _send(self, key: Key, role: str, number: signal.Signals) -> None:
         try:
@@ -97,6 +119,12 @@ class Target:
             return  # reported as remaining
         if sent:
             self.signalled.append({"pid": key[0], "role": role, "signal": number.name})
+
+
+def _state(pid: int) -> str:
+    """State letter of a process; X if it has ended."""
+    fields = live_fields(pid)
+    return state_of(pid, fields) if fields else "X"
 
 
 def sweep(targets: List[Target], number: signal.Signals, deadline: float) -> Generator[float, None, List[Target]]:
@@ -117,15 +145,10 @@ def stop(request: messages.StopRequest) -> Steps[messages.StopReply]:
     targets = [Target(node, folder) for node, folder in node_folders(request)]
     margin_s = AGENT_MARGIN_S if any("agent" in target.alive().values() for target in targets) else 0.0
     alive = yield from sweep(targets, signal.SIGTERM, time.monotonic() + request["grace_s"] + margin_s)
-    alive = yield from sweep(alive, signal.SIGKILL, time.monotonic() + KILL_WAIT_S)
+    yield from sweep(alive, signal.SIGKILL, time.monotonic() + KILL_WAIT_S)
     if not request["keeps_standby"]:
         remove_memory_of(request)
-    remaining = {target.node: sorted(pid for pid, _ in target.alive()) for target in alive}
-    results: List[messages.StopBody] = [
-        {"node": target.node, "signalled": target.signalled, "remaining": remaining.get(target.node, [])}
-        for target in targets
-    ]
-    return {"nodes": results}, b""
+    return {"nodes": [target.result() for target in targets]}, b""
 
 
 def remove_memory_of(request: messages.StopRequest) -> None:
