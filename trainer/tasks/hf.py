@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Mapping, Sequence, cast
 
 import torch
-from torch.nn import functional
 
 from trainer.config.config import HF_TASK, TrainConfig
 from trainer.data.language import count_targets, inputs_of, open_language
-from trainer.data.packing import IGNORED, PackedConversations
+from trainer.data.packing import PackedConversations
 from trainer.data.windows import Windows
 from trainer.errors import UserError
 from trainer.tasks.attention import AttentionShape
 from trainer.tasks.base import Task
+from trainer.tasks.hf_loss import add_loss
 from trainer.tasks.llama_shape import CONFIG_FILE
 from trainer.tasks.lora import add_adapters, frozen_weights
 
@@ -64,6 +64,7 @@ class HuggingFaceModel(Task):
                 self.settings, attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=False
             )
         model.tie_weights()  # part of what was left out
+        add_loss(model)
         keep_buffers(model)
         if self.config.lora.rank:
             add_adapters(model, self.blocks(model), self.config.lora)
@@ -86,10 +87,10 @@ class HuggingFaceModel(Task):
         # transformers separates the conversations by positions that begin again.
         separated: Dict[str, Any] = {} if positions is None else {"position_ids": positions}
         with _packing_known(is_packed=positions is not None):
-            logits = model(input_ids=tokens, use_cache=False, return_dict=False, **separated)[0]
-        return functional.cross_entropy(
-            logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
+            loss: torch.Tensor = model(
+                input_ids=tokens, target=targets, use_cache=False, return_dict=False, **separated
+            )
+        return loss
 
     def count_terms(self, batch: torch.Tensor) -> torch.Tensor:
         return count_targets(batch)

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.grounds.largest_result import LargestResult
 from trainer.tasks import cross_entropy
 from trainer.tasks.cross_entropy import IGNORED, head_loss
 
@@ -133,22 +134,8 @@ class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         return function(*args, **(kwargs or {}))
 
 
-class _Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it so
-    """The largest number of elements of a result within the block."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # as above
-        self.elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204 -- torch's
-        result = function(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor):
-            self.elements = max(self.elements, result.numel())
-        return result
-
-
 def test_logits_of_all_tokens_are_never_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cross_entropy, "MOST_LOGITS", VOCABULARY * 5)
-    with _Largest() as largest:
+    with LargestResult() as largest:
         _run(head_loss, torch.zeros(2, ROWS // 2, dtype=torch.long), autocast=False)
     assert largest.elements == max(ROWS * WIDTH, VOCABULARY * WIDTH)

@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
-from tests.grounds.chats import sums, write_records
+from tests.grounds.chats import TOKENS, sums, write_records
 from tests.grounds.hf_models import build, logits, write_config, write_model
 from tests.grounds.host_reads import HostReads
+from tests.grounds.largest_result import LargestResult
 from tests.grounds.metrics import read_metrics
 from tests.grounds.trainings import NO_PREEMPTION, train_alone, world_of_one
 from trainer.checkpoint.__main__ import main
@@ -23,6 +24,7 @@ from trainer.errors import UserError
 from trainer.parallel.parts import tied_names
 from trainer.runtime.init import initialise
 from trainer.runtime.progress import Progress
+from trainer.tasks import cross_entropy
 from trainer.tasks.attention import AttentionShape
 from trainer.tasks.hf import TYPES, HuggingFaceModel
 from trainer.tasks.load import load_task
@@ -83,6 +85,37 @@ def test_attention_is_that_of_the_model_and_the_host_reads_nothing(
         assert reads.found == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        *((kind, {"tie_word_embeddings": is_tied}) for kind in TYPES for is_tied in (True, False)),
+        ("granite", {"logits_scaling": 3.0}),
+        ("gemma3_text", {"final_logit_softcapping": 2.0}),
+    ],
+)
+def test_loss_is_that_of_transformers_without_the_logits_of_all_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, changes: dict[str, object]
+) -> None:
+    write_config(tmp_path, kind, **changes)
+    original, task = build(kind, **changes), load(tmp_path, "options.context=24")
+    model = task.build_model()
+    model.load_state_dict(original.state_dict())
+    batch = torch.randint(3, 290, (4, 25))
+    monkeypatch.setattr(cross_entropy, "MOST_LOGITS", 7 * TOKENS)
+    with LargestResult() as largest:
+        loss = task.loss(model, batch)
+        loss.backward()
+    logits_of_all = batch[:, 1:].numel() * TOKENS
+    assert (largest.elements < logits_of_all) != ("final_logit_softcapping" in changes)
+    expected = functional.cross_entropy(
+        original(batch[:, :-1]).logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum"
+    )
+    expected.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0.0)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, original.get_parameter(name).grad, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_trained_model_is_exported_as_transformers_loads_it(tmp_path: Path, is_tied: bool) -> None:
     folder, exported = tmp_path / "model", tmp_path / "exported"
@@ -107,9 +140,10 @@ def test_trained_model_is_exported_as_transformers_loads_it(tmp_path: Path, is_t
 @pytest.mark.parametrize("words", ["", "lora.rank=2"])
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_embedding_and_head_are_gathered_by_fsdp2_where_they_are_used(
-    tmp_path: Path, words: str, *, is_tied: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, *, is_tied: bool
 ) -> None:
-    """The losses are those of ddp; a weight that is not gathered for its use would be an error of torch."""
+    """The losses, computed in parts, are those of ddp; a weight that is not gathered for its use would be an error of torch."""
+    monkeypatch.setattr(cross_entropy, "MOST_LOGITS", 7 * TOKENS)
     folder = tmp_path / "model"
     write_model(folder, tie_word_embeddings=is_tied)
     group = initialise("cpu", 60.0, world_of_one())
