@@ -147,11 +147,15 @@ def _finding(
 
 def _shown(node: NodeObservation, late: Mapping[int, Lateness], measured: Mapping[int, Measurement]) -> str:
     """The state of the node: how long its ranks wait for a CPU, and the last sample of the cards."""
-    shares = [measured[rank].get("cpu_wait") for rank in late if rank in node.progress]
-    waits = [share for share in shares if isinstance(share, int | float)]  # any program may have written them
+    of_node = [measured[rank] for rank in late if rank in node.progress]
+    waits, limits = _numbers(of_node, "cpu_wait"), _numbers(of_node, "cpu_limited")
     parts = []
     if max(waits, default=0.0) >= BUSY_CPUS:
-        parts.append(f"it waits {max(waits):.0%} of the time for a CPU: other processes use them, or too few are bound")
+        if max(limits, default=0.0) >= BUSY_CPUS:
+            cause = f"its cgroup reaches its limit of CPU time in {max(limits):.0%} of the periods (nr_throttled in cpu.stat)"
+        else:
+            cause = "other processes use them, or too few are bound"
+        parts.append(f"it waits {max(waits):.0%} of the time for a CPU: {cause}")
     elif waits:
         parts.append("it does not wait for a CPU")
     if node.cards is not None and node.cards["cards"]:
@@ -159,6 +163,11 @@ def _shown(node: NodeObservation, late: Mapping[int, Lateness], measured: Mappin
     elif node.cards is not None and node.cards["error"]:
         parts.append(node.cards["error"])
     return f"{node.node}: {'; '.join(parts) or 'nothing more is known'}"
+
+
+def _numbers(measured: Sequence[Measurement], key: str) -> list[float]:
+    """The values that are numbers: any program may have written them."""
+    return [value for each in measured if isinstance(value := each.get(key), int | float)]
 
 
 def _card(card: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""A rank of a real training that sleeps for ever, is slow, or waits for a file system that hangs: it is named, by the run itself."""
+"""A rank of a real training that sleeps for ever, is slow, has too little CPU time, or waits for a file system that hangs: it is named, by the run itself."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 
 from tests.grounds.cli import Orch
 from tests.grounds.components import unavailable
+from tests.grounds.cpu_groups import CpuGroup, cpu_group
 from tests.grounds.fuse import OneFile
 from tests.grounds.inventories import write_inventory
 from tests.grounds.mounts import in_own_mounts
@@ -34,6 +35,11 @@ def sleep_for_ever(step):
 def be_slow(step):
     time.sleep(0.1)
 
+def compute(step):
+    end = time.thread_time() + 0.005
+    while time.thread_time() < end:
+        pass
+
 def read_data(step):
     with open(os.environ["DATA"] + "/data", "rb", buffering=0) as file:
         return file.read(4096)
@@ -43,7 +49,7 @@ model = DistributedDataParallel(torch.nn.Linear(8, 8))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 act = globals()[os.environ["ACT"]]
 for step in range(10**6):
-    if dist.get_rank() == 1 and os.path.exists(os.environ["BEGIN"]):
+    if (dist.get_rank() == 1 or act is compute) and os.path.exists(os.environ["BEGIN"]):
         act(step)
     optimizer.zero_grad()
     model(torch.ones(4, 8)).sum().backward()
@@ -104,6 +110,28 @@ def test_slow_rank_is_named_and_the_run_continues(tmp_path: Path) -> None:
     assert "rank 1 is slow" in _named(orch, run, "slow-ranks")
     assert orch.recorded(run) == "RUNNING"
     orch("stop", run)
+
+
+@pytest.fixture
+def group() -> Iterator[CpuGroup]:
+    try:
+        with cpu_group() as made:
+            yield made
+    except OSError as error:
+        unavailable(f"no cgroup that throttles CPUs can be made: {error}")
+
+
+def test_rank_whose_cpu_is_throttled_is_named_with_the_limit(group: CpuGroup, tmp_path: Path) -> None:
+    (tmp_path / "begin").touch()
+    orch, run = _started(tmp_path, "compute")
+    try:
+        group.throttle(orch.rank_pid(run, "n1", 1), percent=15)
+        text = _named(orch, run, "slow-ranks")
+        assert "n1: rank 1 is slow" in text
+        assert "for a CPU: its cgroup reaches its limit of CPU time in" in text
+        assert orch.recorded(run) == "RUNNING"
+    finally:
+        orch("stop", run)
 
 
 @contextmanager

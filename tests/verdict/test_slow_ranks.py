@@ -111,6 +111,14 @@ def test_finding_names_rank_node_factor_and_what_the_node_shows() -> None:
     )
 
 
+def test_limit_of_cpu_time_is_named_and_not_other_processes() -> None:
+    slow = slow_ranks(_nodes(ONE_LATE, ONE_LATE, more={"cpu_wait": 0.36, "cpu_limited": 0.49}))
+    assert slow is not None
+    assert slow.finding is not None
+    limit = "its cgroup reaches its limit of CPU time in 49% of the periods (nr_throttled in cpu.stat)"
+    assert slow.finding.evidence == f"n1: it waits 36% of the time for a CPU: {limit}"
+
+
 def test_cards_of_a_slow_node_are_shown() -> None:
     nodes = _nodes(ONE_LATE, ONE_LATE)
     with_cards = _node("n1", nodes[1].progress, cards=CARDS)

@@ -16,6 +16,7 @@ from collections import Counter, deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 from .channel import flight_entries
+from .cpu_limits import Counts, limit_periods, limited_share
 
 STEPS = 20  # that are measured; the median of each value leaves out steps with a save or an evaluation
 LEAST_STEPS = 10  # of them with equally many collectives
@@ -40,6 +41,7 @@ class Arrivals:
         self._every = STEPS
         self._newest: Dict[str, Json] = {}
         self._cpu_ns: Optional[Tuple[int, int]] = None
+        self._limits: Counts = {}
         self._is_off = False  # the flight record could not be read
 
     def after_sync(self, step: int, world_size: int) -> Json:
@@ -81,15 +83,19 @@ class Arrivals:
             return {}
 
     def _cpu_shares(self) -> Json:
-        """The shares of the time since the last measurement in which the main thread ran, and waited for a CPU; Linux may not know."""
+        """Since the last measurement: the share of the time in which the main thread waited for a CPU, and that of a limit; Linux may not know."""
         try:
             with open("/proc/self/schedstat", encoding="ascii") as file:
                 queued = int(file.read().split()[1])
         except (OSError, ValueError, IndexError):
             return {}
-        now, before = time.monotonic_ns(), self._cpu_ns
-        self._cpu_ns = (now, queued)
-        return {} if before is None else {"cpu_wait": round((queued - before[1]) / (now - before[0]), 3)}
+        now, before, limits_before = time.monotonic_ns(), self._cpu_ns, self._limits
+        self._cpu_ns, self._limits = (now, queued), limit_periods()
+        if before is None:
+            return {}
+        limited = limited_share(limits_before, self._limits)
+        shares = {"cpu_wait": round((queued - before[1]) / (now - before[0]), 3)}
+        return shares if limited is None else {**shares, "cpu_limited": limited}
 
 
 def measure(entries: Sequence[Json], syncs_ns: Sequence[int]) -> Json:
