@@ -80,11 +80,15 @@ class Machine:
         self._switch.do("bridge", "link", "set", "dev", self.name, "state", _FORWARDING if up else _DISABLED)
 
     def plug_in(self) -> None:
-        """Add a veth pair to the bridge, `eth0` here and this machine's name there, and set the address."""
+        """Add a veth pair to the bridge, `eth0` here and this machine's name there, set the address, and wait for the carrier."""
         veth = f"link add {self.name} type veth peer name eth0 address {self.mac} netns {self.pid}"
         self._switch.do("ip", "-batch", "-", lines=[veth, f"link set {self.name} master bridge up"])
         eth0_commands = ["link set lo up", f"address add {self.address}/24 dev eth0", "link set eth0 up"]
         self.do("ip", "-batch", "-", lines=eth0_commands)
+        until(self._has_carrier, awaited=f"the carrier of {self.name}")  # the bridge refuses its state before
+
+    def _has_carrier(self) -> bool:
+        return " state UP " in self._switch.do("ip", "-oneline", "link", "show", "dev", self.name)
 
     def unplug(self) -> None:
         """Delete the veth pair."""
