@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.errors import NodeError, Unreachable, machine_error
+from orchestrator.errors import NodeError, Unreachable
 from orchestrator.fanout import each, each_within, successes
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan, NodePlan
@@ -40,12 +40,7 @@ def begin_spare_check(launcher: DirectLauncher) -> Callable[[], list[str]]:
                     return f"it does not share the folder of the run, {plan.run_dir(plan.head)}"
                 return reason_if_unseen(endpoint)
 
-            try:
-                results = each_within(spares, reason_against, limit=len(spares), wait_s=WAIT_S)
-            except RuntimeError as error:
-                if machine_error(error) is None:  # a bug
-                    raise
-                return [f"the spare nodes could not be checked: {error}"]
+            results = each_within(spares, reason_against, limit=len(spares), wait_s=WAIT_S)
         left_out = {
             node.name: text for node, text in zip(spares, results, strict=True) if text and isinstance(text, str)
         }
