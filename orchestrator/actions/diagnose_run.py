@@ -40,7 +40,7 @@ SEARCH_S = 20.0
 """The nodes search for this long at most."""
 LATE = "no answer in time"
 MOST_LAST_LINES = 3
-"""Of the rank that failed first, which are shown if no cause is known."""
+"""The number of last output lines of the first failing rank that a diagnosis without a cause shows."""
 _RESTART_FAILURE = re.compile(r"(?:^|; )attempt \d+ could not be started: .*", re.DOTALL)
 """Follows the cause of a failure in the record (supervision/restart.py)."""
 
