@@ -288,12 +288,11 @@ class Agent:
             return
         for pid in self.running:
             send(pid, signal.SIGKILL, group=True)
-        if self.is_sweeping:
+        # A rank that hangs in the kernel must not keep alive what other ranks left running.
+        is_late = time.monotonic() > self.kill_at_s + SURVIVOR_S
+        if self.is_sweeping or is_late:
             signal_descendants(signal.SIGKILL, set())
-        if time.monotonic() > self.kill_at_s + SURVIVOR_S and self.is_first("survivors"):
-            signal_descendants(
-                signal.SIGKILL, set()
-            )  # those of other ranks, too, which are swept only once all ranks have ended
+        if is_late and self.is_first("survivors"):
             survivors = ", ".join(f"{pid} (state {stat[0]})" for pid, stat in descendants().items())
             self.events.write_message(f"killed, but still alive, and waited for: pid {survivors}")
 

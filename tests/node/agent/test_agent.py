@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -15,6 +16,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.processes import OPEN_FILES, TICK_S, stat_of
+from tests.grounds.components import unavailable
+from tests.grounds.fuse import OneFile
+from tests.grounds.mounts import in_own_mounts
 from tests.node.agent.test_agent_ground import AGENT, PYTHONS, Ground, alive, ground
 from tests.until import until
 
@@ -262,6 +266,34 @@ def test_a_daemonised_grandchild_is_gone_after_the_end(ground: Ground, trap: str
     ground.job("sh", "-c", DAEMON.format(trap=trap.replace("'", "'\\''")), grace_s=0.5)
     assert ground.run() == (0, "")
     assert not alive(ground.pid_in("daemon"))
+
+
+def test_what_a_rank_left_running_is_killed_even_while_another_rank_waits_in_the_kernel(
+    ground: Ground, tmp_path: Path
+) -> None:
+    if os.getuid() != 0 or not Path("/dev/fuse").exists():
+        unavailable("mounting a FUSE file system needs root and /dev/fuse")
+    data = tmp_path / "data"
+    data.mkdir()
+    left = DAEMON.format(trap='trap "" TERM;')
+    ground.job(*sh(f'[ "$RANK" = 1 ] || exec cat "{data}/data"; {left} {WAIT}'), ranks=[2], grace_s=0.3)
+
+    def act() -> None:
+        served = OneFile(data)
+        try:
+            served.hold()
+            agent = ground.start()
+            wait_for_output(ground, rank=1)
+            until(lambda: served.held == 1, awaited="a read without an answer")
+            agent.terminate()
+            wait_until_ended(ground.pid_in("daemon"))
+            assert (stat_of(ground.events("rank-started")[0]["pid"]) or "?")[0] == "D"
+            served.refuse(errno.EIO)
+            assert agent.wait(timeout=10) == 6
+        finally:
+            served.close()
+
+    in_own_mounts(act)
 
 
 def test_kill_9_of_the_agent_leaves_neither_rank_nor_grandchild(ground: Ground) -> None:
