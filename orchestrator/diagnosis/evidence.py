@@ -22,7 +22,7 @@ MOST_PER_LOG = 1000
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One line, or several, in which a signature was found."""
+    """The line in which a signature was found, the last one of several."""
 
     signature: Signature
     file: str
@@ -112,11 +112,14 @@ def hits_of(
     for body in bodies:
         row = signatures[body["id"]]
         found = row.expression.search(body["text"])
-        is_specific = row.role is Role.ERROR and _is_known(body["text"], signatures.values())
-        if found is None or is_specific:  # None: the text was cut
+        if found is None:  # the text was cut
+            continue
+        number = body["text"][: found.end()].rstrip("\n").count("\n")
+        line = body["text"].split("\n")[number]
+        if row.role is Role.ERROR and _is_known(line, signatures.values()):
             continue
         values = {name.removesuffix("_2"): value for name, value in found.groupdict().items() if value}
-        of_text, of_head = origin_of(body["text"]), origin_of(body["head"])
+        of_text, of_head = origin_of(line), origin_of(body["head"])
         of_rank = of_head if of_text.rank is None else of_text
         origin = Origin(
             of_text.text,
@@ -125,7 +128,7 @@ def hits_of(
             of_text.time if of_text.time is not None else of_head.time,
             is_local=rank is None and of_rank.is_local,
         )
-        yield Hit(row, file, body["line"], origin, values)
+        yield Hit(row, file, body["line"] + number, origin, values)
 
 
 def _is_known(text: str, signatures: Iterable[Signature]) -> bool:

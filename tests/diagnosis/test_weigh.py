@@ -120,6 +120,14 @@ RUNS = {
     "a command that the program ran": (
         "[rank1]: subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1.\n", "command-failed", (1,), (), LOW, {"child-failed"},
     ),
+    "an exception without Error in its name": (
+        ('[rank1]:   File "/app/data.py", line 7, in read\n[rank1]:     return table(path)\n[rank1]: pyarrow.lib.ArrowInvalid: no: magic bytes\n'
+        f"[rank0]: {CLOSED}\nE1122 10:00:00.1 1 api.py:1] failed (exitcode: -6) local_rank: 1 (pid: 7) of binary: python\n"),
+        "python-exception", (1,), (), MEDIUM, {"gloo-closed", "aborted"},
+    ),
+    "an exception in an exception": (
+        '  File "/app/t.py", line 1, in f\n    g()\nException: Caught ValueError: wrong label\n', "python-exception", (), (), MEDIUM, set(),
+    ),
     "an exception of C++": ("[n0:0]   what():  stoi\nrank 0 on n0 was killed by SIGABRT\n", "cpp-error", (0,), ("n0",), MEDIUM, {"aborted"}),
     "an exception of a data loader worker": (
         "[rank1]: KeyError: Caught KeyError in DataLoader worker process 0.\n[rank1]: KeyError: 'input_ids'\n", "python-error", (1,), (), MEDIUM, {"worker-error"},

@@ -14,7 +14,7 @@ _note = partial(signature, Role.NOTE)
 _INFO = "launch again with --debug: NCCL then prints the reason in a line with `NCCL WARN` before this one"
 _CARDS = ("xid", "cuda-ecc", "cuda-assert", "cuda-illegal-access", "cuda-fell-off-bus", "cuda-nvlink")
 _PEER_LOST = (
-    "python-error", "cuda-oom", "module-not-found", "file-not-found", "oom-killer", "cgroup-oom", "slurm-oom", "slurm-oom-task", "killed",
+    "python-error", "python-exception", "cuda-oom", "module-not-found", "file-not-found", "oom-killer", "cgroup-oom", "slurm-oom", "slurm-oom-task", "killed",
     "segmentation-fault", "bus-error",
 )  # fmt: skip
 _NETWORK = (

@@ -14,6 +14,18 @@ _consequence = partial(signature, Role.CONSEQUENCE)
 _note = partial(signature, Role.NOTE)
 _FIRST = "look at the first failing rank"
 _PATH = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w./~+-]+"""  # quoted by Python, or plain
+_PREFIX_END = r"[\]:>] +|[\]>]:"
+"""The end of the prefix of a launcher or of torch; those of `torchrun --tee` and mpirun have no space after them."""
+PYTHON_LINE = rf"(?:^|{_PREFIX_END})"
+"""What precedes the last line of a traceback."""
+_MODULES = r"(?:(?:[a-zA-Z_]\w*|<locals>)\.)*"
+_ERROR_NAME = rf"{_MODULES}_*[A-Z]\w*(?:Error|Exception)"
+_OTHER_NAME = rf"(?:{_MODULES}_*[A-Z]\w*|[a-zA-Z_]\w*\.(?:\w+\.)*[a-z_]\w*)(?:\(\w+\))?"
+"""The name of an exception that need not end in Error or Exception, so that only the line before it shows what it is."""
+_LAST_FRAME = r"""File "[^"\n]+", line \d+, in [^\n]+\n(?:(?=[^\n]* {4})[^\n]*\n){0,5}"""
+"""The last frame of a traceback, with its code."""
+_PREFIXES = r" {0,2}(?:(?:[\d:.,TZ+/-]+|\S*[\]:>|]) {1,2}){0,4}?(?:\S*[\]>]:)?"
+_TRACEBACK = "look at the traceback above this line in the log of that rank"
 _CRASHES = ("killed", "segmentation-fault", "bus-error", "worker-crashed")
 _WAITS = ("collective-timeout", "watchdog-stuck", "unique-id", "store-unreachable", "clients-missing", "gloo-timeout", "nccl-cuda-error", "nccl-system-error", "nccl-internal-error", "nccl-rdma-retry", "nccl-cuda-failure", "cuda-illegal-access", "eccl-error", "ended-early")  # fmt: skip
 _OUT_OF_MEMORY = ("oom-killer", "cgroup-oom", "oom-kills", "run-oom-kills", "slurm-oom", "slurm-oom-task")
@@ -100,7 +112,7 @@ PROCESSES: tuple[Signature, ...] = (
         sample="ModuleNotFoundError: No module named 'transformers'", near="module named transformers loaded", source="Python"),
     _root("refused-settings", r"rank (?P<rank>\d+) on (?P<node>\S+) exited \d+ \(config\): (?P<error>.+)", "config", "the program refused its settings or its files: {error}", "correct that setting, or create the file on all nodes", "python -m trainer --help: lists the settings of the shared trainer", literal=" (config): ", follows=("file-not-found", "module-not-found", "permission-denied"),
         sample="rank 0 on n0 exited 2 (config): data.paths: /data/tokens.bin: no such file or folder", near="rank 0 on n0 exited 2 (code): KeyError", source="the record of orch, for programs that report `config`"),
-    _root("memory-error", r"(?:^|[\]:>] +)MemoryError\b|DefaultCPUAllocator: (?:can't allocate memory|not enough memory)|OSError: \[Errno 12\] Cannot allocate memory", "memory", "the program got no more memory: that of the node is used up, or a limit of the process or container was reached", "free -h; ulimit -v; cat /sys/fs/cgroup/memory.max: show memory and limits; run them on the node (orch ssh {node})", "a smaller batch, fewer data loader workers, or fewer ranks per node", literal=("MemoryError", "DefaultCPUAllocator: ", "Cannot allocate memory"),
+    _root("memory-error", PYTHON_LINE + r"MemoryError\b|DefaultCPUAllocator: (?:can't allocate memory|not enough memory)|OSError: \[Errno 12\] Cannot allocate memory", "memory", "the program got no more memory: that of the node is used up, or a limit of the process or container was reached", "free -h; ulimit -v; cat /sys/fs/cgroup/memory.max: show memory and limits; run them on the node (orch ssh {node})", "a smaller batch, fewer data loader workers, or fewer ranks per node", literal=("MemoryError", "DefaultCPUAllocator: ", "Cannot allocate memory"),
         sample=("MemoryError", "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 274877906944 bytes. Error code 12 (Cannot allocate memory)", "OSError: [Errno 12] Cannot allocate memory"), near="MemoryErrors are handled", source="Python; torch 2.13, run here"),
     _root("not-a-number", r"[Ll]oss (?:is|became) (?:nan|NaN|inf)|FloatingPointError: .*|(?:non-finite|NaN or Inf) (?:loss|gradient|found in)|Detected (?:nan|NaN)", "numbers", "the loss or a gradient is not a finite number", "lower the learning rate, clip gradients, use bf16 instead of fp16", "torch.autograd.set_detect_anomaly(True): names the operation",
         literal=("oss is nan", "oss is NaN", "oss became nan", "oss became NaN", "oss is inf", "oss became inf", "FloatingPointError: ", "non-finite loss", "non-finite gradient", "non-finite found in", "NaN or Inf ", "Detected nan", "Detected NaN"), sample=("ValueError: loss is nan at step 300", "FloatingPointError: non-finite gradient norm"), near="loss is 2.31", source="programs"),
@@ -108,8 +120,11 @@ PROCESSES: tuple[Signature, ...] = (
         literal=(": nan", ": 'nan", "=nan", "= nan", ": NaN", "=NaN", "= NaN"), sample=("{'loss': 0.0, 'grad_norm': nan, 'learning_rate': 1e-05, 'epoch': 0.01}", "{'loss': 'nan', 'grad_norm': 'nan', 'epoch': '0.01'}", "step=300 loss=nan"), near="loss: nanoseconds per step", source="transformers 4 and 5, programs"),
     _consequence("connection-lost", r"ConnectionResetError|BrokenPipeError|ConnectionAbortedError|Broken pipe", "network", "the other side of a connection has ended", _FIRST, literal=("ConnectionResetError", "BrokenPipeError", "ConnectionAbortedError", "Broken pipe"),
         sample=("ConnectionResetError: [Errno 104] Connection reset by peer", "BrokenPipeError: [Errno 32] Broken pipe"), near="the pipe is open", source="Python"),
-    _error("python-error", r"(?:^|[\]:>] +)(?P<error>(?:[a-zA-Z_]\w*\.)*(?P<type>[A-Z]\w*(?:Error|Exception)|(?<=socket\.)timeout|(?<=queue\.)(?:Empty|Full)|(?<=subprocess\.)TimeoutExpired|StopIteration|BrokenProcessPool)(?:: .*)?)$", "code", "the program raised {error}", "look at the traceback above this line in the log of that rank",
-        literal=("Error", "Exception", "socket.timeout", "queue.Empty", "queue.Full", "TimeoutExpired", "StopIteration", "BrokenProcessPool"), sample=("KeyError: 'input_ids'", "[rank3]: torch.SomeError: text", "AssertionError", "_queue.Empty", "subprocess.TimeoutExpired: Command 'nvidia-smi' timed out after 5 seconds"), near="No Errors were found", source="Python"),
+    _error("python-error", PYTHON_LINE + rf"(?P<error>{_ERROR_NAME}(?:: .*)?)$", "code", "the program raised {error}", _TRACEBACK,
+        literal=("Error", "Exception"), sample=("KeyError: 'input_ids'", "[rank3]: torch.SomeError: text", "[default1]:KeyError: 'input_ids'", "[1,3]<stderr>:KeyError: 'input_ids'", "AssertionError"), near="No Errors were found", source="Python"),
+    _error("python-exception", rf"{_LAST_FRAME}(?!(?:[^\n]*(?:{_PREFIX_END}))?{_ERROR_NAME}(?:: |\n|\Z)){_PREFIXES}(?P<error>(?!KeyboardInterrupt|SystemExit|GeneratorExit){_OTHER_NAME}(?:: [^\n]*)?)(?:\n|\Z)", "code", "the program raised {error}", _TRACEBACK, lines=7, literal=", line ",
+        sample=('  File "/app/train.py", line 12, in main\n    raise Exception("no data")\nException: no data', '[rank1]:   File "/app/data.py", line 7, in read\n[rank1]:     return table(path)\n[rank1]:            ^^^^^^^^^^^\n[rank1]: pyarrow.lib.ArrowInvalid: no magic bytes',
+                '1: 2026-11-22T10:00:00.123Z   File "/app/data.py", line 7, in read\n1: 2026-11-22T10:00:00.124Z struct.error: unpack requires a buffer of 4 bytes', '  File "/app/train.py", line 12, in main\n    wait()\n_queue.Empty'), near='  File "/app/train.py", line 12, in main\n    raise ValueError("no data")\nValueError: no data', source="Python 3.8 to 3.13"),
     _error("cpp-error", r"(?:^|[\]:>]) *what\(\):\s+(?P<error>\S.*)$", "code", "compiled code raised {error}", "look at the lines around this one in the log of that rank: a library that is called through Python names itself there", literal="what():",
         sample="  what():  stoi", near="what() was called", source="libstdc++"),
     signature(Role.UNKNOWN, "error-text", r"(?:^|[\s\[:])(?:ERROR|FATAL|[Ff]atal|[Ee]rror|panic)(?: error)?(?:[:\]]| -)", "code", "a line that reports an error", literal=("ERROR", "FATAL", "atal", "rror", "panic"), sample=("[ERROR] cannot open the tokenizer", "fatal error: not enough threads"), near="validation error 0.03", source="programs"),
