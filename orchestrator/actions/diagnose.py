@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import re
 import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,12 @@ USER_SIGNATURES = "signatures"
 """The file in $ORCH_HOME."""
 MAX_SIGNATURES_BYTES = 1 << 20
 STDIN = "-"
-# rank-3.err of orch, 3/stderr.log of torchrun --log-dir
-_RANK_IN_NAME = re.compile(r"(?:^|/)(?:rank[-_.]?(?P<name>\d+)\b[^/]*|(?P<folder>\d+)/std(?:err|out)(?:\.log)?)$")
+GZIP_MAGIC = b"\x1f\x8b"
+_GZIP = 31  # wbits of zlib
+# rank-3.err of orch, node1_rank3.log, 3/stderr.log of torchrun --log-dir
+_RANK_IN_NAME = re.compile(
+    r"(?:(?:^|/|(?<!local)[_.-])rank[-_.]?(?P<name>\d+)[^/]*|(?:^|/)(?P<folder>\d+)/std(?:err|out)(?:\.log)?)$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +137,30 @@ class _Blocks:
     def __iter__(self) -> Iterator[bytes]:
         try:
             with sys.stdin.buffer if self._file == STDIN else Path(self._file).open("rb") as opened:
-                while block := opened.read(BLOCK_BYTES):
+                for block in _unpacked(iter(partial(opened.read, BLOCK_BYTES), b"")):
                     self.size_bytes += len(block)
                     yield block
         except OSError as exc:
             raise UsageError(f"{self._file}: {exc.strerror or exc}", hint="give log files that you can read") from exc
+        except zlib.error as exc:
+            raise UsageError(f"{self._file}: is damaged: gzip cannot unpack it", hint="give it unpacked") from exc
+
+
+def _unpacked(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """The content of a file that gzip has packed, as far as it was written; that of any other file."""
+    first = next(blocks, b"")
+    if not first.startswith(GZIP_MAGIC):
+        yield from chain([first], blocks)
+        return
+    member = zlib.decompressobj(_GZIP)
+    for block in chain([first], blocks):
+        packed = block
+        while packed:
+            yield member.decompress(packed, BLOCK_BYTES)
+            packed = member.unconsumed_tail
+            if member.eof:
+                packed, member = member.unused_data, zlib.decompressobj(_GZIP)
+    yield member.flush()
 
 
 def _files(word: str) -> Iterator[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -122,6 +124,34 @@ def test_a_folder_of_logs_whose_names_have_the_ranks(tmp_path: Path) -> None:
     (folder / "stdout.log").write_text("step=1\n")
     found = json.loads(orch(str(tmp_path / "logs"), "--json").stdout)
     assert (found["ranks"], len(found["files"])) == ([3], 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("rank-3.err", 3),
+        ("node1_rank3.log", 3),
+        ("job.rank_3.out.gz", 3),
+        ("local_rank3.log", None),
+        ("ranks.log", None),
+    ],
+)
+def test_ranks_in_names_of_files(tmp_path: Path, name: str, rank: int | None) -> None:
+    (tmp_path / name).write_text("KeyError: 'a'\n")
+    assert json.loads(orch(str(tmp_path / name), "--json").stdout)["ranks"] == ([] if rank is None else [rank])
+
+
+def test_a_log_that_gzip_has_packed_is_searched_as_far_as_it_was_written(tmp_path: Path) -> None:
+    log = tmp_path / "train.log.gz"
+    packed = gzip.compress(b"x" * (2 << 20) + b"\nKeyError: 'a'\n") + gzip.compress(os.urandom(2 << 20))
+    for cut in (len(packed), len(packed) - 1000):
+        log.write_bytes(packed[:cut])
+        found = json.loads(orch(str(log), "--json").stdout)
+        assert [(hit["line"], hit["text"]) for hit in found["proof"]] == [(2, "KeyError: 'a'")]
+        assert found["bytes"] > 7 << 19
+    log.write_bytes(packed[:2] + b"\xff" * 200)
+    with pytest.raises(UsageError, match=r"train\.log\.gz: is damaged"):
+        orch(str(log))
 
 
 def test_signatures_of_the_user(home: Path) -> None:
