@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any
 
 from orchestrator.diagnosis.evidence import MOST_PER_LOG, Evidence, Hit
-from orchestrator.diagnosis.signature import Role, filled, filled_remedy
+from orchestrator.diagnosis.signature import Role, Signature, filled, filled_remedy
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.names.hostlist import fold
 from orchestrator.node.search import KERNEL_LOG
@@ -39,7 +39,7 @@ class Confidence(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """Lines of one signature that are not the cause."""
+    """Lines of one signature that are not the cause; of exceptions, those with the same text."""
 
     signature: str
     text: str
@@ -110,6 +110,8 @@ def weigh(evidence: Evidence) -> Diagnosis:
     is_end_of_process = first.signature.role is Role.SYMPTOM and set(reported_node) <= set(nodes)
     if not ranks and (not nodes or is_end_of_process):
         ranks, nodes = reported_rank, reported_node or nodes
+    elif not nodes and ranks == reported_rank:
+        nodes = reported_node
     values = {"node": fold(nodes) or None, "rank": fold(map(str, ranks)) or None, **first.values}
     cause = filled(first.signature.cause, values)
     if culprits and "culprit" not in first.values:
@@ -144,10 +146,17 @@ def _unknown(hits: Sequence[Hit], evidence: Evidence) -> Diagnosis:
     return Diagnosis(
         nodes=nodes,
         ranks=ranks,
+        remedy=_remedy_of_report(hits),
         errors=_different(errors or consequences)[:MOST_ERRORS],
         consequences=_folded(consequences, evidence),
         observations=_folded([hit for hit in hits if hit.signature.role is Role.NOTE], evidence),
     )
+
+
+def _remedy_of_report(hits: Sequence[Hit]) -> tuple[str, ...]:
+    """The log in which the cause must be, by a launcher that reports which rank failed first."""
+    report = next((hit for hit in hits if "first_rank" in hit.values), None)
+    return () if report is None else tuple(filled_remedy(step, report.values) for step in report.signature.remedy)
 
 
 def _with_ranks_of_the_run(hits: Sequence[Hit]) -> list[Hit]:
@@ -165,12 +174,18 @@ def _in_order(hits: Sequence[Hit]) -> list[Hit]:
 
 def _most_specific(hits: Sequence[Hit]) -> list[Hit]:
     """Leave out the general signatures of a line in which a more specific one was found."""
-    generality = {Role.ERROR: 1, Role.UNKNOWN: 2}
     best: dict[tuple[str, int], int] = {}
     for hit in hits:
         location = hit.file, hit.line
-        best[location] = min(best.get(location, 2), generality.get(hit.signature.role, 0))
-    return [hit for hit in hits if generality.get(hit.signature.role, 0) == best[hit.file, hit.line]]
+        best[location] = min(best.get(location, 2), _generality(hit.signature))
+    return [hit for hit in hits if _generality(hit.signature) == best[hit.file, hit.line]]
+
+
+def _generality(signature: Signature) -> int:
+    """The rank of a signature among those of one line; the lines above it make a root specific."""
+    if signature.role is Role.ROOT and signature.lines > 1:
+        return -1
+    return {Role.ERROR: 1, Role.UNKNOWN: 2}.get(signature.role, 0)
 
 
 def _candidates(hits: Sequence[Hit]) -> list[list[Hit]]:
@@ -183,11 +198,15 @@ def _candidates(hits: Sequence[Hit]) -> list[list[Hit]]:
         groups: dict[tuple[str, str], list[Hit]] = {}
         for hit in independent:
             if hit.signature.role is role:
-                text = _NUMBERS.sub("", hit.values.get("error", "")) if role is Role.ERROR else ""
-                groups.setdefault((hit.signature.id, text), []).append(hit)
+                groups.setdefault((hit.signature.id, _error_text(hit)), []).append(hit)
         if groups:
             return list(groups.values())
     return []
+
+
+def _error_text(hit: Hit) -> str:
+    """The text of an exception without its numbers; empty for other signatures."""
+    return _NUMBERS.sub("", hit.values.get("error", "")) if hit.signature.role is Role.ERROR else ""
 
 
 def _is_survived(hit: Hit, evidence: Evidence) -> bool:
@@ -201,7 +220,7 @@ def _first_reported(hits: Sequence[Hit], evidence: Evidence) -> tuple[tuple[int,
     if rank is None:
         reports = (hit for hit in hits if "first_rank" in hit.values and node in {None, hit.node})
         values = next((hit.values for hit in reports), None)
-        rank, node = (None, node) if values is None else (int(values["first_rank"]), node or values["first_node"])
+        rank, node = (None, node) if values is None else (int(values["first_rank"]), node or values.get("first_node"))
     return () if rank is None else (rank,), () if node is None else (node,)
 
 
@@ -223,10 +242,15 @@ def _culprits(group: Sequence[Hit], evidence: Evidence) -> tuple[int, ...]:
 
 
 def _silent(group: Sequence[Hit], evidence: Evidence) -> tuple[int, ...]:
-    """The only rank in whose log nothing was found, if other ranks timed out; empty if there are several."""
+    """
+    The only rank in whose log nothing was found, if other ranks timed out; empty if there are several.
+
+    Without the number of ranks, there are those up to the highest one of several that are named.
+    """
     if group[0].signature.kind is not FailureClass.HANG or evidence.is_partial:
         return ()
-    silent = set(range(evidence.world_size or 0)) - {hit.origin.rank for hit in evidence.hits}
+    named = {hit.origin.rank for hit in evidence.hits if hit.origin.rank is not None}
+    silent = set(range(evidence.world_size or (max(named) + 1 if len(named) > 1 else 0))) - named
     return tuple(silent) if len(silent) == 1 else ()
 
 
@@ -264,6 +288,8 @@ def _confidence(  # noqa: PLR0911  one line per rule
         return Confidence.LOW, "only the kernel's log has it, so the process may be another job's"
     if role is Role.SYMPTOM and is_located:
         return Confidence.MEDIUM, "it names the rank, and nothing shows why that rank is behind"
+    if role is Role.SYMPTOM and chosen[0].signature.kind is FailureClass.HANG:
+        return Confidence.LOW, "the ranks that it names waited for another one, which nothing names"
     if role is Role.SYMPTOM:
         return Confidence.LOW, "it shows how the run failed, and nothing that was found shows why"
     if alternatives:
@@ -304,9 +330,12 @@ def _different(hits: Iterable[Hit]) -> tuple[Hit, ...]:
 
 
 def _folded(hits: Sequence[Hit], evidence: Evidence) -> tuple[Folded, ...]:
-    by_signature: dict[str, list[Hit]] = {}
+    groups: dict[tuple[str, str], list[Hit]] = {}
     for hit in hits:
-        by_signature.setdefault(hit.signature.id, []).append(hit)
+        key = hit.signature.id, _error_text(hit)
+        if key not in groups and sum(name == key[0] for name, _ in groups) >= MOST_ERRORS:
+            key = hit.signature.id, ""
+        groups.setdefault(key, []).append(hit)
     return tuple(
         Folded(
             name,
@@ -314,7 +343,7 @@ def _folded(hits: Sequence[Hit], evidence: Evidence) -> tuple[Folded, ...]:
             len(group) if len(group) < MOST_PER_LOG else evidence.counts.get(name, len(group)),
             _ranks(group),
         )
-        for name, group in by_signature.items()
+        for (name, _), group in groups.items()
     )
 
 

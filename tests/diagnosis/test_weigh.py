@@ -120,6 +120,34 @@ RUNS = {
     "a command that the program ran": (
         "[rank1]: subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1.\n", "command-failed", (1,), (), LOW, {"child-failed"},
     ),
+    "SIGTERM for the launcher": (
+        ("W1124 03:45:16.2 60 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal, shutting down workers\n"
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 60 got signal: 15\n"),
+        "launcher-signalled", (), (), LOW, {"terminated"},
+    ),
+    "SIGTERM for the launchers after a failure": (
+        f"n2: W1124 03:45:16.2 60 api.py:753] Received 15 death signal, shutting down workers\n{TORCHRUN_ROOT}\n",
+        "killed", (3,), ("n1",), LOW, {"torchrun-root-cause", "launcher-signalled"},
+    ),
+    "an exception of a process that torch spawned": (
+        "torch.multiprocessing.spawn.ProcessRaisedException: \n\n-- Process 1 terminated with the following error:\nRuntimeError: label 10 out of range\n",
+        "python-error", (), (), MEDIUM, {"child-failed"},
+    ),
+    "a process that torch spawned was killed": (
+        "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGKILL\n", "killed", (), (), LOW, {"child-failed"},
+    ),
+    "a rank of mpirun was killed": (
+        "mpirun noticed that process rank 3 with PID 0 on node n1 exited on signal 9 (Killed).\n", "killed", (3,), ("n1",), LOW, set(),
+    ),
+    "a rank of mpirun failed": (
+        "AssertionError\nthe job to be terminated. The first process to do so was:\n\n  Process name: [[60494,1],3]\n  Exit code:    1\n",
+        "python-error", (3,), (), MEDIUM, {"mpirun-first"},
+    ),
+    "a program that is missing": (
+        ('  File "/usr/lib/python3.11/subprocess.py", line 1955, in _execute_child\n    raise child_exception_type(errno_num, err_msg, err_filename)\n'
+        "FileNotFoundError: [Errno 2] No such file or directory: 'numactl'\n"),
+        "program-not-found", (), (), HIGH, set(),
+    ),
     "an exception without Error in its name": (
         ('[rank1]:   File "/app/data.py", line 7, in read\n[rank1]:     return table(path)\n[rank1]: pyarrow.lib.ArrowInvalid: no: magic bytes\n'
         f"[rank0]: {CLOSED}\nE1122 10:00:00.1 1 api.py:1] failed (exitcode: -6) local_rank: 1 (pid: 7) of binary: python\n"),
@@ -210,6 +238,37 @@ def test_the_only_silent_rank_is_the_one_that_the_others_waited_for(
     for rank in ranks:
         evidence += search_log([line], f"n0/rank-{rank}.err", CATALOGUE, node="n0", rank=rank)
     assert (weigh(evidence).signature, weigh(evidence).ranks) == ("gloo-timeout", culprits)
+
+
+@pytest.mark.parametrize(("ranks", "culprits"), [((0, 1, 3), (2,)), ((0, 3), (0, 3)), ((1,), (1,)), ((0, 1), (0, 1))])
+def test_without_the_size_of_the_world_a_rank_is_silent_only_between_several_others(
+    ranks: tuple[int, ...], culprits: tuple[int, ...]
+) -> None:
+    line = (
+        "[rank{0}]: RuntimeError: [../unbound_buffer.cc:81] Timed out waiting 6000ms for recv operation to complete\n"
+    )
+    found = diagnosed("".join(line.format(rank) for rank in ranks))
+    assert (found.signature, found.ranks) == ("gloo-timeout", culprits)
+    assert ("waited for another one" in found.reason) == (ranks == culprits)
+
+
+def test_different_exceptions_that_are_not_the_cause_are_named_one_by_one_up_to_a_limit() -> None:
+    missing = "FileNotFoundError: [Errno 2] No such file or directory: '/data/a'\n"
+    found = diagnosed(f"{missing}KeyError: 'a'\nValueError: label 1\nValueError: label 2\n")
+    assert [(entry.text, entry.count) for entry in found.consequences] == [
+        ("the program raised KeyError: 'a'", 1),
+        ("the program raised ValueError: label 1", 2),
+    ]
+    many = diagnosed(missing + "".join(f"ValueError: label {name}\n" for name in "abcdefgh"))
+    assert [entry.count for entry in many.consequences] == [1, 1, 1, 1, 1, 3]
+
+
+def test_the_report_of_a_launcher_names_the_node_of_a_rank_or_the_log_to_look_at() -> None:
+    found = diagnosed(f"[rank3]: KeyError: 'a'\n{TORCHRUN_ROOT}\n".replace("-9", "1 "))
+    assert (found.ranks, found.nodes) == ((3,), ("n1",))
+    unknown = diagnosed(f"{TORCHRUN_ROOT}\n".replace("-9", "1 "))
+    assert (unknown.cause, unknown.ranks) == ("", (3,))
+    assert "log of rank 3" in unknown.remedy[0]
 
 
 def test_the_exception_of_a_text_that_was_often_warned_of_before_is_not_an_unknown_one() -> None:
