@@ -95,12 +95,14 @@ class Poller:
 
     def _start_threads(self) -> None:
         """Start the threads that have not started; those that the user may not have now are tried again by the next check."""
-        waiting = {name: thread for name, thread in self._threads.items() if thread.ident is None}
-        for name, thread in waiting.items():
+        waiting = [name for name, thread in self._threads.items() if thread.ident is None]
+        for index, name in enumerate(waiting):
             try:
-                thread.start()
+                self._threads[name].start()
             except RuntimeError as error:
-                self._failed(self.states[name], Unreachable(name, str(error)))
+                reason = f"it is not polled: {error}: your user may have no more (ulimit -u)"
+                for unpolled in waiting[index:]:
+                    self._failed(self.states[unpolled], Unreachable(unpolled, reason))
                 return
 
     def check(self) -> None:

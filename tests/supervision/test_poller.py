@@ -26,6 +26,7 @@ from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Program, Request, RunRecord, RunState
 from orchestrator.store import RunFolder, Store
 from orchestrator.supervision import poller as poller_module
+from orchestrator.supervision.answers import Answers
 from orchestrator.supervision.poller import Poller
 from orchestrator.transports.local import LocalChannel, LocalTransport
 from orchestrator.transports.ssh import login_queue
@@ -187,23 +188,26 @@ def test_heartbeats_without_news_do_not_wake_the_supervisor(tmp_path: Path) -> N
         until(poller.changed.is_set, awaited="the second state")
 
 
-def test_node_is_polled_as_soon_as_the_user_may_have_another_thread(
+def test_nodes_without_a_thread_are_named_and_polled_as_soon_as_the_user_may_have_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    plan, node = _plan(1, 1), AnsweringNode(["started"])
-    poller = Poller(RunFolder(tmp_path), plan, DirectLauncher(plan, _unused, {"n0": node}))
-    start = threading.Thread.start
+    plan, node = _plan(2, 2), AnsweringNode(["started"])
+    launcher = DirectLauncher(plan, _unused, dict.fromkeys(("n0", "n1"), node))
+    poller, start = Poller(RunFolder(tmp_path), plan, launcher), threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with poller.running():
         poller.check()
-        assert str(poller.states["n0"].failure) == "n0: can't start new thread"
         monkeypatch.setattr(threading.Thread, "start", start)
+        answer = Answers(plan, launcher, poller.states).by_kind["observe"]()
+        assert answer is not None
+        reason = "it is not polled: can't start new thread: your user may have no more (ulimit -u)"
+        assert [(each["node"], each["reason"]) for each in answer["failures"]] == [("n0", reason), ("n1", reason)]
         poller.check()
-        until(lambda: poller.states["n0"].observation is not None, awaited="an answer")
-        assert poller.states["n0"].failure is None
+        until(lambda: all(state.observation for state in poller.states.values()), awaited="the answers")
+        assert [state.failure for state in poller.states.values()] == [None, None]
 
 
 def test_connection_that_gets_no_thread_is_retried(tmp_path: Path) -> None:

@@ -317,7 +317,7 @@ def test_supervisor_without_threads_continues_and_records_the_end_of_the_run(
         assert supervise(folder, launcher, partial(_end, folder), lambda: failed.append(True))
     assert failed == [True]
     texts = [json.loads(line)["text"] for line in (tmp_path / "events.jsonl").read_text("utf-8").splitlines()]
-    assert "n0: can't start new thread" in texts
+    assert "n0: it is not polled: can't start new thread: your user may have no more (ulimit -u)" in texts
     assert "n0 answers again, and its remaining processes are ended" in texts
     assert "FAILED: nothing is left running" in texts
 
