@@ -94,6 +94,7 @@ class Supervisor:
         self._slow_ranks = SlowRankWatch()
         self._slow_ranks_due_s = 0.0
         self._refused_timeout_s: float | None = self._plan.ssh.get("refused_timeout_s")
+        self._return_s = (self._plan.isolation_timeout_s or 0.0) + RETURN_S
         self.cleanup: threading.Thread | None = None
         """Ends what is left on lost nodes if they answer, while the next attempt runs; None if that is not needed."""
 
@@ -140,8 +141,10 @@ class Supervisor:
         if restarts is not None and verdict.state is RunState.FAILED and not self._is_over():
             reason = self._restart(restarts, ended)
             if not reason:
-                used = {node.name for node in self._launcher.plan.nodes}
-                self._end_standbys(self._states, excluded={*used, *(node.name for node in unreached)})
+                # without a cleanup, what was left on the lost nodes that answer again has been ended before the restart
+                left = () if self.cleanup is None else unreached
+                excluded = {node.name for node in (*self._launcher.plan.nodes, *left)}
+                self._end_standbys(self._states, excluded)
                 return True
             self._folder.add_event("not-restarted", reason)
             is_stopped = self._folder.is_stop_requested()  # while the next attempt was being prepared
@@ -155,13 +158,9 @@ class Supervisor:
                 on_failed()
             self._on_record(self._folder.read())
 
-        def end_returning_nodes() -> None:
-            left, running = self._end_returning_nodes(unreached, (self._plan.isolation_timeout_s or 0.0) + RETURN_S)
-            ended = {node.name for node in unreached} - {node.name for node in left} - running
-            self._end_standbys(sorted(ended))
-
         if unreached:  # a diagnosis takes seconds, in which a node that answers again must not keep its ranks
-            successes(each([report, end_returning_nodes], lambda work: work(), limit=2))
+            works: list[Callable[[], None]] = [report, partial(self._free_returning_nodes, unreached, lambda _: False)]
+            successes(each(works, lambda work: work(), limit=2))
         else:
             report()
         return False
@@ -238,14 +237,18 @@ class Supervisor:
         remark = f"it does not wait for {names}, whose ranks save nothing without rank 0, which has ended on {head}"
         reason = restarts.begin(self._launcher.plan, ended.verdict, attempt, self._on_record, remark=remark)
         if not reason:
-            wait_s = (self._plan.isolation_timeout_s or 0.0) + RETURN_S
-            text = f"ranks may still run on {names}: they end within {wait_s:.0f} s, or as soon as it answers"
+            text = f"ranks may still run on {names}: they end within {self._return_s:.0f} s, or as soon as it answers"
             self._folder.add_event("ranks-left", text)
-            thread = threading.Thread(target=self._end_returning_nodes, args=(ended.unreached, wait_s), daemon=True)
+            work = partial(self._free_returning_nodes, ended.unreached, self._is_used)
+            thread = threading.Thread(target=work, daemon=True)
             with contextlib.suppress(RuntimeError):  # no more threads: the nodes end their ranks themselves
                 thread.start()
                 self.cleanup = thread
         return reason
+
+    def _is_used(self, name: str) -> bool:
+        """True if the newest attempt runs on this node."""
+        return any(node.name == name for node in self._launcher.plan.nodes)
 
     def _isolated(self, lost: Collection[str], refusing: Collection[str]) -> set[str]:
         """
@@ -528,6 +531,13 @@ class Supervisor:
                 self._folder, verdict, self._observations(), attempt=self._plan.attempt
             )
         self._folder.add_event("run-ended", f"{record.state.value}: {record.message or 'nothing is left running'}")
+
+    def _free_returning_nodes(self, unreached: Sequence[NodePlan], is_used: Callable[[str], bool]) -> None:
+        """End what is left on lost nodes that answer again, and free the memory of those that are not used."""
+        left, running = self._end_returning_nodes(unreached, self._return_s)
+        kept = running.union(node.name for node in left)
+        unused = [node for node in unreached if node.name not in kept and not is_used(node.name)]
+        each(unused, self._launcher.end_standby, limit=max(1, len(unused)))
 
     def _end_returning_nodes(
         self, unreached: Sequence[NodePlan], wait_s: float, is_over: Callable[[], bool] = lambda: False

@@ -36,7 +36,7 @@ from orchestrator.store import RunFolder
 from orchestrator.supervision.link import OwnerLink, frame, messages
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.supervision.queries import STOP
-from orchestrator.supervision.restart import Restarts
+from orchestrator.supervision.restart import DirectAttempt, Restarts
 from orchestrator.supervision.spares import Spares
 from orchestrator.supervision.supervisor import END_S, EndedAttempt, Supervisor, supervise
 from orchestrator.transports.local import LocalTransport
@@ -564,6 +564,47 @@ def test_lost_node_is_waited_for_if_no_other_can_replace_it_at_once(
         assert was_ended.wait(60)
         assert supervisor.cleanup is not None
         supervisor.cleanup.join()
+
+
+@pytest.mark.parametrize("is_used", [False, True], ids=["unused", "used again"])
+def test_node_lost_in_a_restart_at_once_keeps_its_memory_only_if_a_later_attempt_runs_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_used: bool
+) -> None:
+    supervisor, freed = _supervisor_of(tmp_path, names=("n0", "n1", "s0")), list[str]()
+    launcher, plan = supervisor._launcher, supervisor._plan  # noqa: SLF001  the cleanup alone
+    nodes = plan.nodes if is_used else (plan.head, *plan.spares)
+    launcher.begin_attempt(replace(plan, attempt=2, nodes=nodes))
+    monkeypatch.setattr(supervisor, "_stop", lambda *_: [])
+    monkeypatch.setattr(launcher, "end_standby", lambda node: freed.append(node.name))
+    restarts = Restarts(supervisor._folder, 3, None)  # noqa: SLF001  as above
+    monkeypatch.setattr(restarts, "begin", lambda *_, **__: "")
+    ended = EndedAttempt(Verdict(RunState.FAILED), plan.nodes[1:], frozenset(), frozenset())
+    attempt = DirectAttempt.of(ended.verdict, [], ["n1"], ["n1"])
+    assert supervisor._restart_at_once(restarts, ended, attempt) == ""  # noqa: SLF001  as above
+    assert supervisor.cleanup is not None
+    supervisor.cleanup.join()
+    assert freed == ([] if is_used else ["n1"])
+
+
+@pytest.mark.parametrize("is_left", [False, True], ids=["ended before the restart", "ended by a cleanup"])
+def test_lost_node_that_answers_before_the_restart_and_is_replaced_keeps_no_state_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_left: bool
+) -> None:
+    supervisor, freed = _supervisor_of(tmp_path, names=("n0", "n1", "s0")), list[str]()
+    launcher, plan = supervisor._launcher, supervisor._plan  # noqa: SLF001  the end of the attempt alone
+    verdict = Verdict(RunState.FAILED, message="n1 is gone")
+
+    def restart(*_: object) -> str:
+        launcher.begin_attempt(replace(plan, attempt=2, nodes=(plan.head, *plan.spares)))
+        supervisor.cleanup = threading.Thread() if is_left else None
+        return ""
+
+    monkeypatch.setattr(supervisor, "_end", lambda _: EndedAttempt(verdict, plan.nodes[1:], frozenset(), frozenset()))
+    monkeypatch.setattr(supervisor, "_restart", restart)
+    monkeypatch.setattr(launcher, "connected_endpoint", lambda node: node)
+    monkeypatch.setattr(launcher, "end_standby", lambda node: freed.append(node.name))
+    assert supervisor._finish(verdict, lambda: None, Restarts(supervisor._folder, 3, None))  # noqa: SLF001  as above
+    assert freed == ([] if is_left else ["n1"])
 
 
 def test_node_whose_agent_is_stopped_does_not_end_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
