@@ -32,3 +32,9 @@ def map_tensors(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> An
     if isinstance(tree, dict):
         return {key: map_tensors(value, change) for key, value in tree.items()}
     return [map_tensors(value, change) for value in tree] if isinstance(tree, list) else tree
+
+
+def local_elements(tensor: Any) -> torch.Tensor:  # noqa: ANN401 -- a tensor or DTensor
+    """Return this rank's shard of a DTensor, or the tensor itself."""
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local

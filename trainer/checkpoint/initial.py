@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import os
 from fnmatch import fnmatch
 from pathlib import Path
@@ -24,8 +25,10 @@ from trainer.parallel.base import Strategy, TorchStrategy
 from trainer.parallel.parts import tied_names
 from trainer.runtime.group import Group
 from trainer.safetensors import KINDS, FormatError, SafetensorsFile
+from trainer.state_keys import MODEL
 from trainer.tasks.base import Task
 from trainer.tasks.lora import frozen_weights
+from trainer.tensors import local_elements
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -38,7 +41,7 @@ def load_initial(path: Path, strategy: Strategy, task: Task, group: Group) -> No
     Load the weights at `path` into the model; only rank 0 reads files. Beside adapters, only the frozen weights.
 
     Raises:
-        UserError: on all ranks alike; there are none, or they are not those of this model.
+        UserError: on all ranks alike; there are none, they are not those of this model, or they have NaN or infinite values.
     """
     problem, state, model = "", None, strategy.unwrapped_model
     tensors: Dict[str, torch.Tensor] = {}
@@ -60,9 +63,33 @@ def load_initial(path: Path, strategy: Strategy, task: Task, group: Group) -> No
         with torch.no_grad():
             for name, weight in frozen.items():
                 strategy.put(weight, functools.partial(tensors.__getitem__, name))
+        _refuse_infinite(path, {name: local_elements(weight) for name, weight in frozen.items()}, group)
         return
     outline_bytes = group.broadcast_bytes(b"" if state is None else outline(state))
     strategy.load(allocate(outline_bytes, f"init={path}") if state is None else state)
+    held = {
+        part.key.partition("/")[2]: part.tensor
+        for part in strategy.local_state().parts
+        if part.key.startswith(f"{MODEL}/")
+    }
+    _refuse_infinite(path, {name: tensor for name, tensor in held.items() if name in strategy.sizes}, group)
+
+
+def _refuse_infinite(path: Path, held: Mapping[str, torch.Tensor], group: Group) -> None:
+    """Raise UserError on all ranks for a NaN or infinite value in the weights that one of them holds: every loss would be NaN."""
+    mine = [name for name, tensor in held.items() if not _is_finite(tensor.detach())]
+    names = sorted({name for found in group.gather_bytes(json.dumps(mine).encode()) for name in json.loads(found)})
+    if names:
+        more = f" and {len(names) - NAMED_AT_MOST} more" if len(names) > NAMED_AT_MOST else ""
+        raise UserError.agreed(
+            f"init={path}: NaN or infinite values in {', '.join(names[:NAMED_AT_MOST])}{more}: the files are damaged, or the "
+            "training that wrote them failed; take another copy or an earlier checkpoint"
+        )
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Without the memory of a second tensor: a NaN among the values is also their least and greatest."""
+    return not tensor.numel() or all(math.isfinite(float(extreme)) for extreme in (tensor.min(), tensor.max()))
 
 
 def shapes_of(model: torch.nn.Module) -> Dict[str, Tuple[int, ...]]:
@@ -201,6 +228,10 @@ def _names_in(folder: Path) -> Dict[str, List[str]]:
     if (folder / "manifest.json").exists():
         raise UserError(
             "this is a checkpoint: resume=PATH continues it; python -m trainer.checkpoint export writes its weights"
+        )
+    if any(folder.glob("step_*/manifest.json")):
+        raise UserError(
+            "holds checkpoints: resume=PATH continues one; python -m trainer.checkpoint export writes the weights of the newest"
         )
     if dcp.is_dcp(folder):
         raise UserError("folders of torch.distributed.checkpoint are not read here: adapters and --hf need safetensors")

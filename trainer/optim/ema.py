@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, List, Tuple
+from typing import Iterator, List, Tuple
 
 import torch
 
 from trainer.state_keys import EMA
+from trainer.tensors import local_elements
 
 
 class Ema:
@@ -55,12 +56,11 @@ class Ema:
     def _pairs(self) -> List[Tuple[torch.Tensor, torch.Tensor]]:
         """This rank's elements of each parameter, with those of the average."""
         states = ((parameter, self.optimizer.state.get(parameter, {})) for parameter in self._parameters())
-        return [(_local(parameter.detach()), _local(state[EMA])) for parameter, state in states if EMA in state]
+        return [
+            (local_elements(parameter.detach()), local_elements(state[EMA]))
+            for parameter, state in states
+            if EMA in state
+        ]
 
     def _parameters(self) -> Iterator[torch.Tensor]:
         return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
-
-
-def _local(tensor: Any) -> torch.Tensor:  # noqa: ANN401 -- a tensor or DTensor
-    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local

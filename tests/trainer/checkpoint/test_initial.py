@@ -117,6 +117,12 @@ def _as_checkpoint(folder: Path) -> None:
     (folder / "manifest.json").write_text("{}")
 
 
+def _as_out(folder: Path) -> None:
+    _without_index(folder)
+    (folder / "step_20").mkdir()
+    (folder / "step_20" / "manifest.json").write_text("{}")
+
+
 OTHER_WEIGHTS = "these are not the weights of task=trainer.tasks.llama:Llama: "
 
 
@@ -149,6 +155,16 @@ OTHER_WEIGHTS = "these are not the weights of task=trainer.tasks.llama:Llama: "
         (lambda path: (path / INDEX).write_text("[]"), f"{INDEX}: has no weight_map"),
         (lambda path: (path / INDEX).write_text("{"), f"{INDEX}: has no weight_map"),
         (_without_index, f"holds neither model.safetensors nor {INDEX}; other formats, such as .bin, are not read"),
+        (
+            lambda path: (path / FIRST).write_text(
+                "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+            ),
+            f"{FIRST}: a pointer of Git LFS instead of the file, which `git lfs pull` brings",
+        ),
+        (
+            _as_out,
+            "holds checkpoints: resume=PATH continues one; python -m trainer.checkpoint export writes the weights",
+        ),
         (_as_checkpoint, "this is a checkpoint: resume=PATH continues it; python -m trainer.checkpoint export writes"),
     ],
 )
@@ -171,6 +187,20 @@ def test_path_that_the_system_refuses_is_one_message(folder: Path, group: Group)
     task = Llama(config)
     with pytest.raises(UserError, match=r"^init=.*a: cannot be read: File name too long$"):
         load_initial(path, Ddp(group, config, task), task, group)
+
+
+@pytest.mark.parametrize(("kind", "value"), [(Ddp, torch.nan), (Fsdp2, torch.nan), (Ddp, -torch.inf)])
+def test_weights_that_are_not_finite_are_named_before_training(
+    folder: Path, group: Group, kind: Callable[..., Any], value: float
+) -> None:
+    tensors = weights()
+    tensors["model.layers.1.mlp.up_proj.weight"][1, 2] = value
+    write_shards(folder, tensors)
+    with pytest.raises(
+        UserError, match=rf"^init={folder}: NaN or infinite values in model\.layers\.1\.mlp\.up_proj\.weight: the files"
+    ) as caught:
+        load(folder, group, kind)
+    assert caught.value.is_agreed
 
 
 def test_three_problems_are_named_and_the_others_counted(folder: Path, group: Group) -> None:

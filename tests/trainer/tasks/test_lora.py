@@ -91,6 +91,16 @@ def test_other_frozen_weights_are_refused(tmp_path: Path) -> None:
     assert main(["export", str(tmp_path / "out"), str(tmp_path / "merged"), "--hf"]) == 2
 
 
+def test_frozen_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.0.self_attn.q_proj.weight"][0, 0] = torch.nan
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(UserError, match=r"NaN or infinite values in model\.layers\.0\.self_attn\.q_proj\.weight: "):
+        run(tmp_path, "steps=1")
+
+
 def test_blocks_with_adapters_are_sharded_one_by_one(tmp_path: Path) -> None:
     write_model(tmp_path, tie_word_embeddings=True)
     task = load_task(load_config(words=[f"task=hf:{tmp_path}", "lora.rank=2"]))
