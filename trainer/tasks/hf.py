@@ -30,6 +30,18 @@ TYPES = (
     *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "phi3", "olmo2", "granite", "smollm3"),
     *("starcoder2", "gpt_neox"),
 )
+# The numbers of a config.json that have to be positive: transformers divides by some and builds nonsense of the others.
+COUNTS = (
+    *(
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+    ),
+    *("vocab_size", "max_position_embeddings"),
+)
 SLIDING = "sliding_attention"
 """The kind of layers with a window."""
 
@@ -56,13 +68,24 @@ class HuggingFaceModel(Task):
         self.unused_weights = ("*.rotary_emb.inv_freq",)
 
     def build_model(self) -> torch.nn.Module:
-        """In fp32, with memory that init= or a checkpoint fills."""
+        """
+        Build in fp32, with memory that init= or a checkpoint fills.
+
+        Raises:
+            UserError: transformers cannot build what the config.json describes.
+        """
         auto = importlib.import_module("transformers").AutoModelForCausalLM
         without_values = importlib.import_module("transformers.initialization").no_init_weights
         with without_values() if self.config.init else contextlib.nullcontext():
-            model: Any = auto.from_config(
-                self.settings, attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=False
-            )
+            try:
+                model: Any = auto.from_config(
+                    self.settings, attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=False
+                )
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
+                raise UserError(
+                    f"task={self.config.task}: {self.folder / CONFIG_FILE}: transformers cannot build it: "
+                    f"{type(exc).__name__}: {exc}"
+                ) from exc
         model.tie_weights()  # part of what was left out
         add_loss(model)
         keep_buffers(model)
@@ -143,6 +166,10 @@ def _read_config(folder: Path) -> Dict[str, Any]:
     if not isinstance(raw, dict) or raw.get("model_type") not in TYPES:
         found = raw.get("model_type") if isinstance(raw, dict) else None
         raise UserError(f"{start}: {path}: model_type={found}: models of type {', '.join(TYPES)} can be trained")
+    for key in COUNTS:
+        value = raw.get(key)
+        if value is not None and (type(value) is not int or value < 1):
+            raise UserError(f"{start}: {path}: {key}={json.dumps(value)}: a whole number from 1 on is needed")
     if raw.get("quantization_config"):
         raise UserError(f"{start}: {path}: quantization_config: quantized weights cannot be trained")
     return raw
@@ -158,7 +185,9 @@ def _settings(folder: Path, raw: Mapping[str, Any]) -> Any:  # noqa: ANN401 -- a
     try:
         return transformers.CONFIG_MAPPING[raw["model_type"]].from_dict(dict(raw))
     except Exception as exc:  # its checks raise classes of several packages
-        raise UserError(f"{start}: {folder / CONFIG_FILE}: transformers refuses it: {exc}") from exc
+        raise UserError(
+            f"{start}: {folder / CONFIG_FILE}: transformers refuses it: {' '.join(str(exc).split())}"
+        ) from exc
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Mapping, Tuple
@@ -57,6 +58,8 @@ def read_shape(path: Path) -> LlamaShape:
         raise UserError(f"{path}: cannot be read: {exc.strerror}") from exc
     except ValueError as exc:
         raise UserError(f"{path}: not valid JSON: {exc}") from exc
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: holds no mapping of keys to values, as the config.json of a model does")
     try:
         return shape_of(config)
     except KeyError as exc:
@@ -93,7 +96,7 @@ def shape_of(config: Mapping[str, Any]) -> LlamaShape:
         head_width=head_width,
         vocabulary=_count(config, "vocab_size"),
         context=_count(config, "max_position_embeddings"),
-        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        norm_eps=_number(config, "rms_norm_eps", 1e-6),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
         tied=bool(config.get("tie_word_embeddings", False)),
@@ -101,7 +104,7 @@ def shape_of(config: Mapping[str, Any]) -> LlamaShape:
         output_bias=has_bias,
         head_norms=family == "qwen3",
         window=_window(config),
-        std=float(config.get("initializer_range", 0.02)),
+        std=_number(config, "initializer_range", 0.02),
         raw=config,
     )
 
@@ -110,15 +113,22 @@ def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> i
     value = config[key] if default is None else config.get(key)
     value = default if value is None else value
     if type(value) is not int or value < 1:
-        raise ValueError(f"{key}={json.dumps(value)}: a number from 1 on is needed")
+        raise ValueError(f"{key}={json.dumps(value)}: a whole number from 1 on is needed")
     return value
+
+
+def _number(config: Mapping[str, Any], key: str, default: float) -> float:
+    value = config.get(key, default)
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise ValueError(f"{key}={json.dumps(value)}: a number above 0 is needed")
+    return float(value)
 
 
 def _rope(config: Mapping[str, Any]) -> Tuple[float, Tuple[float, ...]]:
     """Base and scaling; transformers 5 writes both as rope_parameters, older versions as rope_theta and rope_scaling."""
     rope: Dict[str, Any] = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     kind = rope.get("rope_type", rope.get("type", "default"))
-    theta = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
+    theta = _number(rope if "rope_theta" in rope else config, "rope_theta", 10000.0)
     if kind == "default":
         return theta, ()
     if kind != "llama3":

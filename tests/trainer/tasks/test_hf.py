@@ -205,7 +205,18 @@ def test_folder_with_missing_or_foreign_tensors_is_refused(tmp_path: Path) -> No
         ("[]", "model_type=None: models of type llama, mistral, "),
         ('{"model_type": "mamba", "auto_map": {}}', "model_type=mamba: models of type llama, mistral, "),
         ('{"model_type": "llama", "quantization_config": {"bits": 4}}', "quantization_config: quantized weights can"),
-        ('{"model_type": "llama", "num_hidden_layers": "x"}', "transformers refuses it: "),
+        (
+            '{"model_type": "llama", "num_hidden_layers": "x"}',
+            'num_hidden_layers="x": a whole number from 1 on is needed',
+        ),
+        (
+            '{"model_type": "llama", "num_attention_heads": 0}',
+            "num_attention_heads=0: a whole number from 1 on is needed",
+        ),
+        (
+            '{"model_type": "llama", "hidden_size": 16, "num_attention_heads": 3}',
+            "transformers refuses it: Class validation error for validator 'validate_architecture': ValueError: The hidden",
+        ),
     ],
 )
 def test_folder_without_a_known_model_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
@@ -214,6 +225,13 @@ def test_folder_without_a_known_model_is_refused(tmp_path: Path, text: str | Non
     with pytest.raises(UserError) as caught:
         load(tmp_path)
     assert str(caught.value).startswith(f"task=hf:{tmp_path}: {tmp_path / 'config.json'}: {message}")
+
+
+def test_model_that_transformers_cannot_build_is_refused(tmp_path: Path) -> None:
+    write_config(tmp_path, hidden_act="silly")
+    task = load(tmp_path)
+    with pytest.raises(UserError, match=r"^task=hf:.*config\.json: transformers cannot build it: KeyError: 'silly'$"):
+        task.build_model()
 
 
 def test_code_in_the_folder_is_not_run(tmp_path: Path) -> None:

@@ -63,9 +63,11 @@ def test_config_json_of_older_transformers_gives_the_same_shape() -> None:
         ({"head_dim": 3}, "head_dim=3: rotary positions need an even number"),
         (
             {"model_type": "mistral", "sliding_window": "4096"},
-            'sliding_window="4096": a number from 1 on is needed',
+            'sliding_window="4096": a whole number from 1 on is needed',
         ),
-        ({"vocab_size": "11"}, 'vocab_size="11": a number from 1 on is needed'),
+        ({"vocab_size": "11"}, 'vocab_size="11": a whole number from 1 on is needed'),
+        ({"rms_norm_eps": "x"}, 'rms_norm_eps="x": a number above 0 is needed'),
+        ({"rope_theta": 0}, "rope_theta=0: a number above 0 is needed"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type=yarn: default and llama3 can be trained"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "has no 'low_freq_factor'"),
         ({"rope_scaling": 7}, "'int' object is not"),
@@ -80,7 +82,7 @@ def test_model_of_another_shape_is_refused(tmp_path: Path, changes: dict[str, ob
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "not valid JSON: "), ("[]", "'list' object has no attribute 'get'"), ("{}", "model_type=None: ")],
+    [("{", "not valid JSON: "), ("[]", "holds no mapping of keys to values"), ("{}", "model_type=None: ")],
 )
 def test_config_json_that_is_no_model_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "config.json").write_text(text)
@@ -114,7 +116,9 @@ def test_tokens_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
         "train"
     )
     assert samples[0].tolist() == [3] * 17
-    with pytest.raises(UserError, match=r"11 is no token of vocab_size=11: set it to the size of the tokenizer's"):
+    with pytest.raises(
+        UserError, match=r"11 is no token of vocab_size=11: it has to be the size of the tokenizer that"
+    ):
         samples[3]
 
 
