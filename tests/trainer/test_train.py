@@ -24,6 +24,7 @@ from trainer.runtime.accelerators import choose
 from trainer.runtime.group import CHUNK_BYTES, Group
 from trainer.runtime.init import initialise
 from trainer.runtime.progress import Progress
+from trainer.runtime.seeds import seed_everything, seeded_rng
 from trainer.runtime.signals import Flag, Received, Signals
 from trainer.tasks.attention import FUSED_ATTENTION, causal_attention, manual_causal_attention
 from trainer.tasks.gpt import Gpt
@@ -368,3 +369,11 @@ def test_rank_whose_launcher_shows_it_one_device_uses_that_one(monkeypatch: pyte
 def test_launch_without_a_rendezvous_address_is_a_user_error() -> None:
     with pytest.raises(UserError, match="MASTER_ADDR"):
         initialise("cpu", 60.0, {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"})
+
+
+def test_seed_of_any_size_seeds_every_generator() -> None:
+    with seeded_rng(2**80 + 3):
+        first = torch.rand(1)
+    with seeded_rng(2**80 + 3):
+        assert torch.equal(torch.rand(1), first)
+    seed_everything(2**80 + 3, choose("cpu", torch))

@@ -27,7 +27,7 @@ def build_whole(group: Group, config: TrainConfig, task: Task) -> torch.nn.Modul
     Raises:
         UserError: the same on all ranks; activation_checkpointing needs blocks, and the task names none.
     """
-    seed_everything(config.seed % 2**63, group.accelerator)
+    seed_everything(config.seed, group.accelerator)
     empty = build_fillable(task, config)
     if empty is not None:
         model = empty.to_empty(device=group.device)

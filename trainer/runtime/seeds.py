@@ -26,8 +26,8 @@ def derive_seed(*parts: object) -> int:
 def seed_everything(seed: int, accelerator: Accelerator) -> None:
     """Seed Python's generator, torch's on the CPU and on the device, and numpy's if it is loaded."""
     random.seed(seed)
-    torch.manual_seed(seed)
-    accelerator.seed(seed)
+    torch.manual_seed(seed % 2**63)
+    accelerator.seed(seed % 2**63)
     numpy: Any = sys.modules.get("numpy")
     if numpy:
         numpy.random.seed(seed % 2**32)
@@ -39,7 +39,7 @@ def seeded_rng(seed: int) -> Iterator[None]:
     numpy: Any = sys.modules.get("numpy")
     before: List[Any] = [random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None]
     random.seed(seed)
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the devices too
+    torch.default_generator.manual_seed(seed % 2**63)  # torch.manual_seed would seed the devices too
     if numpy:
         numpy.random.seed(seed % 2**32)
     try:
