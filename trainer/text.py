@@ -1,4 +1,4 @@
-"""Rank numbers in messages. No torch here."""
+"""Rank numbers and sizes in messages. No torch here."""
 
 from __future__ import annotations
 
@@ -22,3 +22,8 @@ def by_rank(problems: Mapping[int, str]) -> str:
     for rank, text in problems.items():
         ranks.setdefault(text, []).append(rank)
     return "\n".join(f"rank {fold(some)}: {text}" for text, some in ranks.items())
+
+
+def gigabytes(size: float) -> str:
+    """12.34 GB; below 0.1 GB with two digits that are not 0, such as 0.0012 GB."""
+    return f"{size / 1e9:.2{'f' if size >= 1e8 else 'g'}} GB"  # noqa: PLR2004 -- as the docstring says

@@ -29,6 +29,7 @@ from trainer.state_keys import MODEL
 from trainer.tasks.base import Task
 from trainer.tasks.lora import frozen_weights
 from trainer.tensors import local_elements
+from trainer.text import gigabytes
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -168,7 +169,7 @@ def read_weights(
     read = {name: weight for name, weight in found.items() if name in shapes and name not in tied}
     log_line(
         f"starting from {path}: {len(read)} tensors, {', '.join(sorted({weight.kind for weight in read.values()}))}, "
-        f"{sum(weight.size for weight in read.values()) / 1e9:.2f} GB"
+        f"{gigabytes(sum(weight.size for weight in read.values()))}"
     )
     tensors = {name: weight.read() for name, weight in read.items()}
     return {name: tensors[tied.get(name, name)] for name in shapes}

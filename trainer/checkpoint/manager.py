@@ -35,6 +35,7 @@ from trainer.errors import StorageError, StorageUserError, UserError
 from trainer.parallel.base import Strategy
 from trainer.parallel.parts import first_names
 from trainer.runtime.group import Group
+from trainer.text import gigabytes
 
 
 @dataclass(frozen=True)
@@ -206,8 +207,8 @@ class Checkpoints:
             free = shutil.disk_usage(str(self.out)).free
             if free < count * size:
                 problem = (
-                    f"out={self.out}: {free / 1e9:.2f} GB free, {count * size / 1e9:.2f} GB needed for {count} checkpoints "
-                    f"of {size / 1e9:.2f} GB; free some, name another out=, or keep fewer (save_total_limit, keep_best, keep_every)"
+                    f"out={self.out}: {gigabytes(free)} free, {gigabytes(count * size)} needed for {count} checkpoints "
+                    f"of {gigabytes(size)}; free some, name another out=, or keep fewer (save_total_limit, keep_best, keep_every)"
                 )
         self.group.raise_if_any(problem, kind=StorageUserError)
 

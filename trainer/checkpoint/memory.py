@@ -35,6 +35,7 @@ from trainer.runtime.fingerprint import comparable, fingerprint
 from trainer.runtime.group import CHUNK_BYTES, Group
 from trainer.runtime.signals import Flag
 from trainer.state_keys import MODEL, MOMENTS
+from trainer.text import gigabytes
 
 VARIABLE = "ORCH_MEMORY_DIR"
 HEAD_BYTES = 16
@@ -179,8 +180,8 @@ class MemoryStates:
         problem = ""
         if free < needed:
             problem = (
-                f"memory_steps={self.every}: {self.folder} on {self.group.rank.node} has {free / 1e9:.2f} GB of memory free, "
-                f"{needed / 1e9:.2f} GB are needed for two states of each rank and the copies for another node: "
+                f"memory_steps={self.every}: {self.folder} on {self.group.rank.node} has {gigabytes(free)} of memory free, "
+                f"{gigabytes(needed)} are needed for two states of each rank and the copies for another node: "
                 "leave memory_steps out, or use more nodes"
             )
         self.group.raise_if_any(problem)

@@ -72,7 +72,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _json(line: bytes) -> Any:  # noqa: ANN401 -- any JSON
     """Raises ValueError: it is no JSON in UTF-8, or has texts that UTF-8 cannot have."""
-    value = json.loads(line.decode("utf-8"))
+    value = json.loads(line.decode("utf-8-sig"))  # some editors begin a file with a byte order mark
     if b"\\u" in line:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     return value
@@ -126,8 +126,10 @@ def _messages(value: Any, name: str) -> Sequence[Dict[str, Any]]:  # noqa: ANN40
             raise ValueError(f"{start} is {_kind(message)}, no message")  # noqa: TRY004 -- as above
         if not isinstance(message.get("role"), str) or not message["role"]:
             raise ValueError(f"{start} has no role, a text such as user or {ASSISTANT}")
-        if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
-            raise ValueError(f"{start} has no content, which is a text")
+        content = message.get("content")
+        if not isinstance(content, str) and not message.get("tool_calls"):
+            found = "no content" if content is None else f"a {_kind(content)} as content"
+            raise ValueError(f"{start} has {found}: a text is needed")
     return tuple(value)
 
 

@@ -37,7 +37,8 @@ def megatron_layout(path: Path) -> Tuple[str, int, int] | None:
         return None
     size = struct.calcsize(MEGATRON_HEADER)
     with index.open("rb") as file:
-        if file.read(len(MEGATRON_MAGIC)) != MEGATRON_MAGIC:
+        magic = file.read(len(MEGATRON_MAGIC))
+        if magic != MEGATRON_MAGIC and not MEGATRON_MAGIC.startswith(magic):
             return None
         head = file.read(size)
         if len(head) < size:

@@ -36,7 +36,10 @@ class PackedConversations:
         terms = _counts_before(borders.flatten(), conversations.trained).view(-1, 2).diff().flatten()
         used = (terms > 0).nonzero().flatten()
         if not len(used):
-            raise UserError(f"{key}: no answer is within the first options.context={context} tokens of a conversation")
+            raise UserError(
+                f"{key}: no answer is within the first options.context={context} tokens of a conversation: raise options.context, "
+                "or shorten what is before the answers"
+            )
         members, self._ends = pack(lengths[used], context)
         self._members = used[members]
         self._starts, self._lengths = starts, lengths

@@ -61,5 +61,5 @@ class Windows:
             offset = int(wrong[0])
             raise UserError(
                 f"{self.key}: {self.tokens.position_of(start + offset)}: {int(row[offset])} is no token of "
-                f"{self.vocabulary_key}={self.vocabulary}: set it to the size of the tokenizer's, or correct data.format"
+                f"{self.vocabulary_key}={self.vocabulary}: it has to be the size of the tokenizer that wrote the data; or correct data.format"
             )

@@ -100,7 +100,11 @@ def test_only_the_completion_is_trained(folder: Path, tmp_path: Path) -> None:
         ('{"messages": []}', "line 3: messages is empty"),
         ('{"messages": ["a"]}', "line 3: messages[0] is text, no message"),
         ('{"messages": [{"content": "a"}]}', "line 3: messages[0] has no role, a text such as user or assistant"),
-        ('{"messages": [{"role": "user"}]}', "line 3: messages[0] has no content, which is a text"),
+        ('{"messages": [{"role": "user"}]}', "line 3: messages[0] has no content: a text is needed"),
+        (
+            '{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}',
+            "line 3: messages[0] has a list as content: a text is needed",
+        ),
         (
             '{"messages": [{"role": "user", "content": "a"}]}',
             "line 3: messages has no message with role=assistant, so nothing would be trained",
@@ -118,6 +122,12 @@ def test_invalid_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         read_records(path, "data.paths")
     assert str(caught.value).startswith(f"data.paths: {path}: {message}")
+
+
+def test_chats_of_editors_on_windows_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(chat("a", "b")), "utf-8-sig")
+    assert [record.messages[1]["content"] for record in read_records(path, "data.paths")] == ["b"]
 
 
 def test_all_invalid_lines_are_counted(tmp_path: Path) -> None:
@@ -306,7 +316,10 @@ def test_long_conversations_are_cut_and_counted(folder: Path, tmp_path: Path) ->
     batch = torch.stack([samples[index] for index in range(len(samples))])
     assert f" {int(count_targets(batch))} of them trained" in samples.description
     assert int(inputs_of(batch)[2].max()) == 149  # type: ignore[union-attr]
-    with pytest.raises(UserError, match=r"^data.paths: no answer is within the first options.context=16 tokens"):
+    with pytest.raises(
+        UserError,
+        match=r"^data.paths: no answer is within the first options.context=16 tokens of a conversation: raise options",
+    ):
         write_task(folder, tmp_path, records[3:4], "options.context=16").build_data("train")
 
 

@@ -218,9 +218,7 @@ def test_token_beyond_the_vocabulary_is_named_with_its_position(tmp_path: Path) 
     assert windows[0].tolist() == [0] * 5
     with pytest.raises(UserError) as caught:
         windows[2]
-    message = (
-        f"data.paths: {tmp_path / 'b.npy'}, token 2: 50256 is no token of model.vocabulary=50000: set it to the size of"
-    )
+    message = f"data.paths: {tmp_path / 'b.npy'}, token 2: 50256 is no token of model.vocabulary=50000: it has to be"
     assert str(caught.value).startswith(message)
     assert len(_windows(tmp_path, vocabulary=50_257)[2]) == 5
 
@@ -384,6 +382,9 @@ def test_tokens_of_llmc_and_megatron_are_read_by_their_headers(tmp_path: Path) -
             UserError, match=r"bytes of tokens, its header says \d+: cut short, or still being written\?$"
         ):
             find_tokens([str(path)], "auto")
+    pair.with_suffix(".idx").write_bytes(b"")
+    with pytest.raises(UserError, match=r"pair\.idx is cut short$"):
+        find_tokens([str(pair)], "auto")
     with pytest.raises(UserError, match=r"its header says uint16, data\.format=uint32: leave data\.format out$"):
         find_tokens([str(gpt2)], "uint32")
 
