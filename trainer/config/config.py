@@ -397,6 +397,8 @@ def _check_optimizer(config: TrainConfig) -> None:
     for key, value in (("momentum", optim.momentum), ("nesterov", optim.nesterov)):
         if value is not None and optim.name == "adamw":
             raise UserError(f"optim.{key} goes with optim.name=sgd or muon; AdamW has optim.betas")
+    if optim.name == "sgd" and optim.betas != OptimConfig.betas:
+        raise UserError("optim.betas goes with optim.name=adamw or muon; SGD has optim.momentum")
     if optim.momentum is not None and optim.momentum >= 1:
         raise UserError(f"optim.momentum={optim.momentum:g}: allowed: a number from 0 to below 1, such as 0.9")
     if optim.nesterov and optim.momentum == 0:
@@ -418,6 +420,8 @@ def _check_strategy(config: TrainConfig) -> None:
 def _check_profile(config: TrainConfig) -> None:
     if config.profile and not _is_range(config.profile):
         raise UserError(f"profile={config.profile}: allowed: START:STOP, the first and the last step, such as 10:12")
+    if config.profiled_steps[0] > config.steps:
+        raise UserError(f"profile={config.profile}: begins after the last step, steps={config.steps}")
     if not all(rank.isdecimal() for rank in config.profile_ranks):
         raise UserError(f"profile_ranks={','.join(config.profile_ranks)}: allowed: numbers of ranks, such as 0,1")
 

@@ -116,6 +116,11 @@ def test_wrong_word_is_named_with_the_allowed_values(word: str, parts: list[str]
         ("strategy=fsdp2 find_unused_parameters=true", "goes with strategy=ddp, not fsdp2"),
         ("strategy=zero1 gradient_as_bucket_view=true", "goes with strategy=ddp, not zero1"),
         ("strategy=zero0 precision=fp16", "use strategy=ddp"),
+        (
+            "optim.name=sgd optim.betas=0.9,0.9",
+            "optim.betas goes with optim.name=adamw or muon; SGD has optim.momentum",
+        ),
+        ("profile=7:8 steps=3", "profile=7:8: begins after the last step, steps=3"),
         ("fsdp.replicas=2", "fsdp.replicas and fsdp.reshard go with strategy=fsdp2, not ddp"),
         ("strategy=zero3 fsdp.reshard=false", "fsdp.replicas and fsdp.reshard go with strategy=fsdp2, not zero3"),
         (
@@ -124,7 +129,7 @@ def test_wrong_word_is_named_with_the_allowed_values(word: str, parts: list[str]
         ),
     ],
 )
-def test_setting_that_the_strategy_does_not_support_is_named_with_those_that_do(words: str, message: str) -> None:
+def test_settings_that_do_not_go_together_are_named(words: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         load_config(words=words.split())
     assert message in str(caught.value)
