@@ -200,6 +200,15 @@ def test_record_of_the_next_attempt_is_reported_before_it_starts(tmp_path: Path)
 TRAINER = Program("trainer", ("lr=1e-3", "accumulation=3"))
 
 
+def test_node_that_had_refused_the_login_is_not_reported_in_the_next_attempt(tmp_path: Path) -> None:
+    """It has accepted another login, or is left out; `orch attach` would replace the supervisor that is said to lack a login."""
+    folder, plan = _plan(tmp_path)
+    folder.update(unsupervised={"n1": "Permission denied"})
+    assert Restarts(folder, 9, _started).begin(plan, _failed(), _attempt()) == ""
+    assert folder.read().attempt == 2
+    assert folder.read().unsupervised == {}
+
+
 def test_elastic_run_continues_on_fewer_nodes_and_on_all_once_they_are_back(tmp_path: Path) -> None:
     """The samples per step of the shared trainer stay the same: 8 x 4 ranks x 3."""
     folder, plan = _plan(tmp_path, ("n0", "n1", "n2", "n3"), TRAINER, elastic=Elastic(1, 4, 8, 3))
