@@ -245,7 +245,7 @@ class Restarts:
                     state=RunState.STARTING,
                     message=None,
                     slow=None,
-                    unsupervised={},  # there was a login to each of its nodes
+                    unsupervised={},  # each node has accepted a login
                 )
             )
         )
