@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 
 from orchestrator.actions.inventory import load_inventory
@@ -17,10 +18,13 @@ def login_command(inventory: str | None, name: str) -> list[str]:
     The arguments of the ssh that logs in to a node, with the address, user, port and jump host of the inventory.
 
     Raises:
-        UsageError: the inventory has no such node, or its transport is local.
+        UsageError: the inventory has no such node, the name is of several nodes, or the transport is local.
     """
     loaded = load_inventory(inventory, name)
-    node = loaded.node(name)
+    node, *more_nodes = loaded.select(name)
+    if more_nodes:
+        hint = f"give one of them, such as {node.name}; orch exec --nodes {shlex.quote(name)} -- COMMAND: runs a command on all"
+        raise UsageError(f"{name}: these are {1 + len(more_nodes)} nodes, and a login is to one", hint=hint)
     if loaded.transport == "local":
         raise UsageError(f"{name} is this machine: {loaded.file} has transport: local", hint="you are there already")
     return login_argv(node, loaded.ssh)

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any
 
 from orchestrator.diagnosis.evidence import MOST_PER_LOG, Evidence, Hit
-from orchestrator.diagnosis.signature import Role, Signature, filled, filled_remedy
+from orchestrator.diagnosis.signature import Role, filled, filled_remedy
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.names.hostlist import fold
 from orchestrator.node.search import KERNEL_LOG
@@ -102,7 +102,7 @@ def weigh(evidence: Evidence) -> Diagnosis:
     reported_rank, reported_node = _first_reported(hits, evidence)
     # causes on the rank that the launcher reports first, then on few ranks, then early ones: the rest follows from them
     chosen = min(groups, key=lambda group: (not _is_reported(group, reported_rank), len({hit.rank for hit in group})))
-    alternatives = [hit for group in groups if group is not chosen for hit in group]
+    alternatives = [hit for group in groups if group is not chosen for hit in group] + _errors_of_one_rank(chosen, hits)
     first = chosen[0]
     culprits = _culprits(chosen, evidence)
     nodes = _nodes(chosen, hits, culprits)
@@ -113,6 +113,7 @@ def weigh(evidence: Evidence) -> Diagnosis:
     elif not nodes and ranks == reported_rank:
         nodes = reported_node
     values = {"node": fold(nodes) or None, "rank": fold(map(str, ranks)) or None, **first.values}
+    node = first.values.get("node") or next(iter(nodes), None)  # commands such as orch ssh take one
     cause = filled(first.signature.cause, values)
     if culprits and "culprit" not in first.values:
         cause += f"; rank {fold(map(str, culprits))} is behind or missing"
@@ -131,7 +132,7 @@ def weigh(evidence: Evidence) -> Diagnosis:
         confidence=confidence,
         reason=reason,
         proof=_different([hit for hit in chosen if hit.file != RECORD] or chosen)[:MOST_PROOF],
-        remedy=tuple(filled_remedy(step, values) for step in first.signature.remedy),
+        remedy=tuple(filled_remedy(step, {**values, "node": node}) for step in first.signature.remedy),
         alternatives=_folded(alternatives, evidence),
         consequences=_folded([hit for hit in rest if hit.signature.role not in (Role.NOTE, Role.UNKNOWN)], evidence),
         observations=_folded([hit for hit in rest if hit.signature.role is Role.NOTE], evidence),
@@ -174,18 +175,12 @@ def _in_order(hits: Sequence[Hit]) -> list[Hit]:
 
 def _most_specific(hits: Sequence[Hit]) -> list[Hit]:
     """Leave out the general signatures of a line in which a more specific one was found."""
+    generality = {Role.ERROR: 1, Role.UNKNOWN: 2}
     best: dict[tuple[str, int], int] = {}
     for hit in hits:
         location = hit.file, hit.line
-        best[location] = min(best.get(location, 2), _generality(hit.signature))
-    return [hit for hit in hits if _generality(hit.signature) == best[hit.file, hit.line]]
-
-
-def _generality(signature: Signature) -> int:
-    """The rank of a signature among those of one line; the lines above it make a root specific."""
-    if signature.role is Role.ROOT and signature.lines > 1:
-        return -1
-    return {Role.ERROR: 1, Role.UNKNOWN: 2}.get(signature.role, 0)
+        best[location] = min(best.get(location, 2), generality.get(hit.signature.role, 0))
+    return [hit for hit in hits if generality.get(hit.signature.role, 0) == best[hit.file, hit.line]]
 
 
 def _candidates(hits: Sequence[Hit]) -> list[list[Hit]]:
@@ -212,6 +207,18 @@ def _error_text(hit: Hit) -> str:
 def _is_survived(hit: Hit, evidence: Evidence) -> bool:
     """True if the training made progress long after the error."""
     return evidence.progress_lines.get(hit.file, 0) > hit.line + CONTINUED_LINES
+
+
+def _errors_of_one_rank(chosen: Sequence[Hit], hits: Sequence[Hit]) -> list[Hit]:
+    """The exceptions of a single one of the several ranks of the cause, which may have ended it: the others had the cause as well."""
+    ranks = _ranks(chosen)
+    if len(ranks) == 1 or chosen[0].signature.role is not Role.ROOT:
+        return []
+    errors = [hit for hit in hits if hit.signature.role is Role.ERROR]
+    ranks_of: dict[str, set[int | None]] = {}
+    for hit in errors:
+        ranks_of.setdefault(_error_text(hit), set()).add(hit.rank)
+    return [hit for hit in errors if hit.rank in ranks and len(ranks_of[_error_text(hit)]) == 1]
 
 
 def _first_reported(hits: Sequence[Hit], evidence: Evidence) -> tuple[tuple[int, ...], tuple[str, ...]]:

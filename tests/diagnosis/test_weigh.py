@@ -146,7 +146,7 @@ RUNS = {
     "a program that is missing": (
         ('  File "/usr/lib/python3.11/subprocess.py", line 1955, in _execute_child\n    raise child_exception_type(errno_num, err_msg, err_filename)\n'
         "FileNotFoundError: [Errno 2] No such file or directory: 'numactl'\n"),
-        "program-not-found", (), (), HIGH, set(),
+        "program-not-found", (), (), HIGH, {"file-not-found"},
     ),
     "an exception without Error in its name": (
         ('[rank1]:   File "/app/data.py", line 7, in read\n[rank1]:     return table(path)\n[rank1]: pyarrow.lib.ArrowInvalid: no: magic bytes\n'
@@ -261,6 +261,22 @@ def test_different_exceptions_that_are_not_the_cause_are_named_one_by_one_up_to_
     ]
     many = diagnosed(missing + "".join(f"ValueError: label {name}\n" for name in "abcdefgh"))
     assert [entry.count for entry in many.consequences] == [1, 1, 1, 1, 1, 3]
+
+
+def test_an_exception_of_one_rank_beside_what_all_ranks_had_is_another_possible_cause() -> None:
+    missing = "FileNotFoundError: [Errno 2] No such file or directory: '/data/a'\n"
+    found = diagnosed(
+        f"[n0:0] {missing}[n0:1] {missing}[n0:1] KeyError: 'a'\n[n0:0] ValueError: x\n[n0:1] ValueError: x\n"
+    )
+    assert (found.signature, found.confidence) == ("file-not-found", MEDIUM)
+    assert [(entry.text, entry.ranks) for entry in found.alternatives] == [("the program raised KeyError: 'a'", (1,))]
+    assert [entry.ranks for entry in found.consequences] == [(0, 1)]
+
+
+def test_commands_on_a_node_name_one_of_several_nodes() -> None:
+    found = diagnosed("[n0:0] MemoryError\n[n1:1] MemoryError\n")
+    assert found.nodes == ("n0", "n1")
+    assert found.remedy[0].endswith("run them on the node (orch ssh n0)")
 
 
 def test_the_report_of_a_launcher_names_the_node_of_a_rank_or_the_log_to_look_at() -> None:

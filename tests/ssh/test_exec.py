@@ -42,6 +42,7 @@ def test_single_word_is_a_line_for_the_shell_and_unreachable_nodes_are_named(orc
 def test_unknown_node_is_refused_and_no_command_is_a_usage_error(orch: Orch) -> None:
     assert "known nodes: n[0-1]" in orch("exec", "--nodes", "n7", "true", code=2).stderr
     assert "known nodes: n[0-1]" in orch("ssh", "n7", code=2).stderr
+    assert "such as n0; orch exec --nodes 'n[0-1]' -- COMMAND" in orch("ssh", "n[0-1]", code=2).stderr
     assert "COMMAND" in orch("exec", code=2).stderr
 
 
