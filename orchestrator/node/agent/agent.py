@@ -397,7 +397,10 @@ class Agent:
         if outcome is None or len(self.done) == len(self.job.processes):
             outcome = Outcome(State.DONE)
             done = {"time": self.events.clock.now(), "ranks": list(self.job.rank_numbers)}
-            write_json(os.path.join(self.folder, "DONE"), done)
+            try:
+                write_json(os.path.join(self.folder, "DONE"), done)
+            except OSError as error:  # a disk that the ranks have filled; the last event has the outcome, too
+                self.events.write_message(f"the file DONE was not written: {error}")
         self.settle_memory(outcome)
         text = f"{self.job.node}: {outcome.reason or outcome.state.lower()}, nothing is left running"
         record = read_agent(self.folder)

@@ -60,6 +60,14 @@ def test_done_is_recorded_in_events_exit_code_and_file(ground: Ground) -> None:
     assert (ground.folder() / "rank-1.err").read_text(encoding="utf-8") == "err\n"
 
 
+def test_finished_work_is_done_although_the_file_done_cannot_be_written(ground: Ground) -> None:
+    ground.job(*sh(f'mkdir "{RUN}/attempt-1/n0/DONE.tmp"'))  # in the way, as a full disk is
+    assert ground.run() == (0, "")
+    assert ground.finished()["state"] == "DONE"
+    (message,) = [event["text"] for event in ground.events("note") if "DONE" in event["text"]]
+    assert message.startswith("the file DONE was not written: [Errno 21] Is a directory")
+
+
 def test_events_are_complete_and_in_order(ground: Ground) -> None:
     ground.job(*sh("exit 0"), ranks=[1])
     ground.run()
