@@ -1,9 +1,12 @@
-"""Atomic replacement of small text files. No torch here."""
+"""Atomic replacement of small text files, and files and folders that appear when they are whole. No torch here."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 from pathlib import Path
+from typing import Iterator
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -15,3 +18,22 @@ def replace_text(path: Path, text: str) -> None:
     ) as file:
         file.write(text)
     temporary.replace(path)
+
+
+@contextlib.contextmanager
+def appearing_whole(target: Path) -> Iterator[Path]:
+    """
+    A path for a new file or folder, which gets its name `target` after the block.
+
+    What is there is removed if the block fails, also by Ctrl-C.
+    """
+    temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
+    try:
+        yield temporary
+        temporary.replace(target)
+    except BaseException:
+        if temporary.is_dir():
+            shutil.rmtree(str(temporary), ignore_errors=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise

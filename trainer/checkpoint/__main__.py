@@ -15,7 +15,7 @@ from trainer.checkpoint.files import DamagedError
 from trainer.console import log_line
 from trainer.errors import UserError
 
-DAMAGED = 1  # exit code
+DAMAGED, INTERRUPTED = 1, 130  # exit codes
 
 
 class _Parser(argparse.ArgumentParser):
@@ -147,7 +147,7 @@ def _export(request: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, 1 if a checkpoint is damaged, 2 for a mistake of the user."""
+    """Returns the exit code: 0, 1 if a checkpoint is damaged, 2 for a mistake of the user, 130 after Ctrl-C."""
     try:
         request = _parser().parse_args(argv)
         if request.command == "export":
@@ -156,6 +156,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as exc:
         sys.stderr.write(f"error: {exc}\n")
         return exc.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import io
 import math
 import os
 import pickle
-import shutil
 import warnings
 from collections import OrderedDict
 from pathlib import Path
@@ -24,6 +23,7 @@ import torch
 from trainer.checkpoint.export import saved_weights
 from trainer.checkpoint.weight import Weight
 from trainer.errors import UserError
+from trainer.io import appearing_whole
 from trainer.safetensors import DTYPES
 
 METADATA_FILE = ".metadata"
@@ -246,16 +246,12 @@ def export_dcp(path: Path, target: Path, *, averaged: bool = True) -> int:
     if target.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
     _, weights = saved_weights(path, averaged=averaged)
-    temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
-    temporary.mkdir()
     try:
-        with warnings.catch_warnings():
+        with appearing_whole(target) as temporary, warnings.catch_warnings():
+            temporary.mkdir()
             warnings.simplefilter("ignore")  # of a process alone
             save(weights, storage_writer=writer(str(temporary)))
-        temporary.replace(target)
     except error as exc:
         causes = [str(failure[0]) for failure in exc.failures.values()]
         raise UserError(f"{target}: cannot be written: {'; '.join(causes)}") from exc
-    finally:
-        shutil.rmtree(str(temporary), ignore_errors=True)
     return len(weights)

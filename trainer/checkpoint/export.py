@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -16,6 +15,7 @@ from trainer.checkpoint.named import named
 from trainer.checkpoint.sharded import read_weights
 from trainer.checkpoint.state_file import load_state
 from trainer.errors import UserError
+from trainer.io import appearing_whole
 from trainer.safetensors import DTYPES
 from trainer.state_keys import EMA
 
@@ -41,16 +41,9 @@ def export(path: Path, target: Path, *, averaged: bool = True) -> int:
         listed = ", ".join(f"{name} ({kind})" for name, kind in unsupported.items())
         raise UserError(f"{path}: export writes tensors of {_kinds()}, not {listed}")
     metadata = {"format": "pt", "step": str(manifest["step"]), "config": json.dumps(manifest["config"])}
-    temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
-    try:
-        with files.create(temporary) as file:
-            safetensors.write(file, weights, metadata)
-            files.flush_to_disk(file)
-        temporary.replace(target)
-    except OSError:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
+    with appearing_whole(target) as temporary, files.create(temporary) as file:
+        safetensors.write(file, weights, metadata)
+        files.flush_to_disk(file)
     return len(weights)
 
 

@@ -17,6 +17,7 @@ from trainer.checkpoint.export import saved_weights
 from trainer.checkpoint.initial import INDEX_FILE, WEIGHTS_FILE, digest_of, read_tensors, shapes_of
 from trainer.config.config import HF_TASK
 from trainer.errors import UserError
+from trainer.io import appearing_whole
 from trainer.tasks.llama_model import LlamaModel
 from trainer.tasks.llama_shape import CONFIG_FILE, read_shape
 
@@ -61,19 +62,14 @@ def export_folder(
         config, weights = _read_config(source), _matching(path, merged, base, source)
     else:
         config = _check(path, weights, source)
-    temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
-    temporary.mkdir()
-    try:
+    with appearing_whole(target) as temporary:
+        temporary.mkdir()
         _write_shards(temporary, weights, shard_bytes)
         (temporary / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
         folder = source if source.is_dir() else source.parent
         for name in TOKENIZER_FILES:
             if (folder / name).is_file():
                 shutil.copyfile(str(folder / name), str(temporary / name))
-        temporary.replace(target)
-    except OSError:
-        shutil.rmtree(str(temporary), ignore_errors=True)
-        raise
     return len(weights)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any, Dict, Mapping
 
@@ -16,6 +15,7 @@ from trainer.checkpoint import files
 from trainer.checkpoint.export import saved_weights
 from trainer.config.config import HF_TASK
 from trainer.errors import UserError
+from trainer.io import appearing_whole
 
 ADAPTER = ".default"  # peft's name of the only one
 LEFT, RIGHT = f".lora_B{ADAPTER}.weight", f".lora_A{ADAPTER}.weight"
@@ -60,17 +60,12 @@ def export_adapter(path: Path, target: Path, *, averaged: bool = True) -> int:
     if not has_adapters(manifest):
         raise UserError(f"{path}: has no adapters, because lora.rank was not set: use --hf")
     tensors = {f"base_model.model.{name.replace(f'{ADAPTER}.', '.')}": tensor for name, tensor in weights.items()}
-    temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
-    temporary.mkdir()
-    try:
+    with appearing_whole(target) as temporary:
+        temporary.mkdir()
         (temporary / "adapter_config.json").write_text(json.dumps(_config(manifest), indent=2) + "\n", "utf-8")
         with (temporary / "adapter_model.safetensors").open("wb") as file:
             safetensors.write(file, tensors, {"format": "pt"})
             files.flush_to_disk(file)
-        temporary.replace(target)
-    except OSError:
-        shutil.rmtree(str(temporary), ignore_errors=True)
-        raise
     return len(tensors)
 
 

@@ -102,6 +102,21 @@ def test_export_refuses_unsupported_dtypes_and_writes_nothing(
     assert list(tmp_path.glob("weights*")) == []
 
 
+@pytest.mark.parametrize("form", ["", "--dcp"])
+def test_interrupted_export_leaves_nothing(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        assert list(tmp_path.glob("weights.tmp-*"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trainer.safetensors.write", interrupt)
+    monkeypatch.setattr("torch.distributed.checkpoint.state_dict_saver.save", interrupt)
+    assert main(["export", str(out), str(tmp_path / "weights"), *form.split()]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert list(tmp_path.glob("weights*")) == []
+
+
 @pytest.mark.parametrize("command", ["list", "verify", "export"])
 def test_unreadable_folder_is_one_error_message(out: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     long = "x" * 300
