@@ -8,6 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Iterator
 
+LFS_POINTER = b"version https://git-lfs"  # how the file begins that Git LFS leaves instead of a large one
+LFS_REMEDY = "a pointer of Git LFS instead of the file, which `git lfs pull` brings"
+
 
 def replace_text(path: Path, text: str) -> None:
     """Write a whole file: readers see the old text or the new one, never a part. Folder mode 0700, file mode 0600."""
@@ -37,3 +40,8 @@ def appearing_whole(target: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(LFS_POINTER)) == LFS_POINTER

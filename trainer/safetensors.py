@@ -24,7 +24,6 @@ DTYPES = {
 KINDS = {kind: dtype for dtype, kind in DTYPES.items()}
 METADATA = "__metadata__"
 SIZE_BYTES = 8
-LFS_POINTER = b"version https://git-lfs"
 MAX_HEADER_BYTES = 100_000_000  # as the package has it
 PART_BYTES = 256 << 10  # as READ_BYTES of checkpoints
 
@@ -61,10 +60,7 @@ def read_header(path: Path) -> Header:
     """
     with path.open("rb") as file:
         file_bytes = os.fstat(file.fileno()).st_size
-        first = file.read(SIZE_BYTES)
-        if LFS_POINTER.startswith(first) and first:
-            raise FormatError("a pointer of Git LFS instead of the file, which `git lfs pull` brings")
-        size = int.from_bytes(first, "little")
+        size = int.from_bytes(file.read(SIZE_BYTES), "little")
         start = SIZE_BYTES + size
         if file_bytes < SIZE_BYTES or size > MAX_HEADER_BYTES or start > file_bytes:
             raise FormatError(f"not a safetensors file, or cut short: {file_bytes} bytes, its header says {size}")

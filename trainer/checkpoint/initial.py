@@ -20,6 +20,7 @@ from trainer.checkpoint.weight import Weight
 from trainer.config.config import TrainConfig
 from trainer.console import log_line
 from trainer.errors import UserError
+from trainer.io import LFS_REMEDY, is_lfs_pointer
 from trainer.optim.optimizer import whole_shape
 from trainer.parallel.base import Strategy, TorchStrategy
 from trainer.parallel.parts import tied_names
@@ -202,7 +203,7 @@ def _open_files(path: Path) -> Dict[str, SafetensorsFile]:
         except OSError as exc:
             raise UserError(f"{name}: cannot be read: {exc.strerror}") from exc
         except FormatError as exc:
-            raise UserError(f"{name}: {exc}") from exc
+            raise UserError(f"{name}: {LFS_REMEDY if is_lfs_pointer(folder / name) else exc}") from exc
         missing = [tensor for tensor in tensors if tensor not in files[name].header.entries]
         if missing:
             raise UserError(f"{name}: has no {missing[0]}, which {INDEX_FILE} says it has")
@@ -226,14 +227,17 @@ def _names_in(folder: Path) -> Dict[str, List[str]]:
         return names
     if (folder / WEIGHTS_FILE).exists():
         return {WEIGHTS_FILE: []}
+    raise UserError(_other_content(folder))
+
+
+def _other_content(folder: Path) -> str:
+    """Return what a folder without weights holds, and the next step."""
     if (folder / "manifest.json").exists():
-        raise UserError(
-            "this is a checkpoint: resume=PATH continues it; python -m trainer.checkpoint export writes its weights"
-        )
+        return "this is a checkpoint: resume=PATH continues it; python -m trainer.checkpoint export writes its weights"
     if any(folder.glob("step_*/manifest.json")):
-        raise UserError(
-            "holds checkpoints: resume=PATH continues one; python -m trainer.checkpoint export writes the weights of the newest"
-        )
+        return "holds checkpoints: resume=PATH continues one; python -m trainer.checkpoint export writes the weights of the newest"
     if dcp.is_dcp(folder):
-        raise UserError("folders of torch.distributed.checkpoint are not read here: adapters and --hf need safetensors")
-    raise UserError(f"holds neither {WEIGHTS_FILE} nor {INDEX_FILE}; other formats, such as .bin, are not read")
+        return "folders of torch.distributed.checkpoint are not read here: adapters and --hf need safetensors"
+    if any(folder.glob("*.distcp")):
+        return f"has no {dcp.METADATA_FILE}, without which *.distcp cannot be read: is the copy whole?"
+    return f"holds neither {WEIGHTS_FILE} nor {INDEX_FILE}; other formats, such as .bin, are not read"

@@ -89,6 +89,8 @@ class KeySchema:
 
     def _refuse(self, key: str, value: object, *, source: str = "") -> NoReturn:
         shown = value if isinstance(value, str) else json.dumps(value, default=str)
+        if source and isinstance(value, str) and self.kind in ("int", "float", "flag"):
+            shown = f"{json.dumps(value)} is text"  # PyYAML, too, reads 1e-4 as text
         raise UserError(f"{_start(source)}{key}={shown}: allowed: {self.allowed}")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from trainer.errors import UserError
+from trainer.io import LFS_REMEDY, is_lfs_pointer
 
 TOKENIZER_FILE = "tokenizer.json"
 SETTINGS_FILE = "tokenizer_config.json"
@@ -92,7 +93,8 @@ def _parse(path: Path, text: str) -> Any:  # noqa: ANN401 -- of a package withou
     try:
         tokenizer = importlib.import_module("tokenizers").Tokenizer.from_str(text)
     except Exception as exc:  # the package raises plain Exception
-        raise UserError(f"data.tokenizer: {path}: no tokenizer: {exc}") from exc
+        reason = LFS_REMEDY if is_lfs_pointer(path) else f"no tokenizer: {exc}"
+        raise UserError(f"data.tokenizer: {path}: {reason}") from exc
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

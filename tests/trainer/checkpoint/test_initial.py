@@ -123,6 +123,11 @@ def _as_out(folder: Path) -> None:
     (folder / "step_20" / "manifest.json").write_text("{}")
 
 
+def _as_parts(folder: Path) -> None:
+    _without_index(folder)
+    (folder / "__0_0.distcp").touch()
+
+
 OTHER_WEIGHTS = "these are not the weights of task=trainer.tasks.llama:Llama: "
 
 
@@ -165,6 +170,7 @@ OTHER_WEIGHTS = "these are not the weights of task=trainer.tasks.llama:Llama: "
             _as_out,
             "holds checkpoints: resume=PATH continues one; python -m trainer.checkpoint export writes the weights",
         ),
+        (_as_parts, "has no .metadata, without which *.distcp cannot be read: is the copy whole?"),
         (_as_checkpoint, "this is a checkpoint: resume=PATH continues it; python -m trainer.checkpoint export writes"),
     ],
 )

@@ -177,7 +177,7 @@ def test_batch_that_does_not_divide_is_refused_as_soon_as_the_ranks_are_known(
 @pytest.mark.parametrize(
     ("name", "text", "parts"),
     [
-        ("a.json", '{"steps": "20"}', ["a.json: steps=20: allowed: a whole number >= 1"]),
+        ("a.json", '{"steps": "20"}', ['a.json: steps="20" is text: allowed: a whole number >= 1']),
         ("a.json", '{"steps": true}', ["steps=true"]),
         ("a.json", '{"model": 3}', ["'model' is a group of keys"]),
         ("a.json", '{"model": {"depth": 3}}', ["a.json: unknown key 'model.depth'"]),

@@ -351,6 +351,9 @@ def test_missing_and_wrong_tokenizer_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match=r"^data.tokenizer: .*/tokenizer.json: no tokenizer: "):
         Tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(UserError, match=r"tokenizer.json: a pointer of Git LFS instead of the file"):
+        Tokenizer(tmp_path)
     write_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(UserError, match=r"^data.tokenizer: .*/tokenizer_config.json: not valid JSON: "):
