@@ -235,7 +235,8 @@ def _evidence_of(body: messages.LogBody, signatures: Mapping[str, Signature]) ->
         file += f" after {body['skipped']} bytes"
     rank = int(stem) if stem.isdigit() else None
     hits = tuple(hits_of(body["hits"], file, signatures, node=body["node"], rank=rank))
-    return Evidence(hits, body["counts"], {file: body["progress_line"]})
+    node_of = {} if rank is None else {rank: body["node"]}
+    return Evidence(hits, body["counts"], {file: body["progress_line"]}, node_of=node_of)
 
 
 def _evidence_of_record(record: RunRecord, signatures: Mapping[str, Signature]) -> Evidence:

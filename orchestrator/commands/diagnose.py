@@ -58,6 +58,8 @@ def _report(result: Diagnosed) -> Iterator[str]:
         yield from labelled("began on", filter(None, [ranks_on_nodes(found.ranks, found.nodes)]))
         yield from labelled("errors", (hit.text for hit in found.errors))
         yield from labelled("next", ["read these lines and those above the first of them", *found.remedy])
+    elif result.positions:
+        yield from labelled("cause", ["unknown: no error was found so far; `ranks` shows where the ranks are"])
     else:
         yield from labelled("cause", ["unknown: no error was found"])
     for label, entries in (("or", found.alternatives), ("follows", found.consequences), ("also", found.observations)):

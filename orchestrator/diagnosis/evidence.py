@@ -72,13 +72,16 @@ class Evidence:
     """The rank, if it is known, and the node that failed first by the record of the run."""
     is_partial: bool = False
     """True if a part of the logs was not searched."""
+    node_of: Mapping[int, str] = field(default_factory=dict)
+    """Rank -> its node, of the ranks whose logs were searched, also if nothing was found there."""
 
     def __add__(self, more: Evidence) -> Evidence:
         counts = {name: self.counts.get(name, 0) + more.counts.get(name, 0) for name in {*self.counts, *more.counts}}
         progress_lines = {**self.progress_lines, **more.progress_lines}
         world_size, first_failure = self.world_size or more.world_size, self.first_failure or more.first_failure
-        is_partial = self.is_partial or more.is_partial
-        return Evidence((*self.hits, *more.hits), counts, progress_lines, world_size, first_failure, is_partial)
+        is_partial, node_of = self.is_partial or more.is_partial, {**self.node_of, **more.node_of}
+        hits = (*self.hits, *more.hits)
+        return Evidence(hits, counts, progress_lines, world_size, first_failure, is_partial, node_of)
 
 
 def patterns_of(signatures: Iterable[Signature]) -> list[PatternBody]:

@@ -105,7 +105,7 @@ def weigh(evidence: Evidence) -> Diagnosis:
     alternatives = [hit for group in groups if group is not chosen for hit in group] + _errors_of_one_rank(chosen, hits)
     first = chosen[0]
     culprits = _culprits(chosen, evidence)
-    nodes = _nodes(chosen, hits, culprits)
+    nodes = _nodes(chosen, hits, culprits, evidence)
     ranks = culprits or _ranks(chosen) or _ranks(_results(first, nodes, hits))
     is_end_of_process = first.signature.role is Role.SYMPTOM and set(reported_node) <= set(nodes)
     if not ranks and (not nodes or is_end_of_process):
@@ -261,12 +261,15 @@ def _silent(group: Sequence[Hit], evidence: Evidence) -> tuple[int, ...]:
     return tuple(silent) if len(silent) == 1 else ()
 
 
-def _nodes(chosen: Sequence[Hit], hits: Sequence[Hit], culprits: tuple[int, ...]) -> tuple[str, ...]:
-    """The nodes of the cause; of culprits, the nodes whose logs have lines of these ranks."""
+def _nodes(
+    chosen: Sequence[Hit], hits: Sequence[Hit], culprits: tuple[int, ...], evidence: Evidence
+) -> tuple[str, ...]:
+    """The nodes of the cause; of culprits, the nodes of their logs, or those whose logs have lines of these ranks."""
     if culprits:
-        named = (hit.origin.node for hit in hits if hit.origin.rank in culprits and hit.origin.node)
+        named = [hit.origin.node for hit in hits if hit.origin.rank in culprits and hit.origin.node]
+        named += [evidence.node_of[rank] for rank in culprits if rank in evidence.node_of]
     else:
-        named = (hit.node for hit in chosen if hit.node)
+        named = [hit.node for hit in chosen if hit.node]
     return tuple(dict.fromkeys(named))
 
 

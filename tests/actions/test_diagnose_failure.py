@@ -28,8 +28,12 @@ if TYPE_CHECKING:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UnrecordedRun:
     monkeypatch.setenv("ORCH_HOME", str(tmp_path))  # without signatures of the user
+    return failed_run("n0")
+
+
+def failed_run(*nodes: str) -> UnrecordedRun:
     request = Request("ssh", Program("executable", ("true",)))
-    inventory = Inventory(name="t", nodes=(Node(name="n0"),))
+    inventory = Inventory(name="t", nodes=tuple(Node(name=name) for name in nodes))
     run = UnrecordedRun.of(make_plan(inventory, request, run_id="t-20260102-030405-0abc", bundle="b"))
     failure = Failure(FailureClass.CODE, Retry.NEVER)
     run.change(lambda record: replace(record, state=RunState.FAILED, failure=failure))
@@ -83,6 +87,20 @@ def test_a_restart_that_could_not_be_started_is_not_the_cause(run: UnrecordedRun
     assert record is not None
     assert record.failure is not None
     assert (record.failure.signature, record.failure.is_diagnosed) == ("python-error", True)
+
+
+@pytest.mark.usefixtures("run")
+def test_the_rank_that_the_others_waited_for_is_named_with_its_node() -> None:
+    text = "RuntimeError: [unbound_buffer.cc:81] Timed out waiting 6000ms for recv operation to complete"
+    silent = {**hit_body("rank-1.err", "gloo-timeout", ""), "node": "n1", "hits": [], "counts": {}}
+    run = failed_run("n0", "n1")
+    run.change(lambda record: replace(record, exit=RankExit("n0", 0, 1, None)))
+    record = diagnose_failure(
+        run, launcher_of(run, {1: [hit_body("rank-0.err", "gloo-timeout", text), silent]}), pytest.fail
+    )
+    assert record is not None
+    assert record.failure is not None
+    assert (record.failure.ranks, record.failure.nodes) == ((1,), ("n1",))
 
 
 def test_last_lines_of_the_first_rank_are_shown_if_no_signature_knows_them(run: UnrecordedRun) -> None:

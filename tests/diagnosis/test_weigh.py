@@ -240,6 +240,13 @@ def test_the_only_silent_rank_is_the_one_that_the_others_waited_for(
     assert (weigh(evidence).signature, weigh(evidence).ranks) == ("gloo-timeout", culprits)
 
 
+def test_the_node_of_a_silent_rank_is_that_of_its_log() -> None:
+    line = b"RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 6000ms for recv operation to complete\n"
+    evidence = search_log([line], "n0/rank-0.err", CATALOGUE, node="n0", rank=0)
+    found = weigh(evidence + Evidence(world_size=2, node_of={0: "n0", 1: "n1"}))
+    assert (found.ranks, found.nodes) == ((1,), ("n1",))
+
+
 @pytest.mark.parametrize(("ranks", "culprits"), [((0, 1, 3), (2,)), ((0, 3), (0, 3)), ((1,), (1,)), ((0, 1), (0, 1))])
 def test_without_the_size_of_the_world_a_rank_is_silent_only_between_several_others(
     ranks: tuple[int, ...], culprits: tuple[int, ...]
