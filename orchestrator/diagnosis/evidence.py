@@ -112,6 +112,7 @@ def hits_of(
     bodies: Iterable[HitBody], file: str, signatures: Mapping[str, Signature], *, node: str | None, rank: int | None
 ) -> Iterator[Hit]:
     """The hits of a search, with their origins."""
+    specific = [row for row in signatures.values() if row.lines == 1 and row.role not in {Role.ERROR, Role.UNKNOWN}]
     for body in bodies:
         row = signatures[body["id"]]
         found = row.expression.search(body["text"])
@@ -119,7 +120,7 @@ def hits_of(
             continue
         number = body["text"][: found.end()].rstrip("\n").count("\n")
         line = body["text"].split("\n")[number]
-        if row.role is Role.ERROR and _is_known(line, signatures.values()):
+        if row.role is Role.ERROR and _is_known(line, specific):
             continue
         values = {name.removesuffix("_2"): value for name, value in found.groupdict().items() if value}
         of_text, of_head = origin_of(line), origin_of(body["head"])
@@ -134,7 +135,6 @@ def hits_of(
         yield Hit(row, file, body["line"] + number, origin, values)
 
 
-def _is_known(text: str, signatures: Iterable[Signature]) -> bool:
+def _is_known(line: str, specific: Iterable[Signature]) -> bool:
     """True if a more specific signature matches the line too, whose own hit of it may be left out after many others."""
-    rows = (row for row in signatures if row.lines == 1 and row.role not in {Role.ERROR, Role.UNKNOWN})
-    return any(row.expression.search(text) for row in rows if any(part in text for part in row.texts))
+    return any(row.expression.search(line) for row in specific if any(text in line for text in row.texts))

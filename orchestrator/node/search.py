@@ -162,8 +162,8 @@ class Search:
     def _pieces(self, raw_line: bytes, offset: int, count: int, texts: List[bytes]) -> Iterator[str]:
         """The parts of a line in which a pattern can match: the line, or for a long line the surroundings of each text."""
         if count > 1:
-            follow = self._buffer[offset : offset + LOOKAHEAD_BYTES].replace(b"\r", b"")
-            yield _clean(b"\n".join(follow.split(b"\n")[:count]))
+            follow = self._buffer[offset : offset + LOOKAHEAD_BYTES].split(b"\n", count)[:count]
+            yield _clean(b"\n".join(follow).replace(b"\r", b""))
         elif len(raw_line) <= LOOKAHEAD_BYTES:
             yield _clean(raw_line)
         else:

@@ -240,6 +240,12 @@ def test_the_only_silent_rank_is_the_one_that_the_others_waited_for(
     assert (weigh(evidence).signature, weigh(evidence).ranks) == ("gloo-timeout", culprits)
 
 
+def test_an_exception_is_one_line_whatever_the_number_of_its_frames() -> None:
+    frame = '  File "/app/t.py", line 1, in f\n    f()\n'
+    evidence = search_log([f"{frame * 5}Exception: no data\n".encode()], "log", CATALOGUE)
+    assert [(hit.signature.id, hit.line) for hit in evidence.hits] == [("python-exception", 11)]
+
+
 def test_the_node_of_a_silent_rank_is_that_of_its_log() -> None:
     line = b"RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 6000ms for recv operation to complete\n"
     evidence = search_log([line], "n0/rank-0.err", CATALOGUE, node="n0", rank=0)
