@@ -242,22 +242,23 @@ def _culprits(group: Sequence[Hit], evidence: Evidence) -> tuple[int, ...]:
     if named or not reached:
         return tuple(sorted(named)) or _silent(group, evidence)
     behind = [rank for rank, number in reached.items() if number < max(reached.values())]
-    missing = set(range(evidence.world_size or max(reached) + 1)) - set(reached)
+    missing = _ranks_of_the_run(evidence, set(reached)) - set(reached)
     if evidence.is_partial or len(missing) > len(reached):  # not found, or of another process group
         missing = set()
     return tuple(sorted(missing or behind))
 
 
-def _silent(group: Sequence[Hit], evidence: Evidence) -> tuple[int, ...]:
-    """
-    The only rank in whose log nothing was found, if other ranks timed out; empty if there are several.
+def _ranks_of_the_run(evidence: Evidence, named: set[int]) -> set[int]:
+    """All ranks; if their number is not known, those up to the highest one of several that are named."""
+    return set(range(evidence.world_size or (max(named) + 1 if len(named) > 1 else 0)))
 
-    Without the number of ranks, there are those up to the highest one of several that are named.
-    """
+
+def _silent(group: Sequence[Hit], evidence: Evidence) -> tuple[int, ...]:
+    """The only rank in whose log nothing was found, if other ranks timed out; empty if there are several."""
     if group[0].signature.kind is not FailureClass.HANG or evidence.is_partial:
         return ()
     named = {hit.origin.rank for hit in evidence.hits if hit.origin.rank is not None}
-    silent = set(range(evidence.world_size or (max(named) + 1 if len(named) > 1 else 0))) - named
+    silent = _ranks_of_the_run(evidence, named) - named
     return tuple(silent) if len(silent) == 1 else ()
 
 

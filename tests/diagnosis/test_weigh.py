@@ -96,7 +96,7 @@ RUNS = {
     "memory under Slurm": (
         ("slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.\n"
         f"srun: error: n1: task 3: Out Of Memory\n0: {CLOSED}\nslurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-22T10:00:00 ***\n"),
-        "slurm-oom", (), (), HIGH, {"slurm-oom-task", "gloo-closed", "slurm-cancelled"},
+        "slurm-oom-task", (), ("n1",), HIGH, {"slurm-oom", "gloo-closed", "slurm-cancelled"},
     ),
     "a card that fell off the bus": (
         ("n1: NVRM: Xid (PCI:0000:01:00): 79, pid=1122, GPU has fallen off the bus.\n"
@@ -178,6 +178,7 @@ RUNS = {
         "[n1:2] KeyError: 'a'\n"),
         "python-error", (2,), ("n1",), MEDIUM, {"nccl-rdma-retry", "nccl-connection-refused"},
     ),
+    "the timeout of one rank, of which alone there is a log": (f"{TIMEOUT.format(1, 7)}\n", "collective-timeout", (1,), (), LOW, set()),
     "a link that flaps": (
         "[n0:0] NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with error 12, opcode 0, len 0, vendor err 129\n"
         + "".join(f"[n1:{rank}] {TIMEOUT.format(rank, 7)}\n" for rank in (2, 3)),
