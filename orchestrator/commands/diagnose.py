@@ -17,6 +17,7 @@ from orchestrator.console import (
     size_text,
     without_controls,
 )
+from orchestrator.run import RunState
 
 MOST_CHANGES = 5
 _FAILED = ("FAILED", "LOST")
@@ -28,7 +29,8 @@ def diagnose(words: Sequence[str], signatures: Path | None, *, as_json: bool) ->
         with ProgressLine() as progress:
             result = diagnose_run(words[0] if words else "latest", signatures, progress.update)
         if result.state not in _FAILED:
-            inform(f"run {result.run} is {result.state}; what its logs have so far:")
+            so_far = "" if RunState(result.state).ended else " so far"
+            inform(f"run {result.run} is {result.state}; what its logs have{so_far}:")
     else:
         result = diagnose_files(words, signatures)
     if as_json:
