@@ -183,6 +183,13 @@ def check_sizes(path: Path, manifest: Mapping[str, Any]) -> None:
         _compare(name, expected, size, expected["sha256"])
 
 
+def reason(error: Exception) -> str:
+    """Return why a checkpoint could not be written, with the next step if the disk or the user's share of it is full."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{os.strerror(error.errno)}; free some space, and start again"
+    return str(error)
+
+
 def verified(path: Path) -> Checkpoint:
     """The checkpoint in the folder `path`, every byte of it checked; raises DamagedError."""
     return Checkpoint(path, verify(path, step_of(path)))

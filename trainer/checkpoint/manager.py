@@ -289,7 +289,7 @@ class Checkpoints:
             files.write(self.out, snapshot.step, snapshot.metadata, snapshot.writers)
             self._retain()
         except (OSError, RuntimeError) as exc:  # torch.save turns a full disk into RuntimeError
-            return f"cannot save {self.path(snapshot.step)}: {exc}"
+            return f"cannot save {self.path(snapshot.step)}: {files.reason(exc)}"
         return ""
 
     def _retain(self) -> None:

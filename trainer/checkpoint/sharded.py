@@ -84,7 +84,7 @@ def save(
         try:
             record = write_own_shard(temporary, group, state)
         except OSError as exc:
-            problem = f"cannot save {out / f'step_{step}'}: {exc}"
+            problem = f"cannot save {out / f'step_{step}'}: {files.reason(exc)}"
     records, rng = gather_records(group, record, random_state)
     if temporary is not None and records and all(records):
         everything = {**metadata, **state_metadata(state)}
@@ -92,7 +92,7 @@ def save(
             shards.commit(out, temporary, step=step, records=records, rng=rng, metadata=everything)
             retain()
         except OSError as exc:
-            problem = f"cannot save {out / f'step_{step}'}: {exc}"
+            problem = f"cannot save {out / f'step_{step}'}: {files.reason(exc)}"
     group.raise_if_any(problem, kind=StorageError)
 
 
@@ -125,7 +125,7 @@ def _create_temporary(group: Group, out: Path, step: int) -> Tuple[Path | None, 
         try:
             temporary = files.create_temporary(out, step)
         except OSError as exc:
-            problem = f"cannot save {out / f'step_{step}'}: {exc}"
+            problem = f"cannot save {out / f'step_{step}'}: {files.reason(exc)}"
     text = group.broadcast_bytes(b"" if problem else str(temporary).encode()).decode()
     return (Path(text) if text else None), problem
 

@@ -80,7 +80,7 @@ def main() -> None:
         try:
             answer = REQUESTS[request["do"]](memory, request)
         except OSError as exc:
-            answer = {"problem": str(exc)}
+            answer = {"problem": files.reason(exc)}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

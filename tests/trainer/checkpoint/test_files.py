@@ -27,7 +27,7 @@ from trainer.checkpoint.files import DamagedError
 from trainer.checkpoint.manager import TrainState
 from trainer.checkpoint.state_file import allocate, load_state, outline
 from trainer.config.config import DataConfig, load_config
-from trainer.errors import TrainerError, UserError
+from trainer.errors import StorageError, TrainerError, UserError
 from trainer.tensors import large_tensors
 
 
@@ -292,6 +292,20 @@ def test_resume_restores_the_state_of_numpy_generators(tmp_path: Path) -> None:
     drawn = np.random.rand()  # noqa: NPY002 -- the global generator is what users' tasks draw from
     Session.start(tmp_path).resume()
     assert np.random.rand() == drawn  # noqa: NPY002 -- as above
+
+
+@pytest.mark.parametrize("form", ["whole", "sharded"])
+def test_full_disk_is_named_with_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    session = Session.start(tmp_path, checkpoint=form)
+
+    def fail(*_: object) -> Path:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "create_temporary", fail)
+    with pytest.raises(
+        StorageError, match=r"cannot save .*step_1: No space left on device; free some space, and start again$"
+    ):
+        session.train_and_save(1)
 
 
 def test_failed_save_keeps_older_checkpoints_and_names_the_reason(tmp_path: Path) -> None:
