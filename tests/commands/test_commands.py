@@ -238,23 +238,21 @@ def test_error_message_of_a_rank_neither_moves_the_cursor_nor_is_read_as_markup(
         assert "\x1b" not in text
 
 
-@pytest.mark.parametrize(
-    ("file", "cells"),
-    [
-        ('{"step": 5}', "5"),
-        ('{"phase": "step", "time": 0}', "step"),
-        ('{"step": 5, "steps": 9, "phase": "eval", "time": "noon"}', "5/9  eval"),
-        ('{"summary": "a word"}', ""),
-    ],
-)
-def test_status_shows_an_incomplete_progress_file_with_the_values_that_it_has(
-    orch: Orch, file: str, cells: str
-) -> None:
-    _open_gate(orch)
-    write = 'printf %s "$1" > "$ORCH_RUN_DIR/attempt-1/$ORCH_NODE/progress/$RANK.json"'
-    orch("ssh-launch", "--", "sh", "-c", write, "sh", file)
-    [row] = [line for line in orch("status").stdout.splitlines() if line.strip().startswith("n0")]
-    assert f" DONE {cells}".split() == row.split()[2:][: 1 + len(cells.split())]
+def test_status_shows_an_incomplete_progress_file_with_the_values_that_it_has(orch: Orch) -> None:
+    inventory = orch.cwd / "inventory.yaml"
+    inventory.write_text(inventory.read_text().partition("nodes:")[0] + 'nodes: [{name: "n[0-3]"}]')
+    cells_of_file = {
+        '{"step": 5}': "5",
+        '{"phase": "step", "time": 0}': "step",
+        '{"step": 5, "steps": 9, "phase": "eval", "time": "noon"}': "5/9  eval",
+        '{"summary": "a word"}': "",
+    }
+    write = 'shift "$RANK"; printf %s "$1" > "$ORCH_RUN_DIR/attempt-1/$ORCH_NODE/progress/$RANK.json"'
+    orch("ssh-launch", "--", "sh", "-c", write, "sh", *cells_of_file)
+    rows = [line.split() for line in orch("status").stdout.splitlines() if line.strip().startswith("n")]
+    for rank, (row, cells) in enumerate(zip(rows, cells_of_file.values(), strict=True)):
+        expected = f"n{rank} {rank} DONE {cells}".split()
+        assert row[: len(expected)] == expected
 
 
 HEAVY = ("asyncio", "cryptography", "fabric", "jinja2", "paramiko", "pydantic", "rich", "ruamel", "submitit")
