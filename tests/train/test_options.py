@@ -32,6 +32,7 @@ POINTS = ("task=tests.grounds.tasks:Points", "micro_batch=2", "device=cpu", "rep
 GPT = (*TINY, "save_steps=1", "steps=3", "accumulation=2", "optim.grad_clip=0.5")
 SMALL = ("save_steps=1", "steps=3", "accumulation=2")
 FP16_ON_CPU = ("task=tests.grounds.tasks:Fp16OnCpu", *POINTS[1:], *SMALL)
+STILL = (*POINTS, "lr=1e-12", "steps=1")
 COUNTED = ("task=tests.grounds.tasks:Counted", *POINTS[1:], *SMALL)
 OPTIONS = (
     (FP16_ON_CPU, "strategy=zero2 precision=fp16"),
@@ -173,6 +174,20 @@ def _moments(out: Path) -> dict[str, Any]:
     state = torch.load(out / "step_3" / "state.pt", weights_only=True)
     moments: dict[str, Any] = named(state, manifest["sizes"], keep_scale=False)["moments"]
     return moments
+
+
+@pytest.mark.slow
+def test_16_bit_zero_begins_with_weights_that_are_not_rounded(start_ranks: StartRanks, tmp_path: Path) -> None:
+    words = {"ddp": (), "zero2": ("precision=bf16",), "zero3": ("precision=bf16",)}
+    started = {
+        strategy: start_ranks(f"strategy={strategy}", *more, f"out={tmp_path / strategy}", base=STILL, world_size=1)
+        for strategy, more in words.items()
+    }
+    assert [codes(ranks) for ranks in started.values()] == [[0], [0], [0]], started["zero3"][0].err
+    begun = {strategy: torch.load(tmp_path / strategy / "step_1" / "state.pt")["model"] for strategy in started}
+    assert any(not torch.equal(weight, weight.bfloat16().float()) for weight in begun["ddp"].values())
+    for strategy in ("zero2", "zero3"):
+        torch.testing.assert_close(begun[strategy], begun["ddp"], atol=1e-7, rtol=0.0)
 
 
 @pytest.fixture(scope="module")
