@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 AGENT_MARGIN_S = 5.0  # after the grace, the agent kills its ranks and ends
 KILL_WAIT_S = 5.0
 POLL_S = 0.02
+SUSPENDED = "Tt"  # states of a process that was stopped, by a signal or a debugger
 
 
 class Target:
@@ -93,8 +94,8 @@ class Target:
         return bool(alive)
 
     def _waits_for_kernel(self, agent_pid: int) -> bool:
-        """Return whether an agent that runs itself waits for processes that have not ended in the kernel."""
-        return _state(agent_pid) in "SR" and bool(self._in_kernel())
+        """Return whether an agent that is not suspended waits for processes that have not ended in the kernel."""
+        return _state(agent_pid) not in SUSPENDED and bool(self._in_kernel())
 
     def _in_kernel(self) -> List[int]:
         remaining = self._remaining(read_agent(self.folder), read_history(self.folder).rank_starts)

@@ -15,6 +15,7 @@ import pytest
 from orchestrator.endpoint.client import Endpoint, Heartbeat
 from orchestrator.endpoint.replies import Signalled
 from orchestrator.errors import Unreachable
+from orchestrator.node.endpoint import stop
 from orchestrator.node.machine import START_TIME, live_fields
 from orchestrator.node.ownership import signal_exactly
 from orchestrator.transports.local import LocalTransport
@@ -86,6 +87,19 @@ def test_stop_kills_an_agent_that_ignores_sigterm_and_then_its_ranks(endpoint: E
         (rank, "SIGKILL"),
     ]
     assert result.remaining == ()
+
+
+@pytest.mark.parametrize(("agent_state", "is_killed"), [("S", False), ("R", False), ("D", False), ("T", True)])
+def test_agent_that_waits_for_ranks_in_the_kernel_is_killed_only_if_it_is_suspended(
+    endpoint: Endpoint, ground: Ground, monkeypatch: pytest.MonkeyPatch, agent_state: str, is_killed: bool
+) -> None:
+    """An agent that writes to a busy disk has the state of a rank that hangs, for a moment."""
+    pid = ground.start(endpoint, "rank(); ready(); time.sleep(1000)")
+    states = {pid: agent_state, ground.rank(): "D"}
+    monkeypatch.setattr(stop, "_state", lambda number: states.get(number, "S"))
+    target = stop.Target("n0", str(ground.folder))
+    assert target.signal_all(signal.SIGKILL)
+    assert [(sent["pid"], sent["role"]) for sent in target.signalled] == ([(pid, "agent")] if is_killed else [])
 
 
 STUBBORN = """
