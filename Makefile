@@ -37,6 +37,12 @@ help:
 	$(PIP) --no-build-isolation --editable '.[docs]'
 	touch $@
 
+# A T20's software, for the tests that call tests/grounds/t20.py; empty without a Python 3.8.
+.venv-t20/.ready: scripts/make-t20-venv.sh scripts/t20-requirements.txt
+	mkdir -p .venv-t20
+	scripts/make-t20-venv.sh .venv-t20
+	touch $@
+
 demo: .venv/.trainer
 	$(BIN)/orch ssh-launch --inventory inventories/local.yaml --follow $(DEMO)
 
@@ -81,7 +87,7 @@ test-quick: .venv/.dev
 
 # Debian's packages are installed in parallel with pip's; check needs shellcheck from them.
 test:
-	$(MAKE) --jobs=2 components dev
+	$(MAKE) --jobs=3 components dev .venv-t20/.ready
 	$(MAKE) check
 	$(BIN)/python -m pytest --numprocesses $(WORKERS)
 
@@ -129,4 +135,4 @@ audit: .venv/.dev
 	$(BIN)/python scripts/audit.py
 
 clean:
-	rm -rf .venv .venv-bench .venv-floors* build dist site .cache *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-bench .venv-floors* .venv-t20 build dist site .cache *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import time
@@ -15,6 +14,7 @@ from tests.grounds.cli import Orch
 from tests.grounds.gcu import calls_of, environment
 from tests.grounds.metrics import step_numbers
 from tests.grounds.ports import free_ports
+from tests.grounds.t20 import t20_python
 from tests.train.conftest import DEADLINE_S, TINY, StartRanks, Warm, clean_environment
 from tests.until import until
 
@@ -257,11 +257,9 @@ def test_node_without_the_accelerator_of_the_inventory_fails_the_run_and_does_no
     assert "device=gcu: torch_gcu is not installed for this Python; install TopsRider" in error
 
 
+@pytest.mark.processes
 def test_t20_trains_on_its_own_python_and_torch(tmp_path: Path) -> None:
-    """$ORCH_TORCH_1_10 is a Python 3.8 with torch 1.10: half a gigabyte that no other test needs."""
-    python = os.environ.get("ORCH_TORCH_1_10")
-    if not python:
-        pytest.skip("ORCH_TORCH_1_10 names no Python 3.8 with torch 1.10")
+    python = t20_python()
     calls = tmp_path / "calls"
     calls.mkdir()
     group_env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
