@@ -220,17 +220,23 @@ class Finished:
     text: str = ""
     is_refused: bool = False
     """The check of the nodes refused the start of a Slurm job."""
+    signalled_s: float | None = None
+    """When the agent received the first SIGTERM or SIGINT, by this machine's clock; None if it received none."""
+    reported_done: bool = False
+    """Every rank of the node had reported that its work was done."""
 
     @classmethod
     def of(cls, event: Event, correction_s: float) -> Finished:
         """From an agent-finished event."""
-        exit_ = event.get("exit")
+        exit_, signalled_s = event.get("exit"), event.get("signalled_s")
         return cls(
             event["state"],
             cause_s(event) + correction_s,
             ReportedExit.of(exit_) if exit_ else None,
             event.get("text", ""),
             event.get("refused", False),
+            None if signalled_s is None else signalled_s + correction_s,
+            event.get("reported_done", False),
         )
 
 

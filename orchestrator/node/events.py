@@ -48,6 +48,8 @@ if TYPE_CHECKING:
         exit: Optional[RankResult]
         no_retry: bool
         oom_kills: Optional[int]  # processes of the run on this node that the kernel has killed for lack of memory
+        signalled_s: Optional[float]  # when the agent received the first SIGTERM or SIGINT; None if it received none
+        reported_done: bool  # every rank of the node had reported that its work was done, before or after such a signal
         refused: bool  # by the check of the nodes, before the first attempt
         reason: str
         dropped: List[str]

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 EXIT_CODES = {State.DONE: 0, State.FAILED: 1, State.STOPPED: 6, State.REQUEUE: 0}
 SURVIVOR_S = 5.0  # a process that survives SIGKILL for longer hangs in the kernel, and is reported
 SAME_SIGNAL_S = 1.0  # Slurm signals every process of a job: the guard's copy is not a second request
+# A signal to every process, as by scancel or a host's shutdown, may end a child of a shell before it reaches the agent.
+LATE_SIGNAL_S = 0.2
 SHELL_TERM = 128 + signal.SIGTERM  # the exit code of a shell whose command was ended by SIGTERM
 AFTER_STOP_S = 1.0  # the grace, after a stop, of processes that the ranks left running
 
@@ -85,6 +87,7 @@ class Agent:
         self.running: dict[int, int | None] = {}  # pid -> rank; None for a program that starts the node's ranks itself
         self.done: list[int | None] = []  # the ranks that have finished their work
         self.stop_requests: list[tuple[int, float]] = []  # signal and time; a second one kills at once
+        self.signalled_s: float | None = None  # when the first of them arrived, by the clock of the events
         self.is_signalled_early = False  # SIGTERM arrived before all ranks were started
         self.kill_at_s: float | None = None  # monotonic; ranks and descendants alive then are killed
         self.terminated: set[tuple[int, int]] = set()  # descendants that have been sent SIGTERM
@@ -166,11 +169,18 @@ class Agent:
 
     def reap_children(self) -> bool:
         """Handle the children that have ended; False if none is left that can be waited for."""
+        ended: list[tuple[int, int | None, int]] = []
+        has_children = True
         try:
             for pid, status in reap():
                 if pid in self.running:
-                    self.on_rank_exit(pid, self.running.pop(pid), status)
+                    ended.append((pid, self.running.pop(pid), status))
         except ChildProcessError:
+            has_children = False
+        self.await_stop_request([(rank, status) for _, rank, status in ended])
+        for pid, rank, status in ended:
+            self.on_rank_exit(pid, rank, status)
+        if not has_children:
             return False
         unkillable = self.cards.unkillable if self.is_sweeping else None
         return unkillable is None or set(descendants()) != {unkillable}
@@ -180,8 +190,6 @@ class Agent:
         exited_s = self.events.clock.now()  # after that record: the rank's output must precede its exit
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         name = None if code is not None else signal_name(os.WTERMSIG(status))
-        if (name == "SIGTERM" or code == SHELL_TERM) and self.outcome is None:
-            self.await_stop_request()
         is_stopped = self.outcome is not None
         is_done = self.has_reported_done(rank) or (code == 0 and not is_stopped)
         error, kind = (None, None) if code == 0 else failure_of(self.folder, rank, name, self.ranks_of(rank))
@@ -241,9 +249,22 @@ class Agent:
         elif self.outcome.state == State.STOPPED:
             self.outcome = Outcome(State.REQUEUE)
 
-    def await_stop_request(self) -> None:
-        """If the whole job is stopped, a rank may receive SIGTERM just before the agent: wait briefly for the agent's."""
-        number = await_signal({signal.SIGTERM}, SAME_SIGNAL_S)
+    def await_stop_request(self, ended: Sequence[tuple[int | None, int]]) -> None:
+        """
+        If the whole node is stopped, a rank may receive SIGTERM just before the agent: wait briefly for the agent's.
+
+        A rank that exits with 0 may be a shell whose command was ended by the signal. It needs no wait if its work was reported done.
+
+        Args:
+            ended: rank and wait status of each process that has just ended.
+        """
+        wait_s = 0.0
+        for rank, status in ended:
+            if status in (signal.SIGTERM, SHELL_TERM << 8):
+                wait_s = SAME_SIGNAL_S
+            elif status == 0 and not self.has_reported_done(rank):
+                wait_s = max(wait_s, LATE_SIGNAL_S)
+        number = await_signal({signal.SIGTERM}, wait_s) if wait_s and self.outcome is None else None
         if number is not None:
             self.on_signal(number)
 
@@ -310,6 +331,8 @@ class Agent:
         is_copy = any(number == first and now <= first_s + SAME_SIGNAL_S for first, first_s in self.stop_requests[:1])
         if not is_copy:
             self.stop_requests.append((number, now))
+        if self.signalled_s is None:
+            self.signalled_s = self.events.clock.now()
         if self.outcome is not None:
             return
         reason = f"requested by {signal_name(number)}"
@@ -406,6 +429,8 @@ class Agent:
         record = read_agent(self.folder)
         kills = None if record is None else kills_of_run(record)
         end: Keys = {"state": outcome.state, "exit": outcome.exit, "no_retry": outcome.no_retry, "oom_kills": kills}
+        end["signalled_s"] = self.signalled_s
+        end["reported_done"] = all(map(self.has_reported_done, self.job.processes))
         self.events.write(Kind.AGENT_FINISHED, text, **end)
         self.events.require_written()
         self.logs.require_written()

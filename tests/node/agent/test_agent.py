@@ -550,6 +550,35 @@ def test_rank_ended_by_sigterm_just_before_the_agent_gets_it_is_no_failure(groun
     assert ground.finished()["state"] == "STOPPED"
 
 
+def test_a_shell_that_outlives_its_child_in_a_stop_of_the_node_is_not_done(ground: Ground) -> None:
+    """As by scancel or a host's shutdown: the child gets SIGTERM first, and the shell has exited with 0 before the agent gets it."""
+    ground.job(*sh(f'sleep 1000 & echo $! > "{RUN}/child"; echo up; wait; echo finished'))
+    agent = ground.start()
+    wait_for_output(ground)
+    rank = ground.pid_of_rank()
+    os.kill(ground.pid_in("child"), signal.SIGTERM)
+    until(lambda: not alive(rank), awaited="the end of the shell")
+    os.kill(ground.record()["pid"], signal.SIGTERM)
+    assert agent.wait(timeout=20) == 6
+    (exited,) = ground.events("rank-exited")
+    assert (exited["code"], exited["done"]) == (0, False)
+    finished = ground.finished()
+    assert (finished["state"], finished["reported_done"]) == ("STOPPED", False)
+    assert ground.record()["started"] < finished["signalled_s"] <= finished["time"]
+
+
+def test_work_that_was_reported_done_before_the_stop_is_done(ground: Ground) -> None:
+    progress = f'"{RUN}/attempt-$ORCH_ATTEMPT/$ORCH_NODE/progress/$RANK.json"'
+    ground.job(*sh(f'echo \'{{"phase": "done"}}\' > {progress}; {WAIT}'))
+    agent = ground.start()
+    wait_for_output(ground)
+    agent.terminate()
+    assert agent.wait(timeout=20) == 0
+    finished = ground.finished()
+    assert (finished["state"], finished["reported_done"]) == ("DONE", True)
+    assert finished["signalled_s"] is not None
+
+
 def test_suspended_agent_continues_after_sigcont(ground: Ground) -> None:
     """SIGSTOP and SIGCONT, as by a debugger or a frozen container, beyond the deadline of the agent's wait for a signal."""
     ground.job("sleep", "1000")
