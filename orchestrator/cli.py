@@ -635,7 +635,9 @@ def nodes(inventory: str | None, nodes: str | None, as_json: bool) -> int:
 @click.option(
     "--forget", metavar="LIST", help="Nodes that do not exist any more: do not search them, drop their records."
 )
-@click.option("--checkpoints", is_flag=True, help="Also remove runs that contain checkpoints.")
+@click.option(
+    "--results", is_flag=True, help="Also remove runs that hold results: checkpoints, or any file of the program."
+)
 @click.option("--dry-run", is_flag=True, help="Only print what would be ended and removed.")
 @_json
 def gc(inventory: str | None, older_than: str, forget: str | None, **flags: bool) -> int:

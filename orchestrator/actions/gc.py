@@ -18,13 +18,13 @@ from orchestrator.launchers.slurm import unshared_workdir
 from orchestrator.launchers.slurm.host import slurm_host
 from orchestrator.launchers.slurm.login_node import login_node
 from orchestrator.names.hostlist import expand
-from orchestrator.node.endpoint.garbage import Clearing
+from orchestrator.node.endpoint.garbage import HOLDS_RESULTS, Clearing
 from orchestrator.node.messages import GarbageBody
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.progress import OnProgress, Reporter
 from orchestrator.store import RunFolder, Store
 
-__all__ = ["Garbage", "GarbageBody", "Limits", "SiteGarbage", "collect"]
+__all__ = ["HOLDS_RESULTS", "Garbage", "GarbageBody", "Limits", "SiteGarbage", "collect"]
 
 YOUNG_S = 60.0  # the agent of a younger process may not have written its record yet
 RECORDS = "-"  # shown as the node of garbage among the records of this machine
@@ -34,10 +34,10 @@ Key = tuple[str, str, str | None, int | None, str]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on the removal; without `checkpoints`, run folders that contain checkpoints are kept."""
+    """Limits on the removal; without `results`, run folders that contain results of the program are kept."""
 
     older_than_s: float
-    checkpoints: bool
+    results: bool
     dry_run: bool
 
 
@@ -232,7 +232,7 @@ def _collect_site(site: Site, limits: Limits, claims: _Claims, terminal: Termina
             garbage.entries = endpoint.clear(
                 site.node.workdir,
                 older_than_s=limits.older_than_s,
-                checkpoints=limits.checkpoints,
+                results=limits.results,
                 dry_run=limits.dry_run,
             )
     return garbage
@@ -257,5 +257,5 @@ def _reasons_to_keep(
 
 def _collect_records(store: Store, reasons: dict[str, str], gone: set[str], limits: Limits) -> list[GarbageBody]:
     """Remove the records of runs that are over and have no reason to be kept, and of those whose nodes are all `gone`."""
-    clearing = Clearing(limits.older_than_s, checkpoints=limits.checkpoints, dry_run=limits.dry_run)
+    clearing = Clearing(limits.older_than_s, results=limits.results, dry_run=limits.dry_run)
     return [{**entry, "kind": "record"} for entry in clearing.runs(str(store.runs), reasons, gone)]

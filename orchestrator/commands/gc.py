@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from orchestrator.actions.durations import seconds, worded
-from orchestrator.actions.gc import GarbageBody, Limits, SiteGarbage, collect
+from orchestrator.actions.gc import HOLDS_RESULTS, GarbageBody, Limits, SiteGarbage, collect
 from orchestrator.console import ProgressLine, inform, print_json, print_table, size_text, warn
 
 
 def gc(
-    older_than: str, inventory: str | None, forget: str | None, *, checkpoints: bool, dry_run: bool, as_json: bool
+    older_than: str, inventory: str | None, forget: str | None, *, results: bool, dry_run: bool, as_json: bool
 ) -> int:
     """
     Collect the garbage of the nodes and the records, and print it.
@@ -19,7 +19,7 @@ def gc(
     Raises:
         OrchError: nodes could not be reached, or garbage could not be removed.
     """
-    limits = Limits(seconds("--older-than", older_than), checkpoints, dry_run)
+    limits = Limits(seconds("--older-than", older_than), results, dry_run)
     with ProgressLine() as progress:
         garbage = collect(limits, inventory, forget, progress.update)
     for warning in garbage.damaged:
@@ -45,6 +45,11 @@ def _report(sites: Sequence[SiteGarbage], limits: Limits, searched: int) -> None
     freed = sum(entry["bytes"] for entry in entries if entry["action"] == "remove")
     young = sum(entry["action"] == "young" for entry in entries)
     would = "would be " if limits.dry_run else ""
+    held = [entry["result_bytes"] for entry in entries if entry["why"] == HOLDS_RESULTS]
+    if held:
+        inform(
+            f"{size_text(sum(held))} of results stay: `orch cp RUN:PATH DIR` copies them, and --results removes their runs"
+        )
     inform(
         f"{size_text(freed)} {would}freed; {young} younger than {worded(limits.older_than_s)} left alone; working folders searched: {searched}"
     )
@@ -73,12 +78,10 @@ def _done(entry: GarbageBody, would: str) -> str:
         return f"failed: {entry['why']}"
     if entry["action"] == "remove":
         return f"{would}removed"
-    checkpoints = (
-        f" ({size_text(entry['checkpoint_bytes'])}; --checkpoints removes them)"
-        if "checkpoints" in entry["why"]
-        else ""
+    held = (
+        f": {', '.join(entry['results'])} ({size_text(entry['result_bytes'])})" if entry["why"] == HOLDS_RESULTS else ""
     )
-    return f"kept: {entry['why']}{checkpoints}"
+    return f"kept: {entry['why']}{held}"
 
 
 def _report_json(sites: Sequence[SiteGarbage], *, dry_run: bool) -> None:

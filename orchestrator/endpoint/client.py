@@ -377,14 +377,12 @@ class Endpoint:
             self._connection.call(protocol.STRAYS, request, answer_s=grace_s + STRAYS_MARGIN_S + ANSWER_S).reply
         )
 
-    def clear(
-        self, workdir: str, *, older_than_s: float, checkpoints: bool, dry_run: bool
-    ) -> list[messages.GarbageBody]:
-        """Remove old runs that have ended and unused bundles, or only list them; runs with checkpoints only on request."""
+    def clear(self, workdir: str, *, older_than_s: float, results: bool, dry_run: bool) -> list[messages.GarbageBody]:
+        """Remove old runs that have ended and unused bundles, or only list them; runs with results only on request."""
         request: messages.ClearRequest = {
             "workdir": workdir,
             "older_than_s": older_than_s,
-            "checkpoints": checkpoints,
+            "results": results,
             "dry_run": dry_run,
         }
         return self._connection.call(protocol.CLEAR, request, answer_s=CLEAR_S).reply["entries"]

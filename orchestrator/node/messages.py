@@ -611,20 +611,23 @@ class StraysReply(TypedDict):
 class ClearRequest(TypedDict):
     workdir: str
     older_than_s: float
-    checkpoints: bool
+    results: bool
     dry_run: bool
 
 
 class GarbageBody(TypedDict):
     """
     A run folder or a bundle, and the action on it: `remove`, `keep` (`why` is the reason), `young`, or `fail` (`why` is the error).
+
+    `results` are the largest files and folders that hold results, relative to the run's folder.
     """
 
     kind: str
     name: str
     path: str
     bytes: int
-    checkpoint_bytes: int
+    result_bytes: int
+    results: List[str]
     age_s: float
     action: str
     why: str

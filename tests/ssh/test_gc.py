@@ -79,16 +79,16 @@ def test_old_runs_are_removed_from_nodes_and_records_and_younger_ones_stay(orch:
     assert orch("logs", young, "--stream", "event").stdout
 
 
-def test_run_with_checkpoints_is_named_with_its_size_and_its_record_stays_too(orch: Orch) -> None:
-    script = 'mkdir -p "$ORCH_RUN_DIR/checkpoints/step_1" && head -c 3000 /dev/zero > "$ORCH_RUN_DIR/checkpoints/step_1/state.pt"'
+def test_run_with_results_is_named_with_its_size_and_its_record_stays_too(orch: Orch) -> None:
+    script = 'mkdir -p outputs && head -c 2000 /dev/zero > outputs/pytorch_model.bin && head -c 1000 /dev/zero > "$ORCH_RUN_DIR/eval.csv"'
     run = _done(orch, f'if [ "$RANK" = 0 ]; then {script}; fi')
     _age(orch)
     kept = [line for line in orch("gc").stdout.splitlines() if "kept" in line]
     assert [line.split()[:2] for line in kept] == [["n0", "run"], ["n0", "bundle"], ["-", "record"]]
-    assert "holds checkpoints (3.0 kB; --checkpoints removes them)" in kept[0]
+    assert "holds results: code/outputs/, eval.csv (3.0 kB)" in kept[0]
     assert "its folder on n0 stays" in kept[2]
     assert [path.parent.parent.name for path in _runs(orch)] == ["n0"]
-    orch("gc", "--checkpoints")
+    orch("gc", "--results")
     assert _runs(orch) == []
     assert orch("list").stdout.count(run) == 0
 

@@ -12,6 +12,7 @@ import re
 import stat
 import time
 
+from orchestrator.node.endpoint.results import Results
 from orchestrator.node.events import read_history
 from orchestrator.node.files import absolute_path, raise_unless_missing, read_json
 from orchestrator.node.machine import boot_id, is_alive
@@ -29,51 +30,29 @@ if TYPE_CHECKING:
 
 BUNDLE = re.compile(r"[0-9a-f]{32}\Z|\.new-")  # `.new-…` is left by an unfinished push
 REMOVING = ".removing-"  # a folder is renamed before its removal: an incomplete bundle must not be used
-CHECKPOINT = re.compile(r"(step_|checkpoint-|global_step)\d+\Z|.+\.(pt|pth|ckpt|safetensors|distcp)\Z")
-CHECKPOINTS = "checkpoints"  # the trainer's `out` in the run folder
+HOLDS_RESULTS = "holds results"
 FINAL = ("DONE", "FAILED", "STOPPED")  # not LOST: the run may be alive
 NEVER_STARTED_S = 3600.0  # a launch pushes its bundle in less
 
 
 class Size:
-    """The content of a folder: bytes, bytes of checkpoints, and the time of the newest write."""
+    """The content of a folder: bytes, the time of the newest write, and the results in it if it is that of a run."""
 
-    def __init__(self, path: str, bundles: Sequence[str] = ()) -> None:
-        """`bundles` are those of a run: files that were sent with the code are no checkpoints, unless they have changed."""
-        self.bytes = self.checkpoint_bytes = 0
-        self.has_checkpoints = False
+    def __init__(self, path: str, bundles: Optional[Sequence[str]] = None) -> None:
+        """`bundles` are those of a run; None: the folder is no run's."""
+        self.bytes = 0
         self.newest = os.lstat(path).st_mtime
+        self.results = Results(path, bundles or ())
         for root, folders, files in os.walk(path, onerror=raise_unless_missing):  # unreadable: not removed
-            parts = os.path.relpath(root, path).split(os.sep)
-            in_checkpoint = parts[0] == CHECKPOINTS or any(map(CHECKPOINT.match, parts))
+            parts = [] if root == path else os.path.relpath(root, path).split(os.sep)
+            self.results.enter(parts, root, files)
             for name in folders + files:
-                is_checkpoint = in_checkpoint or CHECKPOINT.match(name) is not None
                 with contextlib.suppress(FileNotFoundError):  # a living run removes files
                     state = os.lstat(os.path.join(root, name))
-                    is_sent = is_checkpoint and any(was_sent(state, [*parts, name], bundle) for bundle in bundles)
-                    self._add(state, is_checkpoint=is_checkpoint and not is_sent)
-
-    def _add(self, state: os.stat_result, *, is_checkpoint: bool) -> None:
-        size = state.st_size if stat.S_ISREG(state.st_mode) else 0
-        self.bytes += size
-        self.newest = max(self.newest, state.st_mtime)
-        if is_checkpoint:
-            self.has_checkpoints = True
-            self.checkpoint_bytes += size
-
-
-def was_sent(state: os.stat_result, parts: List[str], bundle: str) -> bool:
-    """Return whether a file in a run folder is an unchanged copy of a file of the bundle, or a folder that is in the bundle."""
-    first = 3 if parts[0].startswith(ATTEMPT) else 1  # attempt-1/NODE/code/…, or code/…
-    if parts[first - 1 : first] != ["code"]:
-        return False
-    try:
-        original = os.lstat(os.path.join(bundle, "code", *parts[first:]))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    if stat.S_ISDIR(state.st_mode):
-        return stat.S_ISDIR(original.st_mode)
-    return (state.st_size, state.st_mtime_ns) == (original.st_size, original.st_mtime_ns)  # copies keep the time
+                    self.bytes += state.st_size if stat.S_ISREG(state.st_mode) else 0
+                    self.newest = max(self.newest, state.st_mtime)
+                    if bundles is not None:
+                        self.results.add([*parts, name], state)
 
 
 def is_user_folder(path: str) -> bool:
@@ -88,7 +67,7 @@ def is_user_folder(path: str) -> bool:
 def clear(request: messages.ClearRequest, _payload: bytes) -> Tuple[messages.ClearReply, bytes]:
     """Remove ended runs and unused bundles older than older_than_s from a working folder, or only list them (dry_run)."""
     workdir = absolute_path(request["workdir"])
-    clearing = Clearing(request["older_than_s"], checkpoints=request["checkpoints"], dry_run=request["dry_run"])
+    clearing = Clearing(request["older_than_s"], results=request["results"], dry_run=request["dry_run"])
     runs = clearing.runs(os.path.join(workdir, "runs"))
     removed = {entry["name"] for entry in runs if entry["action"] == "remove"}
     return {"entries": runs + clearing.bundles(workdir, removed) + clearing.memory()}, b""
@@ -96,13 +75,13 @@ def clear(request: messages.ClearRequest, _payload: bytes) -> Tuple[messages.Cle
 
 class Clearing:
     """
-    Removes folders, or only lists them (dry_run), and returns an entry for each.
+    Removes folders, or only lists them (dry_run), and returns an entry for each. Without `results`, a run that has some stays.
 
     The action of an entry is "remove", "keep" (`why` is the reason), "young" (not old enough) or "fail" (`why` is the error).
     """
 
-    def __init__(self, older_than_s: float, *, checkpoints: bool, dry_run: bool) -> None:
-        self.older_than_s, self.checkpoints, self.dry_run = older_than_s, checkpoints, dry_run
+    def __init__(self, older_than_s: float, *, results: bool, dry_run: bool) -> None:
+        self.older_than_s, self.results, self.dry_run = older_than_s, results, dry_run
 
     def runs(
         self, folder: str, only: Optional[Dict[str, str]] = None, forgotten: Container[str] = ()
@@ -111,7 +90,7 @@ class Clearing:
         Remove run folders.
 
         With `only` (name -> the reason to keep it, or empty), only those that it names. Of `forgotten` runs, no node exists any
-        more: they are removed whatever their records say, but not checkpoints, where records and runs are in one folder.
+        more: they are removed whatever their records say, but not results, where records and runs are in one folder.
         """
         active = active_runs()
 
@@ -121,7 +100,7 @@ class Clearing:
                 why = "its processes are alive" if name in active else ""
             else:
                 why = (only or {}).get(name) or reason_to_keep(path, active, time.time() - size.newest)
-            return why or ("holds checkpoints" if size.has_checkpoints and not self.checkpoints else "")
+            return why or (HOLDS_RESULTS if size.results and not self.results else "")
 
         paths = [path for path in self._folders(folder, RUN_ID) if only is None or os.path.basename(path) in only]
         return [self._entry("run", path, reason) for path in paths]
@@ -148,7 +127,8 @@ class Clearing:
                     "name": name,
                     "path": path,
                     "bytes": size,
-                    "checkpoint_bytes": 0,
+                    "result_bytes": 0,
+                    "results": [],
                     "age_s": age_s,
                     "action": "fail" if problem else "remove",
                     "why": problem,
@@ -172,15 +152,16 @@ class Clearing:
             "name": os.path.basename(path),
             "path": path,
             "bytes": 0,
-            "checkpoint_bytes": 0,
+            "result_bytes": 0,
+            "results": [],
             "age_s": 0.0,
             "action": "remove",
             "why": "",
         }
         try:
-            size = Size(path, bundles_of(path) if kind == "run" else ())
+            size = Size(path, bundles_of(path) if kind == "run" else None)
             entry["bytes"] = size.bytes
-            entry["checkpoint_bytes"] = size.checkpoint_bytes
+            entry["result_bytes"], entry["results"] = size.results.bytes, size.results.names
             entry["age_s"] = max(0.0, time.time() - size.newest)
             if entry["age_s"] < self.older_than_s:
                 entry["action"] = "young"

@@ -65,7 +65,7 @@ class Workdir:
         self,
         *,
         older_than_s: float = 7 * DAY_S,
-        checkpoints: bool = False,
+        results: bool = False,
         dry_run: bool = False,
         age_s: float = 8 * DAY_S,
     ) -> dict[str, GarbageBody]:
@@ -74,7 +74,7 @@ class Workdir:
         for path in [*self.path.rglob("*"), self.path / "runs" / OLD]:
             if path.is_symlink() or path.exists():
                 os.utime(path, (then, then), follow_symlinks=False)
-        limits = {"older_than_s": older_than_s, "checkpoints": checkpoints, "dry_run": dry_run}
+        limits = {"older_than_s": older_than_s, "results": results, "dry_run": dry_run}
         return {entry["name"]: entry for entry in self._endpoint.clear(str(self.path), **limits)}  # type: ignore[arg-type]
 
 
@@ -113,24 +113,26 @@ def test_dry_run_reports_the_same_and_removes_nothing(workdir: Workdir) -> None:
         "checkpoints/step_20/state.pt",
         "checkpoints/latest",
         "attempt-1/n0/out/step_20/manifest.json",
-        "code/out/model.safetensors",
-        "code/checkpoint-500/trainer_state.json",
-        "code/global_step10/mp_rank_00_model_states.bin",
+        "code/outputs/pytorch_model.bin",
+        "code/work_dirs/exp/20261101_101500/vis_data/scalars.json",
+        "code/results.csv",
+        "stats.json",
+        "shared/features.npz",
     ],
 )
-def test_run_with_checkpoints_is_kept_unless_their_removal_is_requested(workdir: Workdir, name: str) -> None:
+def test_run_with_results_is_kept_unless_their_removal_is_requested(workdir: Workdir, name: str) -> None:
     run = workdir.run()
     (run / name).parent.mkdir(parents=True, exist_ok=True)
     (run / name).write_bytes(b"x" * 500)
     kept = workdir.clear()[OLD]
-    assert (kept["action"], kept["why"], kept["checkpoint_bytes"]) == ("keep", "holds checkpoints", 500)
+    assert (kept["action"], kept["why"], kept["result_bytes"]) == ("keep", "holds results", 500)
     assert (run / name).exists()
-    assert workdir.clear(checkpoints=True)[OLD]["action"] == "remove"
+    assert workdir.clear(results=True)[OLD]["action"] == "remove"
     assert not run.exists()
 
 
 @pytest.mark.parametrize("code", ["code", "attempt-1/n0/code"])
-def test_code_that_was_sent_is_no_checkpoint_unless_it_has_changed(workdir: Workdir, code: str) -> None:
+def test_code_that_was_sent_is_no_result_unless_it_has_changed(workdir: Workdir, code: str) -> None:
     run, sent = workdir.run(), workdir.bundle() / "code"
     (sent / "checkpoint-1").mkdir(parents=True)
     for name in ("weights.pt", "checkpoint-1/config.json"):
@@ -139,22 +141,22 @@ def test_code_that_was_sent_is_no_checkpoint_unless_it_has_changed(workdir: Work
     assert workdir.clear(dry_run=True)[OLD]["action"] == "remove"
     for name in ("weights.pt", "checkpoint-1/config.json"):  # of the same size, as a training overwrites its weights
         (run / code / name).write_text((sent / name).read_text().upper())
-        assert Size(str(run), [str(sent.parent)]).has_checkpoints
+        assert Size(str(run), [str(sent.parent)]).results
         shutil.copy2(sent / name, run / code / name)
-    assert not Size(str(run), [str(sent.parent)]).has_checkpoints
+    assert not Size(str(run), [str(sent.parent)]).results
     (run / code / "checkpoint-1" / "state.json").touch()
-    assert Size(str(run), [str(sent.parent)]).has_checkpoints
+    assert Size(str(run), [str(sent.parent)]).results
 
 
 def test_record_of_a_run_whose_nodes_are_all_gone_is_removed_in_any_state(tmp_path: Path) -> None:
-    clearing = Clearing(0.0, checkpoints=False, dry_run=False)
+    clearing = Clearing(0.0, results=False, dry_run=False)
     for name in (OLD, SECOND):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text('{"state": "LOST"}')
     (tmp_path / OLD / "checkpoints").mkdir()  # records and runs may be in one folder
     (tmp_path / OLD / "checkpoints" / "state.pt").touch()
     kept = clearing.runs(str(tmp_path), {OLD: ""}, {OLD})
-    assert [(entry["action"], entry["why"]) for entry in kept] == [("keep", "holds checkpoints")]
+    assert [(entry["action"], entry["why"]) for entry in kept] == [("keep", "holds results")]
     (tmp_path / OLD / "checkpoints" / "state.pt").unlink()
     entries = clearing.runs(str(tmp_path), {OLD: "", SECOND: ""}, {OLD})
     assert [(entry["action"], entry["why"]) for entry in entries] == [("remove", ""), ("keep", "its record is LOST")]
@@ -287,7 +289,7 @@ def test_another_users_folder_is_left_alone(workdir: Workdir) -> None:
 
 
 def test_missing_working_folder_has_nothing_to_clear(endpoint: Endpoint, tmp_path: Path) -> None:
-    assert endpoint.clear(str(tmp_path / "no"), older_than_s=0, checkpoints=True, dry_run=False) == []
+    assert endpoint.clear(str(tmp_path / "no"), older_than_s=0, results=True, dry_run=False) == []
     assert not (tmp_path / "no").exists()
 
 
