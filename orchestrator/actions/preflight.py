@@ -89,6 +89,8 @@ def survey(
     machines = _machines([node for node in nodes if node.name not in known], reach)
     queried = [machine[0] for machine in machines]
     answers, failures = _facts(queried, reach, code, all_names=all_names, wait_s=FACTS_S + busy_s)
+    if code is not None:
+        answers = _without_changing_code(answers, queried, reach, code, wait_s=FACTS_S + busy_s)
     found = {**known, **{name: answer.facts for name, answer in answers.items()}}
     cluster = Cluster(
         expected={node.name: node.expected for node in nodes if node in queried or node.name in known},
@@ -159,6 +161,29 @@ def _facts(
         else:
             failures[name] = _failure(result, wait_s)
     return answers, failures
+
+
+def _without_changing_code(
+    answers: Mapping[str, NodeAnswer], nodes: Sequence[CheckedNode], reach: Reach, code: str, *, wait_s: float
+) -> dict[str, NodeAnswer]:
+    """
+    The answers without the digest of code that changes while it is read: a program that writes to the folder is no difference.
+
+    If digests differ, they are read a second time: of one folder that several nodes see, the first reading was at different times.
+    """
+    first = {name: entry["digest"] for name, answer in answers.items() if (entry := answer.facts["code"])}
+    if len({*first.values()} - {None}) < 2:  # noqa: PLR2004  equal on all nodes
+        return dict(answers)
+    again, _ = _facts([node for node in nodes if node.name in first], reach, code, all_names=False, wait_s=wait_s)
+    second = {name: entry["digest"] for name, answer in again.items() if (entry := answer.facts["code"])}
+
+    def settled(name: str, answer: NodeAnswer) -> NodeAnswer:
+        entry = answer.facts["code"]
+        if entry is None or first[name] == second.get(name):
+            return answer
+        return replace(answer, facts={**answer.facts, "code": {**entry, "digest": None}})
+
+    return {name: settled(name, answer) for name, answer in answers.items()}
 
 
 def _failure(error: OrchError | None, wait_s: float) -> str:

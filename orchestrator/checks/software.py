@@ -84,8 +84,10 @@ def packages(cluster: Cluster) -> Iterator[Finding]:
 
 
 def code(cluster: Cluster) -> Iterator[Finding]:
-    """The user's code on the nodes: the same commit, changes and files."""
-    found = cluster.values(lambda facts: facts["code"])
+    """The user's code on the nodes: the same commit, changes and files. Of nodes that share the folder, the first counts."""
+    answers = cluster.values(lambda facts: facts["code"])
+    first = {entry["identity"]: entry for entry in reversed(answers.values()) if entry["identity"]}
+    found = {node: first.get(entry["identity"], entry) for node, entry in answers.items()}
     remedy = "copy the code to all nodes, or put it on a shared folder; orch sends the code of the folder it runs in by itself"
     commits = difference({node: entry["commit"] for node, entry in found.items() if entry["commit"]})
     if commits:

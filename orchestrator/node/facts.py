@@ -192,9 +192,14 @@ class Software(TypedDict):
 
 
 class Code(TypedDict):
-    """The user's code on the node: the git work tree that holds `path`; `digest` is the sha256 over the names and contents of the program files in `path`."""
+    """
+    The user's code on the node: the git work tree that holds `path`; `digest` is the sha256 over the names and contents of the program files in `path`.
+
+    `identity` is that of the folder, as in Disk.
+    """
 
     path: str
+    identity: str
     commit: Optional[str]
     dirty: Optional[bool]
     digest: Optional[str]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -22,6 +22,7 @@ class StubNode:
         self.deadlines: dict[str, float] = {}
         self.interfaces: Mapping[str, str] = {}
         self.listens, self.refusal = False, ""
+        self.code_digest: Callable[[], str] = lambda: "d"
         self._facts, self._files = facts, files
 
     def clock_ahead(self, *, wait_s: float) -> tuple[float, float]:
@@ -31,7 +32,11 @@ class StubNode:
     def probe(self, names: Sequence[str], folders: Mapping[str, str], code: str | None, *, wait_s: float) -> NodeFacts:
         del names, folders
         self.deadlines["probe"] = wait_s
-        entry = None if code is None else {"path": code, "commit": None, "dirty": None, "digest": "d"}
+        entry = (
+            None
+            if code is None
+            else {"path": code, "identity": "", "commit": None, "dirty": None, "digest": self.code_digest()}
+        )
         return cast("NodeFacts", {**self._facts, "code": entry})
 
     def listen(self, candidates: Sequence[str], interfaces: Mapping[str, str], *, wait_s: float) -> str:

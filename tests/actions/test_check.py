@@ -43,7 +43,7 @@ def test_nodes_with_equal_cells_are_one_row() -> None:
 def test_facts_are_kept_of_nodes_without_cards_and_findings_for_a_short_time(tmp_path: Path) -> None:
     nodes = cluster(cpu_node, 3)
     nodes.facts["n1"]["limits"]["nofile"] = {"soft": 256, "hard": 256}
-    nodes.facts["n0"]["code"] = {"path": "/data", "commit": None, "dirty": None, "digest": None}
+    nodes.facts["n0"]["code"] = {"path": "/data", "identity": "", "commit": None, "dirty": None, "digest": None}
     kept = facts_to_keep(nodes, check(nodes))
     assert kept == {"n0": {**nodes.facts["n0"], "code": None}, "n1": None, "n2": nodes.facts["n2"]}
     assert facts_to_keep(cluster(gpu_node, 2), []) == {"n0": None, "n1": None}

@@ -75,7 +75,7 @@ def test_kept_facts_with_a_failure_are_replaced(tmp_path: Path) -> None:
 
 def test_code_on_the_nodes_is_compared_in_the_folder_of_the_program(tmp_path: Path) -> None:
     old = cluster(cpu_node, 3)
-    old.facts["n1"]["code"] = {"path": "/home/u", "commit": None, "dirty": None, "digest": "other"}
+    old.facts["n1"]["code"] = {"path": "/home/u", "identity": "", "commit": None, "dirty": None, "digest": "other"}
     nodes = StubNodes(cluster(cpu_node, 3))
     result = _result(nodes, _kept(tmp_path, old), _plan(Program("python", ("/data/x/train.py",))))
     assert result.findings == []

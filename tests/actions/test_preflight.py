@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -104,3 +105,21 @@ def test_port_is_tested_on_the_network_that_the_launch_will_use() -> None:
     discovered = discovery(surveyed).environment("n0")
     assert discovered["NCCL_SOCKET_IFNAME"]
     assert nodes.by_name["n0"].interfaces == {name: discovered[name] for name in INTERFACES if name in discovered}
+
+
+def test_code_that_changes_while_it_is_read_is_not_compared() -> None:
+    """Of one folder, n0 reads `a` before a file is written, and n1 reads `b`; then both read `b`."""
+    nodes = StubNodes(cluster(cpu_node, 3))
+    readings = {"n0": iter("ab"), "n1": iter("bb"), "n2": iter("bb")}
+    for name, node in nodes.by_name.items():
+        node.code_digest = partial(next, readings[name])
+    found = survey(nodes.checked, nodes.reach, code="/data")
+    assert [facts["code"] and facts["code"]["digest"] for facts in found.facts.values()] == [None, "b", "b"]
+
+
+def test_code_that_differs_in_both_readings_is_compared() -> None:
+    nodes = StubNodes(cluster(cpu_node, 2))
+    for name, node in nodes.by_name.items():
+        node.code_digest = partial(str, name)
+    found = survey(nodes.checked, nodes.reach, code="/data")
+    assert [facts["code"] and facts["code"]["digest"] for facts in found.facts.values()] == ["n0", "n1"]

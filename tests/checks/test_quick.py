@@ -213,7 +213,8 @@ def test_own_name_on_the_loopback_is_a_warning_as_debian_installs_it() -> None:
 def test_code_is_compared_by_commit_then_by_its_files() -> None:
     nodes = cluster(cpu_node, 3)
     for name, facts in nodes.facts.items():
-        facts["code"] = {"path": "/code", "commit": "c" * 40, "dirty": name == "n2", "digest": f"{name == 'n2'}" * 3}
+        dirty = name == "n2"
+        facts["code"] = {"path": "/code", "identity": "", "commit": "c" * 40, "dirty": dirty, "digest": f"{dirty}" * 3}
     [found] = check(nodes)
     assert (
         found.text
@@ -222,6 +223,18 @@ def test_code_is_compared_by_commit_then_by_its_files() -> None:
     assert nodes.facts["n0"]["code"]
     nodes.facts["n0"]["code"]["commit"] = "d" * 40
     assert check(nodes)[0].text == "the code differs: commit dddddddddddd on n0; commit cccccccccccc on the other 2"
+
+
+def test_code_in_one_folder_of_several_nodes_is_not_compared_with_itself() -> None:
+    nodes = cluster(cpu_node, 3)
+    for name, facts in nodes.facts.items():
+        shared = "nfs4:server:/data::7" if name != "n2" else "local:b:1:7"
+        facts["code"] = {"path": "/code", "identity": shared, "commit": None, "dirty": None, "digest": name}
+    [found] = check(nodes)
+    assert found.text == "the files of the code differ: files n2 on n2; files n0 on the other 2"
+    assert nodes.facts["n2"]["code"]
+    nodes.facts["n2"]["code"]["identity"] = "nfs4:server:/data::7"
+    assert check(nodes) == []
 
 
 def test_hardware_that_the_ranks_do_not_use_fails_no_node() -> None:

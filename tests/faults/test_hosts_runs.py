@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,20 @@ def test_ranks_run_on_their_hosts_with_the_address_of_the_first_as_master(orch: 
     assert lines == [f"{rank} h{rank} h{rank} {hosts[0].address}" for rank in range(3)]
     assert orch.status()["state"] == "DONE"
     until(lambda: all(_is_idle(host) for host in hosts.hosts), awaited="the hosts to be idle")
+
+
+def test_program_beside_the_workdir_in_a_shared_folder_starts_again_and_again(hosts: Hosts, tmp_path: Path) -> None:
+    """Each launch writes program files to the workdir while the nodes compare those of the program's folder."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # all hosts have it
+        shared = Path(folder)
+        os.chown(shared, hosts.uid, hosts.gid)
+        (shared / "train.py").write_text("print('trained')\n", encoding="utf-8")
+        (shared / "train.py").chmod(0o644)
+        hosts.inventory(tmp_path, defaults={"workdir": f"{folder}/work"})
+        orch = hosts.orch(tmp_path)
+        for _ in range(2):
+            orch("ssh-launch", "--", f"{folder}/train.py")
+        assert [orch.recorded(record["id"]) for record in orch.records()] == ["DONE", "DONE"]
 
 
 @pytest.mark.train

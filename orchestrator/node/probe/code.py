@@ -9,6 +9,9 @@ import re
 import stat
 
 from orchestrator.node.files import absolute_path
+from orchestrator.node.mounts import MOUNTINFO, mount_of
+from orchestrator.node.not_code import reason_not_code
+from orchestrator.node.probe.disks import identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +31,23 @@ def code(source: Source, path: str) -> Code:
     folder = absolute_path(path)
     top = work_tree(source, folder)
     commit, dirty = (None, None) if top is None else state_of(source, top)
-    return {"path": folder, "commit": commit, "dirty": dirty, "digest": digest(source, folder)}
+    return {
+        "path": folder,
+        "identity": folder_identity(source, folder),
+        "commit": commit,
+        "dirty": dirty,
+        "digest": digest(source, folder),
+    }
+
+
+def folder_identity(source: Source, folder: str) -> str:
+    """The name of the file system and of the folder in it; empty if there is no such folder."""
+    try:
+        real = os.path.realpath(source.path(folder))
+        state = os.stat(real)
+    except OSError:
+        return ""
+    return identity(source, state, mount_of(real if source.root == "/" else folder, source.text(MOUNTINFO) or ""))
 
 
 def work_tree(source: Source, folder: str) -> Optional[str]:
@@ -71,7 +90,7 @@ def head(source: Source, folder: str) -> Optional[str]:
 
 def digest(source: Source, folder: str) -> Optional[str]:
     """
-    The sha256 over names and contents of the program files: logs and outputs change while the nodes read them.
+    The sha256 over names and contents of the program files: logs and outputs change while the nodes read them, and so does orch's workdir.
 
     None if there are too many files, and for a folder with the user's home in it: each node may have its own.
     """
@@ -97,7 +116,11 @@ def digest(source: Source, folder: str) -> Optional[str]:
 
 
 def found_files(folder: str) -> Iterator[Tuple[str, str]]:
-    """Relative and whole path of each program file and link to one, outside of hidden folders; OSError if too many names are in the folder."""
+    """
+    Relative and whole path of each program file and link to one, outside of hidden folders and those that programs write to.
+
+    OSError if too many names are in the folder.
+    """
 
     def fail(error: OSError) -> None:
         raise error
@@ -107,7 +130,9 @@ def found_files(folder: str) -> Iterator[Tuple[str, str]]:
         count += len(folders) + len(names)
         if count > MAX_NAMES:
             raise OSError(errno.E2BIG, f"more than {MAX_NAMES} files", folder)
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [
+            name for name in folders if not name.startswith(".") and not reason_not_code(os.path.join(parent, name))
+        ]
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
         for name in [*names, *links]:
             if name.endswith(SUFFIXES) and not name.startswith("."):

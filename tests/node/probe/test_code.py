@@ -70,6 +70,31 @@ def test_a_linked_work_tree_and_a_branch_without_commits_are_read(work_tree: Pat
     assert "code.dirty" in source.missing
 
 
+def test_digest_leaves_out_what_orch_and_programs_write_meanwhile(tmp_path: Path) -> None:
+    def digest() -> str | None:
+        return code(Source(), str(tmp_path))["digest"]
+
+    (tmp_path / "train.py").write_text("print()\n")
+    before = digest()
+    assert before is not None
+    for name in ("bundles/0a/orchestrator/a.py", "runs/a-20260102-030405-0abc/code/train.py", "work/runs/x.py"):
+        _write(tmp_path / name)
+    for name in ("work/bundles/0a/b.py", ".orch/x.py", "outputs/2026/config.py", "wandb/run-1/code.py"):
+        _write(tmp_path / name)
+    for name in ("env/pyvenv.cfg", "env/lib/x.py", "conda/conda-meta/history", "conda/x.py", "pkg/__pycache__/x.py"):
+        _write(tmp_path / name)
+    assert digest() == before
+    for name in ("outputs/__init__.py", "lib/bundles/x.py"):
+        _write(tmp_path / name)
+        before, digests = digest(), {before, digest()}
+        assert len(digests) == 2
+
+
+def _write(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("1")
+
+
 def test_the_digest_depends_on_names_contents_and_links_alone(tmp_path: Path) -> None:
     digests = []
     for name in ("a", "b"):
