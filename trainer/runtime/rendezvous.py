@@ -9,7 +9,7 @@ import socket
 import time
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from typing import Any, Dict, Iterable, List, Mapping, Tuple, Type
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Tuple, Type
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not in its __all__, but public
 
@@ -21,6 +21,7 @@ JOIN_TIMEOUT_S = 600.0  # torchrun's own limit for a static rendezvous
 VERDICT_GRACE_S = 30.0
 LEAVE_TIMEOUT_S = 10.0
 CAUSE_TIMEOUT_S = 1.0
+TIMED_OUT_SHARE = 0.9  # of a limit; an error that comes earlier is a lost connection
 
 
 def _listen(host: str, port: int) -> Dict[str, Any]:
@@ -122,8 +123,9 @@ class Rendezvous:
             with socket.socket(socket.AF_INET6 if host.startswith("[") else socket.AF_INET) as probe:
                 probe.bind(("", 0))
                 self.store.set("vendor-store-port", str(probe.getsockname()[1]))
-        self._wait("vendor-store-port", self.timeout_s)
-        return f"{host}:{self.store.get('vendor-store-port').decode()}"
+        with self._connection():
+            self._wait("vendor-store-port", self.timeout_s)
+            return f"{host}:{self.store.get('vendor-store-port').decode()}"
 
     def check_all(
         self, stage: str, problem: str, value: str, *, kind: Type[TrainerError] = UserError, device: str = ""
@@ -144,14 +146,16 @@ class Rendezvous:
         mine = {"problem": problem, "value": value, "node": self.rank.node, "device": device}
         if device:
             mine["machine"] = machine_id()
-        self.store.set(f"{stage}/{self.rank.global_rank}", json.dumps(mine))
-        if self.rank.is_main:
-            reports = self.collect(stage, range(self.rank.world_size), self.timeout_s)
-            self.store.set("present", json.dumps(list(reports)))
-            self.store.set(f"{stage}/verdict", json.dumps(verdict_of(reports, self.rank.world_size, self.timeout_s)))
-        else:
-            self._wait(f"{stage}/verdict", self.timeout_s + VERDICT_GRACE_S)
-        verdict = json.loads(self.store.get(f"{stage}/verdict"))
+        with self._connection():
+            self.store.set(f"{stage}/{self.rank.global_rank}", json.dumps(mine))
+            if self.rank.is_main:
+                reports = self.collect(stage, range(self.rank.world_size), self.timeout_s)
+                self.store.set("present", json.dumps(list(reports)))
+                reached = verdict_of(reports, self.rank.world_size, self.timeout_s)
+                self.store.set(f"{stage}/verdict", json.dumps(reached))
+            else:
+                self._wait(f"{stage}/verdict", self.timeout_s + VERDICT_GRACE_S)
+            verdict = json.loads(self.store.get(f"{stage}/verdict"))
         if verdict["missing"]:
             raise NetworkError.agreed(verdict["missing"])
         if verdict["problem"]:
@@ -159,14 +163,15 @@ class Rendezvous:
 
     def gather(self, stage: str, value: Any) -> Dict[int, Any]:  # noqa: ANN401 -- whatever JSON has
         """Return the values of all ranks that report for this stage in time, on each of them."""
-        self.store.set(f"{stage}/{self.rank.global_rank}", json.dumps(value))
-        if self.rank.is_main:
-            reports = self.collect(stage, range(self.rank.world_size), self.timeout_s)
-            self.store.set("present", json.dumps(list(reports)))
-            self.store.set(f"{stage}/all", json.dumps(reports))
-            return reports
-        self._wait(f"{stage}/all", self.timeout_s + VERDICT_GRACE_S)
-        return {int(rank): report for rank, report in json.loads(self.store.get(f"{stage}/all")).items()}
+        with self._connection():
+            self.store.set(f"{stage}/{self.rank.global_rank}", json.dumps(value))
+            if self.rank.is_main:
+                reports = self.collect(stage, range(self.rank.world_size), self.timeout_s)
+                self.store.set("present", json.dumps(list(reports)))
+                self.store.set(f"{stage}/all", json.dumps(reports))
+                return reports
+            self._wait(f"{stage}/all", self.timeout_s + VERDICT_GRACE_S)
+            return {int(rank): report for rank, report in json.loads(self.store.get(f"{stage}/all")).items()}
 
     def leave(self, *, after_rank_0: bool = False) -> None:
         """
@@ -213,10 +218,25 @@ class Rendezvous:
             return False
         return True
 
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[None]:
+        """A block that uses the store. Raises NetworkError if rank 0, which hosts it, has ended or is unreachable."""
+        try:
+            yield
+        except RuntimeError as exc:
+            raise NetworkError(
+                f"rank {self.rank.global_rank} lost the connection to rank 0, at {self.address}: {exc}; "
+                "rank 0 has ended or is unreachable: look at its last lines"
+            ) from exc
+
     def _wait(self, key: str, timeout_s: float) -> None:
+        """Raises RuntimeError if the connection is lost."""
+        began_s = time.monotonic()
         try:
             self.store.wait([key], timedelta(seconds=timeout_s))
         except RuntimeError as exc:
+            if time.monotonic() - began_s < TIMED_OUT_SHARE * timeout_s:
+                raise
             raise NetworkError(
                 f"rank {self.rank.global_rank}: rank 0 did not answer at {self.address} within {timeout_s:g} s: {exc}"
             ) from exc

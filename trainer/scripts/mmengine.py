@@ -15,11 +15,14 @@ import pickle
 import re
 import sys
 from datetime import timedelta
-from typing import Any, Mapping
+from typing import TYPE_CHECKING, Any, Mapping
 
 from ..errors import TrainerError, UserError, report
 from ..runtime.accelerators import Accelerator, choose
 from .devices import kinds_of, local_rank, warn_cpu_only, warn_model_on_cpu
+
+if TYPE_CHECKING:
+    from ..runtime.group import Group
 
 TIMEOUT = timedelta(minutes=30)  # torch's own for gloo
 PIECE_BYTES = 64 << 20  # of results, on each device at once
@@ -55,7 +58,8 @@ def join_ranks(module: Any) -> None:  # noqa: ANN401
             warn_cpu_only("MMEngine", accelerator)
         if "nccl" in backend or backend == "gloo":  # mpi and custom backends stay
             backend = accelerator.backend
-        _join(accelerator.changed(backend=backend), **kwargs)
+        # Kept for the life of the process, as nothing else holds rank 0's store if the group has one of its own.
+        module.orch_group = _join(accelerator.changed(backend=backend), **kwargs)
 
     # MMEngine's function for Slurm would query scontrol and SLURM_* for the values of RANK, LOCAL_RANK, WORLD_SIZE and MASTER_*.
     module._init_dist_slurm = init  # noqa: SLF001
@@ -65,7 +69,7 @@ def join_ranks(module: Any) -> None:  # noqa: ANN401
         _communicate_on_the_device(module, accelerator)
 
 
-def _join(accelerator: Accelerator, *, init_backend: str = "torch", timeout: timedelta = TIMEOUT, **more: Any) -> None:  # noqa: ANN401
+def _join(accelerator: Accelerator, *, init_backend: str = "torch", timeout: timedelta = TIMEOUT, **more: Any) -> Group:  # noqa: ANN401
     from ..runtime.init import initialise_on  # noqa: PLC0415 -- a torch without it imports MMEngine as well
 
     for_torch = (
@@ -81,9 +85,12 @@ def _join(accelerator: Accelerator, *, init_backend: str = "torch", timeout: tim
         )
     except TrainerError as exc:
         raise SystemExit(report(exc, os.environ)) from exc
+    if group.rendezvous is not None:
+        group.rendezvous.leave()  # a script may end at once, and with rank 0 its store, while others still read from that
     sys.stderr.write(f"{group.ready_message}\n")
     if init_backend == "deepspeed":  # it uses the existing group
         importlib.import_module("deepspeed").init_distributed(accelerator.backend, timeout=timeout, **more)
+    return group
 
 
 def _start_timeout_s(environ: Mapping[str, str]) -> float:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import io
+import os
 import pickle
+import socket
 import sys
 from datetime import timedelta
 from types import SimpleNamespace
@@ -107,6 +110,19 @@ def test_group_is_joined_after_the_device_is_set_and_then_tested(
     assert store == ("tcp://" if kind == "gcu-t2x" else "PrefixStore")
     assert options == {"rank": 0, "world_size": 1, "timeout": timedelta(seconds=5), "group_name": "g"}
     assert f"1/1 ranks ready, backend {used}, device cpu\n" in capsys.readouterr().err
+
+
+def test_rank_0_keeps_its_store_as_other_ranks_may_still_read_from_it(
+    monkeypatch: pytest.MonkeyPatch, calls: Calls
+) -> None:
+    """The vendor's group has a store of its own, so nothing else holds the one of the rendezvous."""
+    module = _dist_utils(calls)
+    _set_accelerator(monkeypatch, _on_cpu(_accelerator(calls, "gcu-t2x")))
+    mmengine.join_ranks(module)
+    module._init_dist_pytorch("nccl")  # noqa: SLF001
+    assert module.orch_group.rendezvous.store.get("left/0") == b"1", "it has waited for the ranks"
+    gc.collect()
+    socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"])), 5).close()
 
 
 def test_deepspeed_finds_the_group_already_made(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
