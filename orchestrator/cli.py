@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import io
 import os
 import shlex
@@ -85,7 +86,19 @@ _elastic = click.option(
     metavar="MIN:MAX",
     help="Restart on fewer nodes if one is lost, at least MIN; use at most MAX. Over SSH only.",
 )
-_run = click.argument("run", default="latest", metavar="[RUN]", shell_complete=_run_names)
+
+
+def _say_which(_context: click.Context, _parameter: click.Parameter, run: str) -> str:
+    """Name the run that is shown if several have its name and others could be meant."""
+    from orchestrator.actions.runs import choice_among  # noqa: PLC0415
+    from orchestrator.console import inform  # noqa: PLC0415
+
+    if choice := choice_among(run.partition(":")[0]):
+        inform(choice)
+    return run
+
+
+_run = click.argument("run", default="latest", metavar="[RUN]", shell_complete=_run_names, callback=_say_which)
 _STATES = ("PENDING", "STARTING", "RUNNING", "DONE", "FAILED", "STOPPED", "LOST")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 # Named like the fields of LaunchArguments.
@@ -162,11 +175,59 @@ def _watch_options(command: _Command) -> _Command:
     return _follow(_quiet(_fold(check)))
 
 
+# A word that other tools have for it -> the command of orch.
+_INSTEAD = {
+    **dict.fromkeys(("kill", "cancel", "scancel", "end", "abort"), "orch stop RUN ends a run on every node"),
+    **dict.fromkeys(
+        ("ps", "ls", "runs", "history", "squeue", "queue"), "orch list shows the runs, orch status RUN one of them"
+    ),
+    **dict.fromkeys(
+        ("top", "htop", "watch", "info", "show"), "orch status RUN shows a run, orch nodes the cards of the nodes"
+    ),
+    **dict.fromkeys(("restart", "retry", "resume", "repeat"), "orch rerun RUN launches a run again"),
+    **dict.fromkeys(
+        ("run", "launch", "start", "torchrun", "sbatch", "srun"),
+        "orch ssh-launch -- PROGRAM starts a run over SSH or on this machine, orch submit -- PROGRAM through Slurm",
+    ),
+    **dict.fromkeys(("tail", "log", "follow", "cat"), "orch logs -f RUN prints the log of a run and follows it"),
+    **dict.fromkeys(
+        ("rm", "remove", "delete", "clean", "prune"), "orch gc --dry-run shows what old runs have left behind"
+    ),
+    **dict.fromkeys(
+        ("scp", "copy", "fetch", "download", "get"), "orch cp RUN:PATH DIR copies files of a run to this machine"
+    ),
+    **dict.fromkeys(("pdsh", "clush", "shell", "sh"), "orch exec -- COMMAND runs a command on every node"),
+    **dict.fromkeys(("sinfo", "hosts", "gpus", "nvidia-smi"), "orch nodes shows the cards and versions of the nodes"),
+    **dict.fromkeys(("doctor", "test", "preflight"), "orch check checks the nodes"),
+    **dict.fromkeys(("why", "explain", "debug"), "orch diagnose RUN names the cause of a failure"),
+    **dict.fromkeys(("help", "commands"), "orch --help lists the commands"),
+}
+# The only commands that are proposed by their spelling: they change nothing.
+_HARMLESS = ("logs", "status", "list", "env", "diff", "stats", "lint", "diagnose", "check", "nodes", "inventory")
+
+
 class _InOrder(click.Group):
     """Lists its commands in the order of this file: those that start a run come first."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Propose another command for a wrong one, but none by its spelling that acts: it might be typed at once."""
+        name = args[0]
+        if name in self.commands or name.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        close = difflib.get_close_matches(name, _HARMLESS, n=2) if self is app else []
+        hint = (
+            f"did you mean orch {' or orch '.join(close)}?"
+            if close
+            else f"{ctx.command_path} --help lists the commands"
+        )
+        if self is app:
+            hint = _INSTEAD.get(name, hint)
+        raise UsageError(f"{ctx.command_path} has no command {name!r}", hint=hint)
 
 
 @click.group(cls=_InOrder)
@@ -175,8 +236,8 @@ def app() -> None:
     """
     Start a training job on many machines from one inventory file, and bring every log back.
 
-    RUN is an id, a unique prefix of one, a name given with --name or that of the inventory (the newest run of that name), or
-    latest, the default.
+    RUN is an id, a unique prefix of one, a name given with --name or that of the inventory (the newest run of that name that has
+    not ended, else the newest), or latest, the default.
     """
 
 
@@ -567,7 +628,7 @@ def exec_(inventory: str | None, nodes: str | None, words: tuple[str, ...]) -> i
 
 
 @app.command()
-@click.argument("source", metavar="RUN:PATH")
+@click.argument("source", metavar="RUN:PATH", callback=_say_which)
 @click.argument("destination", type=_PATH, default=".", metavar="[DIR]")
 @click.option("--node", "nodes", metavar="LIST", shell_complete=_nodes_of_run, help="Only from these nodes.")
 def cp(source: str, destination: Path, nodes: str | None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -47,6 +48,44 @@ def test_error_of_this_machine_exits_4_and_names_path_and_remedy(
     assert message in stderr
     assert hint in stderr
     assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize(
+    "typed", ["top", "stops", "sop", "gcc", "execs", "cpp", "rerunn", "submits", "ssh-launc", "attachs"]
+)
+def test_no_command_that_acts_is_proposed_by_its_spelling(capsys: pytest.CaptureFixture[str], typed: str) -> None:
+    assert cli.run([typed]) == 2
+    stderr = capsys.readouterr().err
+    assert f"orch has no command {typed!r}" in stderr
+    assert not re.search(r"\b(stop|gc|exec|cp|rerun|submit|ssh-launch|attach|ladder|bench)\b", stderr)
+
+
+@pytest.mark.parametrize(
+    ("typed", "proposed"),
+    [
+        ("statsu", "did you mean orch stats or orch status?"),
+        ("log", "orch logs -f RUN"),
+        ("kill", "orch stop RUN"),
+        ("cancel", "orch stop RUN"),
+        ("ps", "orch list"),
+        ("ls", "orch list"),
+        ("restart", "orch rerun RUN"),
+        ("run", "orch ssh-launch -- PROGRAM"),
+        ("tail", "orch logs -f RUN"),
+        ("rm", "orch gc --dry-run"),
+        ("xyzzy", "orch --help"),
+    ],
+)
+def test_wrong_command_names_the_command_for_it(capsys: pytest.CaptureFixture[str], typed: str, proposed: str) -> None:
+    assert cli.run([typed]) == 2
+    assert f"next: {proposed}" in capsys.readouterr().err
+
+
+def test_words_of_other_tools_name_commands_that_exist() -> None:
+    named = {word for hint in cli._INSTEAD.values() for word in re.findall(r"\borch ([a-z-]+)", hint)}  # noqa: SLF001  it is a table
+    assert named - {"--help"} <= set(cli.app.commands)
+    assert not set(cli._INSTEAD) & set(cli.app.commands)  # noqa: SLF001
+    assert set(cli._HARMLESS) <= set(cli.app.commands)  # noqa: SLF001
 
 
 def test_unexpected_exception_is_reported_as_a_bug_and_exits_70(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.actions.diff import UNRECORDED, RecordedRun, changed_files
 from orchestrator.actions.launch_arguments import LaunchArguments
+from orchestrator.actions.runs import find_newest
 from orchestrator.errors import UsageError
 from orchestrator.names.hostlist import expand
 from orchestrator.run import ISOLATION_TIMEOUT_S
@@ -33,7 +34,7 @@ def rerun_arguments(name: str, nodes: str | None, settings: tuple[str, ...] = ()
         RunNotFound: there is no such run.
         UsageError: it cannot be launched again.
     """
-    run = RecordedRun.find(name)
+    run = RecordedRun.of(find_newest(name))  # not one that runs: it would run twice
     _require_repeatable(run, settings)
     _enter_folder(run)
     return _arguments(run, nodes, settings)

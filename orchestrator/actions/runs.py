@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from orchestrator.errors import RunNotFound
 from orchestrator.kept_entries import list_entries
+from orchestrator.node.run_id import RUN_ID
 from orchestrator.run import RunEntry, RunRecord
 from orchestrator.store import RunFolder, Store, home
 
@@ -40,15 +41,47 @@ def find_run(name: str) -> RunFolder:
     """
     Find a run by its id, a unique prefix of the id, its name, or `latest`.
 
+    Of several runs of that name, the newest that has not ended is found, or the newest if all have.
+
     Raises:
         RunNotFound: there is none, or several ids have the prefix.
     """
+    if live := _live(runs_named(name)):
+        return live[-1][0]
     try:
         return home_store().find(name)
     except RunNotFound as exc:
         if sweep := find_sweep(name):
             exc.hint = f"it is a sweep of {len(sweep)} runs; name one of them: orch list --sweep {name}"
         raise
+
+
+def find_newest(name: str) -> RunFolder:
+    """As find_run, but of several runs of that name always the newest."""
+    named = runs_named(name)
+    return named[-1][0] if named else find_run(name)
+
+
+def runs_named(name: str) -> list[tuple[RunFolder, RunEntry]]:
+    """The runs of this name, oldest first; none if it is an id, a prefix of one, or `latest`."""
+    if name == "latest" or RUN_ID.fullmatch(name):
+        return []
+    return [run for run in all_runs()[0] if run[1].id.rsplit("-", 3)[0] == name]
+
+
+def choice_among(name: str) -> str:
+    """Which run of this name find_run returns, as a sentence, if others could have been meant; else empty."""
+    named = runs_named(name)
+    live = [entry.id for _, entry in _live(named)]
+    if len(live) > 1:
+        return f"{len(live)} runs called {name} have not ended; this is the newest, {live[-1]}"
+    if live and live[-1] != named[-1][1].id:
+        return f"this is {live[-1]}, which has not ended; the newest run called {name} is {named[-1][1].id}"
+    return ""
+
+
+def _live(runs: Sequence[tuple[RunFolder, RunEntry]]) -> list[tuple[RunFolder, RunEntry]]:
+    return [run for run in runs if not run[1].state.final]
 
 
 def find_sweep(name: str) -> list[tuple[RunFolder, RunRecord]]:

@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 
 from orchestrator.actions.logs import find_on_nodes
-from orchestrator.actions.runs import all_runs, find_run, read_runs
+from orchestrator.actions.runs import all_runs, find_run, read_runs, runs_named
 from orchestrator.errors import LaunchError, RunLost, RunNotFound, UsageError
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
@@ -34,14 +34,34 @@ RECORDED_S = 15.0  # for the owner of a run that it has ended
 MOST_LISTED = 20
 
 
+class SeveralRuns(UsageError):
+    """More than one run could be meant; `choices` are their ids and descriptions, a sweep as one."""
+
+    def __init__(self, message: str, choices: Sequence[tuple[str, str]]) -> None:
+        lines = [f"  orch stop {name}   {described}" for name, described in choices]
+        if len(lines) > MOST_LISTED:
+            lines[MOST_LISTED:] = [f"  and {len(lines) - MOST_LISTED} more, see orch list"]
+        super().__init__(
+            "\n".join([f"{message}, so name the one to end:", *lines]),
+            hint="--all ends all runs recorded here; these states are recorded ones, and `orch list --all` queries the runs",
+        )
+        self.choices = choices
+
+
 def run_to_stop(name: str | None) -> RunFolder:
     """
-    The run of this name; without a name the only run that has not ended, or the newest if all have ended.
+    The run of this name; without a name the only run that has not ended. If all have ended, the newest.
 
     Raises:
-        UsageError: there is no name, and several runs have not ended.
+        SeveralRuns: several of them have not ended.
         RunNotFound: there is no such run.
     """
+    unended = unended_runs() if name is None else _unended_named(name)
+    if len(unended) > 1:
+        called = "" if name is None else f" called {name}"
+        raise SeveralRuns(f"{len(unended)} runs{called} have not ended", _choices(unended))
+    if unended:
+        return unended[0][0]
     if name is not None:
         try:
             return find_run(name)
@@ -49,16 +69,21 @@ def run_to_stop(name: str | None) -> RunFolder:
             if RUN_ID.fullmatch(name):
                 exc.hint = f"{exc.hint}; without a record here: orch stop {name} -i FILE"
             raise
-    unended = unended_runs()
-    if len(unended) > 1:
-        lines = _stop_lines(unended)
-        if len(lines) > MOST_LISTED:
-            lines[MOST_LISTED:] = [f"  and {len(lines) - MOST_LISTED} more, see orch list"]
-        raise UsageError(
-            "\n".join([f"{len(unended)} runs have not ended, so name the one to end:", *lines]),
-            hint="--all ends all of them; these states are recorded ones, and `orch list --all` queries the runs",
-        )
-    return unended[0][0] if unended else find_run("latest")
+    return find_run("latest")
+
+
+def _unended_named(name: str) -> list[tuple[RunFolder, RunRecord]]:
+    """The runs of this name that have not ended by their records, oldest first; those that are LOST only if there are no others."""
+    runs = [run for run in runs_named(name) if not run[1].state.ended]
+    return read_runs([run for run in runs if not run[1].state.final] or runs)
+
+
+def has_ended(folder: RunFolder) -> bool:
+    """Return whether the run has ended by its record."""
+    try:
+        return folder.read().state.ended
+    except RunNotFound:  # a damaged record
+        return False
 
 
 def unended_runs() -> list[tuple[RunFolder, RunRecord]]:
@@ -66,12 +91,11 @@ def unended_runs() -> list[tuple[RunFolder, RunRecord]]:
     return read_runs([(folder, entry) for folder, entry in all_runs()[0] if not entry.state.final])
 
 
-def _stop_lines(runs: Sequence[tuple[RunFolder, RunRecord]]) -> list[str]:
-    """The command to end each run, newest first; one command for all runs of a sweep."""
+def _choices(runs: Sequence[tuple[RunFolder, RunRecord]]) -> list[tuple[str, str]]:
+    """The id and description of each run, newest first, then of each sweep as a whole."""
     sweeps = Counter(record.sweep for _, record in runs if record.sweep)
-    lines = [f"  orch stop {sweep}   {count} runs of a sweep" for sweep, count in sweeps.items()]
-    alone = [(folder, record) for folder, record in reversed(runs) if not record.sweep]
-    return [f"  orch stop {record.id}   {_described(folder, record)}" for folder, record in alone] + lines
+    alone = [(record.id, _described(folder, record)) for folder, record in reversed(runs) if not record.sweep]
+    return alone + [(sweep, f"{count} runs of a sweep") for sweep, count in sweeps.items()]
 
 
 def _described(folder: RunFolder, record: RunRecord) -> str:

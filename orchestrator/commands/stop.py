@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 from orchestrator.actions import stop as action
 from orchestrator.actions.runs import all_runs, is_sweep
-from orchestrator.console import inform, warn
+from orchestrator.console import inform, print_text, warn
+from orchestrator.errors import UsageError
 
 
 def stop_all() -> int:
@@ -27,9 +30,33 @@ def stop(run: str | None, inventory: str | None) -> int:
         from orchestrator.commands.sweep import stop_runs  # noqa: PLC0415  imports Slurm's modules
 
         return stop_runs(run)
-    if inventory is None:
-        record = action.stop(action.run_to_stop(run), inform)
-    else:
-        record = action.stop_on_nodes(run, inventory, inform, warn)
-    inform(record.outcome)
+    if inventory is not None:
+        inform(action.stop_on_nodes(run, inventory, inform, warn).outcome)
+        return 0
+    try:
+        folder = action.run_to_stop(run)
+    except action.SeveralRuns as several:
+        return stop(_chosen(several), None)
+    had_ended = action.has_ended(folder)
+    outcome = action.stop(folder, inform).outcome
+    inform(f"{outcome} (it had already ended)" if had_ended else outcome)
     return 0
+
+
+def _chosen(several: action.SeveralRuns) -> str:
+    """
+    The run or sweep that the user chooses at the terminal.
+
+    Raises:
+        SeveralRuns: there is no terminal, or the answer names none of them.
+    """
+    if len(several.choices) > action.MOST_LISTED or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise several
+    for number, (name, described) in enumerate(several.choices, start=1):
+        inform(f"{number}  {name}   {described}")
+    print_text("orch: which one is to end? (number; Enter: none) ", sys.stderr)
+    names = {str(number): name for number, (name, _) in enumerate(several.choices, start=1)}
+    answer = sys.stdin.readline().strip()
+    if answer not in names:
+        raise UsageError("none was chosen, and nothing is ended", hint="orch stop RUN, or orch stop --all")
+    return names[answer]

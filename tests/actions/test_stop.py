@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 from orchestrator import cli
 from orchestrator.actions import stop
+from orchestrator.actions.runs import choice_among, find_newest, find_run
 from orchestrator.actions.stop import MOST_LISTED, run_to_stop
 from orchestrator.actions.sweep import stop_all
 from orchestrator.errors import LaunchError, RunLost, UsageError
@@ -53,6 +56,59 @@ def test_several_unended_runs_are_listed_newest_first_and_a_sweep_in_one_line(st
     assert newest == f"  orch stop {runs[-1]}   RUNNING, nodes unknown, started 2026-01-02 03:04:05 UTC"
     assert lines[-1] == "  and 3 more, see orch list"
     assert len(lines) == MOST_LISTED
+
+
+def test_of_several_runs_of_a_name_the_one_that_has_not_ended_is_stopped(store: Store) -> None:
+    running = _add(store, 1, RunState.RUNNING)
+    _add(store, 2, RunState.LOST)
+    _add(store, 3, RunState.DONE)
+    assert run_to_stop("a").path.name == find_run("a").path.name == running
+    assert (
+        choice_among("a")
+        == f"this is {running}, which has not ended; the newest run called a is a-20260102-030403-0abc"
+    )
+    assert find_newest("a").path.name == "a-20260102-030403-0abc"
+
+
+def test_lost_run_of_a_name_is_stopped_before_one_that_has_ended(store: Store) -> None:
+    lost = _add(store, 1, RunState.LOST)
+    _add(store, 2, RunState.DONE)
+    assert run_to_stop("a").path.name == lost
+    assert find_run("a").path.name == "a-20260102-030402-0abc", "to read, the newest"
+
+
+def test_several_unended_runs_of_a_name_are_listed_and_none_is_stopped(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [_add(store, second, RunState.RUNNING) for second in (1, 2)]
+    for second in (3, 4):
+        _add(store, second, RunState.PENDING, sweep="a-20260102-030440-0000")
+    assert cli.run(["stop", "a"]) == 2
+    stderr = capsys.readouterr().err
+    assert "4 runs called a have not ended, so name the one to end:" in stderr
+    assert [line.split("   ")[0] for line in stderr.splitlines() if line.startswith("  orch stop")] == [
+        f"  orch stop {name}" for name in (runs[1], runs[0], "a-20260102-030440-0000")
+    ]
+    assert choice_among("a") == "4 runs called a have not ended; this is the newest, a-20260102-030404-0abc"
+    assert not any(store.find(run).is_stop_requested() for run in runs)
+
+
+@pytest.mark.parametrize(("answer", "index"), [("2", 0), ("1", 1), ("", None), ("yes", None)])
+def test_at_a_terminal_stop_asks_which_run_is_meant(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answer: str, index: int | None
+) -> None:
+    runs = [_add(store, second, RunState.RUNNING) for second in (1, 2)]
+    leader, terminal = os.openpty()
+    os.write(leader, f"{answer}\n".encode())
+    with os.fdopen(leader, "rb"), os.fdopen(terminal, "r") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+        code = cli.run(["stop", "a"])
+    stderr = capsys.readouterr().err
+    assert f"1  {runs[1]}   RUNNING" in stderr
+    asked = [run for run in runs if store.find(run).is_stop_requested()]
+    assert asked == ([] if index is None else [runs[index]])
+    assert index is not None or (code == 2 and "nothing is ended" in stderr)
 
 
 def test_all_unended_runs_are_stopped_and_those_that_fail_are_named(store: Store) -> None:

@@ -204,11 +204,13 @@ def test_stop_ends_one_run_and_leaves_the_other(orch: Orch) -> None:
     second = orch("ssh-launch", "--detach", "--", "sleep", "1000").stdout.strip()
     refusal = orch("stop", code=2).stderr
     assert "2 runs have not ended" in refusal
+    assert "2 runs called farm have not ended" in orch("stop", "farm", code=2).stderr
     for run in (first, second):
         assert re.search(rf"^  orch stop {run}   \w+ING, n\[0-1\], started 20\d\d-", refusal, re.MULTILINE)
     orch("stop", first)
     assert orch.status(first)["state"] == "STOPPED"
     assert orch.status(second)["state"] == "RUNNING"
+    assert f"run {first} is STOPPED (it had already ended)" in orch("stop", first).stderr
     listed = {run["id"]: run["state"] for run in json.loads(orch("list", "--json").stdout)}
     assert listed == {first: "STOPPED", second: "RUNNING"}
     (orch.home / "runs" / second / "run.json").write_text('{"id": "farm')
