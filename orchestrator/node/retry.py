@@ -58,6 +58,11 @@ def saved_step(progress: Mapping[str, object]) -> int | None:
     return step if isinstance(step, int) else None
 
 
+def has_saved(progress: Mapping[str, object]) -> bool:
+    """True if a rank has reported a step that it has saved itself."""
+    return bool(progress.get("saved"))
+
+
 def reports_exhausted_memory(text: str) -> bool:
     """True if an error or the last lines of a rank report that memory was exhausted: it would be again."""
     return any(words in text.lower() for words in OUT_OF_MEMORY)

@@ -16,6 +16,7 @@ from orchestrator.names.hostlist import fold
 from orchestrator.node.events import NO_RETRY, REQUEUE, State
 from orchestrator.node.retry import (
     choose_nodes,
+    has_saved,
     newest_saved,
     reason_against_restart,
     reports_exhausted_memory,
@@ -39,12 +40,20 @@ class DirectAttempt:
     broken: frozenset[str]
     first_failed_node: str | None
     no_retry: bool
+    savers: frozenset[str] = frozenset()
+    """The nodes whose ranks have reported a saved step."""
     requeues: int = 0
     was_warned: bool = False
 
     @classmethod
     def of(
-        cls, verdict: Verdict, nodes: Sequence[NodeObservation], lost: Collection[str], cut_off: Collection[str]
+        cls,
+        verdict: Verdict,
+        nodes: Sequence[NodeObservation],
+        lost: Collection[str],
+        cut_off: Collection[str],
+        *,
+        saves_apart: bool = False,
     ) -> DirectAttempt:
         """
         The attempt by the last observation of each node.
@@ -52,18 +61,28 @@ class DirectAttempt:
         Args:
             lost: the nodes that still cannot be reached.
             cut_off: the lost nodes, and the nodes that could not be reached when the attempt failed.
+            saves_apart: see `saves_apart`. Then only a step that each rank that saves has saved can be resumed.
         """
-        steps = (saved_step(progress) for node in nodes for progress in node.progress.values())
+        reports = [(node.node, progress) for node in nodes for progress in node.progress.values()]
+        savers = frozenset(node for node, progress in reports if has_saved(progress))
+        counted = [progress for _, progress in reports if has_saved(progress) or not (saves_apart and savers)]
+        steps = [step for step in map(saved_step, counted) if step is not None]
         killed = {node.node for node in nodes if node.agent is not None and not cut_off and _was_killed(node)}
         codes = {node.first_failure.code for node in nodes if node.first_failure is not None}
         return cls(
-            saved=max((step for step in steps if step is not None), default=None),
+            saved=(min if saves_apart else max)(steps, default=None),
             started=frozenset(node.node for node in nodes if node.agent is not None),
             lost=frozenset(lost),
             broken=frozenset({*cut_off, *killed}),
             first_failed_node=verdict.exit.node if verdict.exit is not None and not cut_off else None,
             no_retry=NO_RETRY in codes or _is_out_of_memory(verdict),
+            savers=savers,
         )
+
+
+def saves_apart(plan: LaunchPlan) -> bool:
+    """True if each node may have saved states that no other node sees. In the shared trainer, rank 0 saves for all."""
+    return not plan.is_shared and len(plan.used_nodes) > 1 and plan.program.kind != "trainer"
 
 
 def _was_killed(node: NodeObservation) -> bool:
@@ -191,7 +210,8 @@ class Restarts:
         attempts = self._attempts
         if not plan.is_shared:  # what a node has saved is on that node alone
             attempts = [replace(attempt, first_failed_node=None) for attempt in attempts]
-        nodes = [node for node in (*plan.nodes, *plan.spares, *plan.replaced) if node.name not in unusable]
+        replacements = () if self._have_own_states(plan) else (*plan.spares, *plan.replaced)
+        nodes = [node for node in (*plan.nodes, *replacements) if node.name not in unusable]
         lost_before = {name for attempt in attempts[:-1] for name in attempt.lost} - attempts[-1].lost
         if len({node.name for node in nodes} - lost_before - attempts[-1].lost) < counts[-1]:
             free = self._free_nodes([node for node in nodes if node.name in lost_before])
@@ -206,9 +226,19 @@ class Restarts:
         is_local = not plan.is_shared and plan.checkpoint_folder is None
         return is_local and plan.head.name in last.lost and any(attempt.saved for attempt in self._attempts)
 
+    def _have_own_states(self, plan: LaunchPlan) -> bool:
+        """True if ranks of nodes that share no folder have saved states each for itself: a node that is new would begin at step 0."""
+        savers = frozenset[str]().union(*(attempt.savers for attempt in self._attempts))
+        return saves_apart(plan) and not savers <= {plan.head.name}
+
     def _lack(self, plan: LaunchPlan, unusable: Mapping[str, str]) -> str:
         if self._has_lost_checkpoints(plan):
             return "the checkpoints of rank 0 are on that node alone"
+        if self._have_own_states(plan):
+            return (
+                "its ranks have saved their own states, which a node in its place would lack: it would begin at step 0 and the"
+                " others not; if the nodes share the folder of the states, put `workdir` on it, then lost nodes are replaced"
+            )
         reasons = [f"{name} cannot take its place: {reason}" for name, reason in unusable.items()]
         lack = " and ".join(reasons) or "no spare node is left"
         if plan.sizes is None:
@@ -231,6 +261,7 @@ class Restarts:
             "exit": None if verdict.exit is None else asdict(verdict.exit),
             "class": None if failure is None else failure.kind.value,
             "saved": attempt.saved,
+            "savers": sorted(attempt.savers),
             "lost": sorted(attempt.lost),
             "decision": plan.restarted,
         }
@@ -263,6 +294,7 @@ def recorded_attempts(folder: RunFolder) -> list[DirectAttempt]:
             broken=frozenset(lost),
             first_failed_node=None if lost or entry["exit"] is None else entry["exit"]["node"],
             no_retry=False,
+            savers=frozenset(entry.get("savers", ())),
         )
         for names, entry in zip(plan.earlier, attempts, strict=False)
         for lost in [entry.get("lost", ())]

@@ -31,7 +31,7 @@ from orchestrator.store import RunFolder
 from orchestrator.supervision.answers import Answers
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.supervision.queries import Queries, make_folder
-from orchestrator.supervision.restart import DirectAttempt, Restarts
+from orchestrator.supervision.restart import DirectAttempt, Restarts, saves_apart
 from orchestrator.supervision.spares import Spares
 from orchestrator.verdict.hangs import positions_without_progress, ras_facts
 from orchestrator.verdict.judge import Verdict, judge
@@ -185,7 +185,7 @@ class Supervisor:
     def _restart(self, restarts: Restarts, ended: EndedAttempt) -> str:
         """Restart the run once nothing of the attempt can be running; return why it is not restarted, or empty."""
         cut_off = {node.name for node in ended.unreached}
-        attempt = DirectAttempt.of(ended.verdict, self._observations(), cut_off, cut_off)
+        attempt = self._attempt(ended, cut_off, cut_off)
         if reason := restarts.reason_against(ended.verdict, attempt):
             return reason
         if self._may_leave_ranks(ended):
@@ -207,8 +207,12 @@ class Supervisor:
         isolated &= self._isolated(lost, ended.refusing)
         if may_run := ended.running | running | (lost - isolated):
             return f"not restarted: processes of the run may still run on {fold(may_run)}"
-        attempt = DirectAttempt.of(ended.verdict, self._observations(), lost, cut_off)
+        attempt = self._attempt(ended, lost, cut_off)
         return restarts.begin(self._launcher.plan, ended.verdict, attempt, self._on_record)
+
+    def _attempt(self, ended: EndedAttempt, lost: Collection[str], cut_off: Collection[str]) -> DirectAttempt:
+        apart = saves_apart(self._plan)
+        return DirectAttempt.of(ended.verdict, self._observations(), lost, cut_off, saves_apart=apart)
 
     def _may_leave_ranks(self, ended: EndedAttempt) -> bool:
         """

@@ -294,6 +294,61 @@ def test_elastic_run_does_not_lose_the_only_checkpoints(tmp_path: Path) -> None:
     assert reason == "not restarted: n0 cannot be reached, and the checkpoints of rank 0 are on that node alone"
 
 
+def _saved_by_each(lost: str, program: Program, steps: Sequence[int] = (30, 30)) -> DirectAttempt:
+    """The ranks of n0 and n1 have each saved a step; then a node was lost."""
+    nodes = [replace(_node(None), node=f"n{rank}", progress={rank: {"saved": step}}) for rank, step in enumerate(steps)]
+    apart = program.kind != "trainer"
+    return DirectAttempt.of(Verdict(RunState.FAILED, message="gone"), nodes, {lost}, {lost}, saves_apart=apart)
+
+
+@pytest.mark.parametrize(
+    ("program", "is_shared", "is_replaced"),
+    [
+        (Program("executable", ("true",)), False, False),
+        (Program("executable", ("true",)), True, True),
+        (TRAINER, False, True),  # rank 0 saves for all
+    ],
+)
+@pytest.mark.parametrize("restarted_elsewhere", [False, True])
+def test_node_whose_ranks_saved_states_of_their_own_is_not_replaced_by_one_that_would_begin_at_step_0(
+    tmp_path: Path, program: Program, *, is_shared: bool, is_replaced: bool, restarted_elsewhere: bool
+) -> None:
+    folder, plan = _plan(tmp_path, program=program, is_shared=is_shared)
+    restarts = Restarts(folder, 9, _started)
+    if restarted_elsewhere:  # by a process that has ended, after states were saved
+        kept = replace(_saved_by_each("n1", program), lost=frozenset(), broken=frozenset())
+        assert restarts.begin(plan, Verdict(RunState.FAILED), kept) == ""
+        restarts = Restarts(folder, 9, _started, attempts=recorded_attempts(folder))
+        attempt = replace(kept, savers=frozenset(), lost=frozenset({"n1"}))
+    else:
+        attempt = _saved_by_each("n1", program)
+    reason = restarts.begin(folder.read_plan() if restarted_elsewhere else plan, _failed(), attempt)
+    assert (reason == "") is is_replaced
+    if is_replaced:
+        assert [node.name for node in folder.read_plan().nodes] == ["n0", "s0"]
+    else:
+        assert reason.startswith("not restarted: n1 cannot be reached, and its ranks have saved their own states")
+
+
+def test_elastic_run_whose_nodes_have_states_of_their_own_shrinks_and_does_not_grow_again(tmp_path: Path) -> None:
+    program = Program("executable", ("true",))
+    folder, plan = _plan(tmp_path, ("n0", "n1"), program, elastic=Elastic(1, 2), is_shared=False)
+    restarts = Restarts(folder, 9, _started, free_nodes=lambda nodes: {node.name for node in nodes})
+    assert restarts.begin(plan, _failed(), _saved_by_each("n1", program)) == ""
+    attempt = replace(_attempt(), first_failed_node=None)  # n1, which answers again, has the states of step 30 only
+    assert restarts.begin(folder.read_plan(), _failed(), replace(attempt, saved=60)) == ""
+    assert [node.name for node in folder.read_plan().nodes] == ["n0"]
+
+
+@pytest.mark.parametrize(("apart", "saved"), [(False, 30), (True, 20)])
+def test_saved_step_on_unshared_folders_is_the_one_that_all_ranks_that_save_have(*, apart: bool, saved: int) -> None:
+    reports: list[dict[str, Any]] = [{"saved": 30}, {"saved": 20}, {"saved": None, "step": 7}, {"step": 9}]
+    nodes = [replace(_node(None), node=f"n{rank}", progress={rank: report}) for rank, report in enumerate(reports)]
+    attempt = DirectAttempt.of(_failed(), nodes, (), (), saves_apart=apart)
+    assert attempt.saved == saved
+    assert attempt.savers == {"n0", "n1"}
+
+
 def _attempt() -> DirectAttempt:
     return DirectAttempt.of(_failed(), [_node(3)], (), ())
 
