@@ -20,6 +20,7 @@ from orchestrator.environment.lint.files import read_env_file, read_nccl_conf
 from orchestrator.environment.lint.judge import LintFinding, lint_assignments, lint_commands
 from orchestrator.environment.lint.live import LOGIN, common_context, lint_nodes
 from orchestrator.environment.lint.mend import mended
+from orchestrator.environment.lint.script import lint_script
 from orchestrator.environment.lint.shell import read_shell
 from orchestrator.environment.table.conditions import ETHERNET, INFINIBAND, ROCE, Context, version
 from orchestrator.errors import UsageError
@@ -35,6 +36,11 @@ from orchestrator.node.facts import NodeFacts
 MAX_FILE_BYTES = 1024 * 1024
 MOST_NAMED = 5  # variables in the warning of a launch
 NETWORKS = {"infiniband": INFINIBAND, "roce": ROCE, "ethernet": ETHERNET}
+_EFA = ("FI_EFA_", "FI_PROVIDER")
+"""The beginnings of names that scripts for AWS's network adapter set, for which NCCL has a plugin."""
+_BLOCK = re.compile(r"^[ \t]*```[ \t]*([\w-]*)[^\n]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
+"""A fenced block of Markdown, with its language."""
+_SHELLS = ("bash", "sh", "shell", "zsh")
 _ENV_NAMES = (".env", ".deepspeed_env")
 _ENV_LINE = re.compile(r"\s*(?:#.*|(?:export\s+)?[A-Za-z_]\w*=.*)?")
 
@@ -184,12 +190,29 @@ def _lint_file(file: Path, context: Context) -> _Linted:
         return _lint_lines(text, name, read_nccl_conf(text, name), context)
     if _is_env_file(file, text):
         return _lint_lines(text, name, read_env_file(text, name), context)
+    if file.suffix == ".md":
+        findings = [
+            found.moved(block.start(2), text.count("\n", 0, block.start(2)))
+            for block in _BLOCK.finditer(text)
+            if block[1] in _SHELLS
+            for found in _lint_script(block[2], name, context)
+        ]
+    else:
+        findings = _lint_script(text, name, context)
+    return _Linted(name, findings, mended(text, findings, quoted=True))
+
+
+def _lint_script(text: str, name: str, context: Context) -> list[LintFinding]:
     script = read_shell(text, name)
-    findings = lint_assignments(_public(script.assignments), context) + lint_commands(script.commands, name)
-    fixed = mended(text, findings, quoted=True)
-    findings += lint_combinations(script.assignments)
-    findings += lint_propagation(script.assignments, script.commands)
-    return _Linted(name, findings, fixed)
+    if any(found.name.startswith(_EFA) for found in script.assignments):
+        context = replace(context, network=context.network or ETHERNET)  # NCCL's own RDMA is not in use
+    return [
+        *lint_assignments(_public(script.assignments), context),
+        *lint_commands(script.commands, name),
+        *lint_combinations(script.assignments),
+        *lint_script(script, text, name),
+        *lint_propagation(script.assignments, script.commands),
+    ]
 
 
 def _lint_lines(text: str, name: str, assignments: Sequence[Assignment], context: Context) -> _Linted:

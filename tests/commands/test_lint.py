@@ -101,6 +101,19 @@ def test_reader_follows_from_the_name_and_the_lines(folder: Path) -> None:
     ]
 
 
+def test_shell_blocks_of_markdown_are_linted_and_mended_in_place(folder: Path) -> None:
+    text = "# It's\n```python\nNCCL_NET=1\n```\n\n```bash\nexport NCCL_BUFFSIZE=8M\n```\nthe 'end\n"
+    (folder / "guide.md").write_text(text)
+    result = lint(None, [Path("guide.md")], LintOptions())
+    assert [(found.line, found.finding.check) for found in result.findings] == [(7, "NCCL_BUFFSIZE")]
+    assert result.mended["guide.md"] == text.replace("8M", "8388608")
+
+
+def test_script_for_aws_adapters_may_turn_ib_off(folder: Path) -> None:
+    (folder / "efa.sh").write_text("export FI_PROVIDER=efa\nexport NCCL_IB_DISABLE=1\n")
+    assert [found.finding.severity.value for found in lint(None, [Path("efa.sh")], LintOptions()).findings] == ["INFO"]
+
+
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [

@@ -8,6 +8,7 @@ from orchestrator.environment.lint.assignment import Assignment
 from orchestrator.environment.lint.combinations import lint_combinations, lint_propagation
 from orchestrator.environment.lint.judge import LintFinding, lint_assignments, lint_commands
 from orchestrator.environment.lint.mend import mended
+from orchestrator.environment.lint.script import lint_script
 from orchestrator.environment.lint.shell import read_shell
 from orchestrator.environment.table.conditions import Context
 from tests.paths import CASES
@@ -74,7 +75,9 @@ def test_block_of_the_t20_guide() -> None:
         ("NCCL_BUFFSIZE", "8M", "FAIL", "reads it as 8", "8388608"),
         ("NCCL_BUFFSIZE", "8MiB", "FAIL", "reads it as 8", "8388608"),
         ("NCCL_IB_TIMEOUT", "abc", "FAIL", "reads it as 0", None),
-        ("NCCL_IB_DISABLE", "true", "FAIL", "reads it as 0", "1"),
+        ("NCCL_IB_DISABLE", "true", "FAIL", "reads it as 0; as NCCL_IB_DISABLE=1 it turns RDMA off", ""),
+        ("NCCL_SHM_DISABLE", "True", "FAIL", "reads it as 0; as NCCL_SHM_DISABLE=1 it", ""),
+        ("NCCL_DMABUF_ENABLE", "true", "FAIL", "reads it as 0", "1"),
         ("NCCL_IB_TIMEOUT", "022", "WARN", "octal: NCCL reads it as 18", "22"),
         ("NCCL_IB_TIMEOUT", "0x16", None, "", None),
         ("NCCL_IB_TIMEOUT", "0", "FAIL", "waits forever", "22"),
@@ -84,6 +87,9 @@ def test_block_of_the_t20_guide() -> None:
         ("NCCL_IB_RETRY_CNT", "", "INFO", "empty", ""),
         ("NCCL_IB_HCA", "mlx5_1", "WARN", "mlx5_10", "=mlx5_1"),
         ("NCCL_IB_HCA", "=mlx5_0,mlx5_1", None, "", None),
+        ("NCCL_IB_HCA", "mlx5_0", None, "", None),
+        ("NCCL_IB_HCA", "mlx5_0:1,mlx5_bond_0:1", None, "", None),
+        ("NCCL_IB_HCA", "mlx5_0,mlx5_1", "WARN", "mlx5_10", "=mlx5_0,mlx5_1"),
         ("NCCL_SOCKET_IFNAME", "lo", "WARN", "loopback", None),
         ("NCCL_SOCKET_IFNAME", "=bond0", None, "", None),
         ("NCCL_P2P_LEVEL", "pix", "FAIL", "ignores it", "PIX"),
@@ -123,6 +129,15 @@ def test_block_of_the_t20_guide() -> None:
         ("NCCL_TIMEOUT", "7200", "WARN", "init_process_group", ""),
         ("NCCL_IB_TIMOUT", "7200", "WARN", "did you mean NCCL_IB_TIMEOUT", None),
         ("NCCL_IB_TIMEOUT", None, None, "", None),
+        ("TORCH_ECCL_AVOID_RECORD_STREAMS", "1", "INFO", "a plugin may", None),
+        ("NCCL_AVOID_RECORD_STREAMS", "1", "WARN", "did you mean TORCH_NCCL_AVOID_RECORD_STREAMS", None),
+        ("NCCL_CHECK_DISABLE", "1", "INFO", "a plugin may", None),
+        ("NCCL_IBEXT_DISABLE", "1", None, "", None),
+        ("TORCH_NCCL_USE_COMM_NONBLOCKING", "1", None, "", None),
+        ("RANK", "$i", "INFO", "a script that starts its ranks itself needs it", None),
+        ("LOCAL_RANK", "0", "INFO", "needs it", None),
+        ("WORLD_SIZE", "8", "INFO", "needs it", None),
+        ("rank", "0", None, "", None),
     ],
 )
 def test_verdict(name: str, value: str | None, level: str | None, words: str, replacement: str | None) -> None:
@@ -223,11 +238,11 @@ def test_mended_values_are_quoted_and_unknown_ones_are_kept() -> None:
 
 
 def test_mended_value_that_begins_with_an_equals_sign_is_quoted_for_zsh() -> None:
-    text = "export NCCL_IB_HCA=mlx5_0\n"
+    text = "export NCCL_IB_HCA=mlx5_1\n"
     findings = lint_assignments(read_shell(text, "file").assignments, NEW)
-    assert mended(text, findings, quoted=True) == "export NCCL_IB_HCA='=mlx5_0'\n"
-    assert mended(text, findings, quoted=False) == "export NCCL_IB_HCA==mlx5_0\n"
-    assert [found.finding.remedy for found in findings] == ["set NCCL_IB_HCA to =mlx5_0"]
+    assert mended(text, findings, quoted=True) == "export NCCL_IB_HCA='=mlx5_1'\n"
+    assert mended(text, findings, quoted=False) == "export NCCL_IB_HCA==mlx5_1\n"
+    assert [found.finding.remedy for found in findings] == ["set NCCL_IB_HCA to =mlx5_1"]
 
 
 def test_value_that_only_the_site_knows_has_a_next_step() -> None:
@@ -258,6 +273,7 @@ def test_mended_script_is_clean_where_the_remedy_is_certain() -> None:
         ("export NCCL_NET=IB NCCL_IB_DISABLE=1", "FAIL NCCL_IB_DISABLE"),
         ("export NCCL_NET=IB NCCL_IB_DISABLE=1; export NCCL_IB_DISABLE=0", ""),
         ("export NCCL_BLOCKING_WAIT=1 TORCH_NCCL_BLOCKING_WAIT=0", "WARN NCCL_BLOCKING_WAIT"),
+        ("export NCCL_AVOID_RECORD_STREAMS=1 TORCH_NCCL_AVOID_RECORD_STREAMS=1", ""),
         ("export NCCL_SOCKET_NTHREADS=16 NCCL_NSOCKS_PERTHREAD=8", "FAIL NCCL_NSOCKS_PERTHREAD"),
         ("export NCCL_SOCKET_NTHREADS=16 NCCL_NSOCKS_PERTHREAD=4", ""),
         ("export TORCH_NCCL_NAN_CHECK=1\ndeepspeed --hostfile hosts x.py", "WARN deepspeed"),
@@ -270,3 +286,35 @@ def test_variables_together(text: str, found: str) -> None:
     script = read_shell(text, "file")
     findings = [*lint_combinations(script.assignments), *lint_propagation(script.assignments, script.commands)]
     assert ", ".join(f"{entry.finding.severity.value} {entry.finding.check}" for entry in findings) == found
+
+
+BACKGROUND = """\
+export WORLD_SIZE=8 TORCH_ECCL_AVOID_RECORD_STREAMS=1
+for i in {0..7}; do
+    export RANK=$i
+    export LOCAL_RANK=$i
+    python3 "$SCRIPT" --local_rank $i > "$LOG_DIR/$i.log" 2>&1 &
+done
+wait
+"""
+
+
+def test_mending_keeps_the_numbers_of_ranks_that_a_script_starts_itself() -> None:
+    assert mended(BACKGROUND, lint_assignments(read_shell(BACKGROUND, "f").assignments, NEW), quoted=True) == BACKGROUND
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (BACKGROUND, [(7, "WARN", "wait")]),
+        (BACKGROUND.replace("wait\n", "wait -n\n"), []),
+        (BACKGROUND.replace("python3", "nvidia-smi"), []),
+        (BACKGROUND.replace("&\ndone", "\ndone"), []),
+        ('export A=1\nB="open\nexport NCCL_NET=IB\n', [(2, "WARN", "script")]),
+        ("ssh n1 '\nexport NCCL_NET=IB\n'\ncat <<E\nexport NCCL_DEBUG=INFO\nE\n", [(2, "INFO", "script")]),
+        ("# export NCCL_NET=IB\n", []),
+    ],
+)
+def test_script_as_a_whole(text: str, found: list[tuple[int, str, str]]) -> None:
+    findings = list(lint_script(read_shell(text, "f"), text, "f"))
+    assert [(entry.line, entry.finding.severity.value, entry.finding.check) for entry in findings] == found

@@ -42,6 +42,14 @@ export NCCL_S="# no comment" NCCL_T=a#b
 export NCCL_U=`echo x` NCCL_V=$(echo ")") NCCL_W=$((1+2))
 arr=(NCCL_A=1 NCCL_A=2)
 x() { local NCCL_X=1; }
+DIR="$(cd "$(dirname "${BASH_SOURCE[0]:-.}")" && pwd)"
+export NCCL_AA=between NCCL_AB="$(printf '%s' "it's (")" NCCL_AC=$'it\'s' NCCL_AD="${UNSET:-a}'"
+((NUMBER = 1 << 3)); SIZE=$((1<<20)); NAME="$(case x in a) echo ")";; (x) echo "(";; esac)"  # it's
+text=$(cat <<EOF
+don't " (
+EOF
+)
+export NCCL_AE=after
 echo "unclosed ' and NCCL_A=2" > /dev/null
 export NCCL_Y="two
 lines"
@@ -55,11 +63,24 @@ def test_assignments_are_those_of_bash() -> None:
     bash = dict(entry.split("=", 1) for entry in done.stdout.split("\0") if entry.startswith("NCCL_"))
     ours = {found.name: found.value for found in read_shell(SCRIPT, "s").assignments if found.name.startswith("NCCL_")}
     unknown = {name for name, value in ours.items() if value is None}
-    assert unknown == {"NCCL_O", "NCCL_U", "NCCL_V", "NCCL_W"}
+    assert unknown == {"NCCL_O", "NCCL_U", "NCCL_V", "NCCL_W", "NCCL_AB", "NCCL_AC"}
     not_run = {"NCCL_P", "NCCL_R", "NCCL_X"}
     assert {name: value for name, value in ours.items() if name not in unknown | not_run} == {
         name: value for name, value in bash.items() if name not in unknown
     }
+
+
+@pytest.mark.parametrize(
+    "opening", ['B="open', "B='open", "B=$(open", "B=${open", "B=`open", "cat <<E", 'B="$(cat "', "B=$'open"]
+)
+def test_reading_stops_at_what_does_not_end_and_names_the_line(opening: str) -> None:
+    script = read_shell(f"export A=1\n{opening}\nexport NCCL_NET=IB\n", "s")
+    assert ([found.name for found in script.assignments], script.stopped_at) == (["A"], 2)
+
+
+def test_commands_in_the_background() -> None:
+    script = read_shell("python a &> log &\nb && c || d\ne 2>&1 >x &\nf &", "s")
+    assert [script.commands[index][0].value for index in sorted(script.background)] == ["python", "e", "f"]
 
 
 def test_lines_and_inline_assignments() -> None:
@@ -83,11 +104,27 @@ def test_lines_and_inline_assignments() -> None:
         ("NCCL_NET=IB python x.py\n", False),
         ("env NCCL_NET=IB python x.py\n", False),
         ("MY_NAME=1\n", False),
+        ("WORLD_SIZE=16\ntorchrun --nproc-per-node $WORLD_SIZE x.py\n", False),
     ],
 )
 def test_variable_that_is_not_exported_is_reported(text: str, is_reported: bool) -> None:
     findings = lint_assignments(read_shell(text, "s").assignments, Context())
     assert any("not exported" in found.finding.text for found in findings) == is_reported
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'check_pass "NCCL_IB_DISABLE=0 (enabled)"\n',
+        "echo NCCL_DEBUG=TRACE 'NCCL_DEBUG=TRACE'\n",
+        "rank=$(cat rank.txt); world_size=8\n",
+        "nccl_ib_hca=mlx5_0\nexport NCCL_IB_HCA==$nccl_ib_hca\n",
+        "NCCL_VERSION=2.21\n",
+        "srun bash -c 'RANK=$SLURM_PROCID NCCL_DEBUG=TRACE python x.py'\n",
+    ],
+)
+def test_texts_and_own_variables_of_a_script_are_no_findings(text: str) -> None:
+    assert lint_assignments(read_shell(text, "s").assignments, Context()) == []
 
 
 def test_env_file() -> None:

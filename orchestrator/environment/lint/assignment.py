@@ -11,7 +11,7 @@ class Assignment:
     """
     One `NAME=VALUE`; `value` None: known only when the script runs.
 
-    `start` and `end` are the range of `NAME=VALUE` in the file's text, where there is one. `fault` is a fault of the line itself,
+    `is_exported` is False for a variable that a script keeps for itself. `start` and `end` are the range of `NAME=VALUE` in the file's text, where there is one. `fault` is a fault of the line itself,
     with `replacement` for the range: the mended text, "" to remove it, None if unknown.
     """
 
@@ -24,6 +24,7 @@ class Assignment:
     end: int | None = None
     fault: str = ""
     replacement: str | None = None
+    is_exported: bool = True
 
 
 _NAME = re.compile(r"([A-Za-z_]\w*)=")
@@ -47,7 +48,10 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The assignments and commands of a shell script, in order."""
+    """The assignments and commands of a shell script, in order; `stopped_at` is the line from which nothing could be read."""
 
     assignments: tuple[Assignment, ...]
     commands: tuple[tuple[Word, ...], ...] = ()
+    background: frozenset[int] = frozenset()
+    """Indices of the commands that end with `&`."""
+    stopped_at: int | None = None

@@ -23,7 +23,7 @@ def lint_combinations(assignments: Sequence[Assignment]) -> Iterator[LintFinding
         text = "NCCL_IB_DISABLE=1: contradicts NCCL_NET=IB, with which NCCL stops if there is no RDMA"
         yield _finding(last["NCCL_IB_DISABLE"], Severity.FAIL, text, "remove one of the two")
     for name in values:
-        if VARIABLES.get(f"TORCH_{name}") is not None and f"TORCH_{name}" in values:
+        if name in VARIABLES and f"TORCH_{name}" in VARIABLES and f"TORCH_{name}" in values:
             yield _finding(last[name], Severity.WARN, f"{name}: TORCH_{name} is set, too, and wins", "remove it")
     sockets = _number(values, "NCCL_SOCKET_NTHREADS") * _number(values, "NCCL_NSOCKS_PERTHREAD")
     if sockets > MAX_SOCKETS:

@@ -46,6 +46,12 @@ class LintFinding:
     start: int | None = None
     end: int | None = None
 
+    def moved(self, offset: int, lines: int) -> LintFinding:
+        """The finding as one on a part of a text, which begins at this offset and after so many lines."""
+        start = None if self.start is None else self.start + offset
+        end = None if self.end is None else self.end + offset
+        return replace(self, line=self.line + lines, start=start, end=end)
+
     def nodes_text(self) -> str:
         """The nodes as a host list."""
         return fold(self.finding.nodes)
@@ -99,7 +105,7 @@ def _lint(assignment: Assignment, context: Context) -> LintFinding | None:
         if row is not None:
             remarks += _remarks(row, assignment.value, context)
     elif row is None:
-        unknown = unknown_name(assignment.name)
+        unknown = unknown_name(assignment.name, is_exported=assignment.is_exported)
         if unknown is None:
             return None
         remarks = [_Remark(unknown.severity, unknown.text)]
@@ -194,6 +200,9 @@ def _remarks(row: Row, value: str | None, context: Context) -> list[_Remark]:
     fault = None if value is None else row.kind.fault(value)
     if fault is not None:
         remarks.append(_Remark(fault.severity, fault.text, fault.better))
+        harm = _harm(row, fault.better, context)
+        if harm is not None:  # what is in force now is better than what was meant
+            return [*remarks, replace(harm, text=f"as {row.name}={fault.better} it {harm.text}", better=REMOVE)]
         if fault.severity is Severity.FAIL:
             return remarks  # the verdicts are about values that are read as they are written
     remarks += _verdict_remarks(row, value, context)
@@ -202,6 +211,12 @@ def _remarks(row: Row, value: str | None, context: Context) -> list[_Remark]:
     if not remarks and row.is_debug:
         remarks.append(_Remark(Severity.INFO, _EXPERIMENT if row.library == "NCCL" else "is for debugging"))
     return remarks
+
+
+def _harm(row: Row, better: str | None, context: Context) -> _Remark | None:
+    """The reason for which the value that was probably meant should not be set, either."""
+    remarks = [] if better is None else _verdict_remarks(row, better, context)
+    return next((remark for remark in remarks if remark.severity is not Severity.INFO and not remark.unknown), None)
 
 
 def _reader_remarks(row: Row, context: Context) -> Iterable[_Remark]:

@@ -2,15 +2,17 @@
 Read a shell script without running it: its assignments, and its command lines as words.
 
 Quotes, continued lines, comments, here-documents and `${NAME:-default}` are understood. A value that needs a command, arithmetic or
-a variable that the script does not set is unknown (None). No text is an error: an unclosed quote counts as a plain character.
+a variable that the script does not set is unknown (None). No text is an error: reading stops where a quote or bracket does not close.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from dataclasses import replace
 
 from orchestrator.environment.lint.assignment import Assignment, Script, Word
+from orchestrator.environment.lint.extents import find_extents
 from orchestrator.environment.table import VARIABLES
 
 MAX_VALUE = 1 << 15  # characters; `A=$A$A` in a loop of lines would double it with each
@@ -18,10 +20,11 @@ MAX_NESTING = 10  # of ${A:-${B:-…}}
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _PARAMETER = re.compile(r"([A-Za-z_]\w*)(?:(:?[-=])|$)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_HERE_DOCUMENT = re.compile(r"<<(-?)[ \t]*(?:'([^'\n]*)'|\"([^\"\n]*)\"|\\?([^\s;&|<>()]+))")
 _RESERVED = frozenset("if then else elif do while until ! { } time exec nohup sudo command".split())  # noqa: SIM905
 _EXPORTERS = frozenset(("export", "env"))
 _DECLARERS = frozenset(("declare", "typeset", "local", "readonly"))
+_VARIABLE_OPTIONS = ("-e", "-x", "--env", "-env", "-genv")
+_PRINTERS = frozenset(("echo", "printf"))
 _OPERATORS = "\n;&|()"
 
 
@@ -37,37 +40,45 @@ class _Reader:
         self._text, self._file = text, file
         self._position = 0
         self._lines = [0, *(match.end() for match in re.finditer("\n", text))]
-        self._closing = _closing_brackets(text)
+        self._extents = find_extents(text)
         self._values: dict[str, str | None] = {}
         self._exported: set[str] = set()
         self._plain: list[int] = []
         """Indices of the assignments of the shell alone."""
         self._assignments: list[Assignment] = []
         self._commands: list[tuple[Word, ...]] = []
-        self._here_documents: list[tuple[bool, str]] = []
+        self._background: list[int] = []
         self._exports_all = False
-        self._unclosed_quote = False
 
     def read(self) -> Script:
         words: list[Word] = []
+        unclosed = len(self._text) + 1 if self._extents.unclosed is None else self._extents.unclosed
         while self._position < len(self._text):
             character = self._text[self._position]
             if character in " \t\r" or self._text.startswith("\\\n", self._position):
                 self._position += 1 if character != "\\" else 2
             elif character == "#":
                 self._position = self._line_end()
-            elif character in _OPERATORS:
-                self._end_command(words)
-                words = []
-                self._position += 1
-                if character == "\n":
-                    self._skip_here_documents()
-            elif character in "<>":
+            elif character in "<>" or self._text.startswith("&>", self._position):
                 self._redirection()
+            elif character in _OPERATORS:
+                self._end_command(words, is_background=self._is_background())
+                words = []
+                self._position = self._extents.documents.get(self._position, self._position + 1)
             else:
                 words.append(self._word())
+            if self._position >= unclosed:
+                return self._script(stopped_at=self._line(unclosed))
         self._end_command(words)
-        return Script(tuple(self._with_export_faults()), tuple(self._commands))
+        return self._script()
+
+    def _script(self, stopped_at: int | None = None) -> Script:
+        return Script(tuple(self._with_export_faults()), tuple(self._commands), frozenset(self._background), stopped_at)
+
+    def _is_background(self) -> bool:
+        """True at a `&` that is not half of a `&&`."""
+        start = self._position
+        return self._text[start] == "&" and "&" not in (self._text[start - 1], self._text[start + 1 : start + 2])
 
     def _line_end(self) -> int:
         end = self._text.find("\n", self._position)
@@ -75,11 +86,8 @@ class _Reader:
 
     def _redirection(self) -> None:
         """Skip an operator; the word after it is a file, or the end mark of a here-document."""
-        match = _HERE_DOCUMENT.match(self._text, self._position)
-        if match is not None and not self._text.startswith("<<<", self._position):
-            delimiter = next(group for group in match.groups()[1:] if group is not None)
-            self._here_documents.append((bool(match[1]), delimiter))
-            self._position = match.end()
+        if self._position in self._extents.operators:
+            self._position = self._extents.operators[self._position]
             return
         while self._position < len(self._text) and self._text[self._position] in "<>&|":
             self._position += 1
@@ -88,21 +96,11 @@ class _Reader:
         if self._position < len(self._text) and self._text[self._position] not in "\n;&|()<>#":
             self._word()
 
-    def _skip_here_documents(self) -> None:
-        for has_tabs, delimiter in self._here_documents:
-            while self._position < len(self._text):
-                end = self._line_end()
-                line = self._text[self._position : end]
-                self._position = min(end + 1, len(self._text))
-                if (line.lstrip("\t") if has_tabs else line) == delimiter:
-                    break
-        self._here_documents.clear()
-
     def _word(self) -> Word:
         start = self._position
         array = _ASSIGNMENT.match(self._text, start)
-        if array is not None and self._text.startswith("(", array.end()) and array.end() in self._closing:
-            self._position = self._closing[array.end()] + 1
+        if array is not None and self._text.startswith("(", array.end()) and array.end() in self._extents.closing:
+            self._position = self._extents.closing[array.end()] + 1
             return Word(None, self._line(start), start, self._position)
         value = self._expand(len(self._text), "", 0)
         self._position = max(self._position, start + 1)
@@ -131,18 +129,8 @@ class _Reader:
         self._position += 1
         if character == "\\":
             return self._escaped(closing)
-        if character == "'" and closing != '"':
-            close = self._text.find("'", self._position, end)
-            if close < 0:
-                return character
-            quoted, self._position = self._text[self._position : close], close + 1
-            return quoted
-        if character == '"' and closing != '"':
-            return self._double_quoted(end, depth)
-        if character == "`":
-            close = self._text.find("`", self._position, end)
-            self._position = close + 1 if close >= 0 else self._position
-            return None
+        if character in "'\"`":
+            return self._quoted(character, end, depth)
         return self._parameter(end, depth) if character == "$" else character
 
     def _escaped(self, closing: str) -> str:
@@ -152,23 +140,21 @@ class _Reader:
             return ""
         return following if closing != '"' or following in '"\\$`' else f"\\{following}"
 
-    def _double_quoted(self, end: int, depth: int) -> str | None:
+    def _quoted(self, quote: str, end: int, depth: int) -> str | None:
+        """Read what follows a quote; one that does not close is a plain character, as is a single one within double ones."""
         start = self._position
-        if self._unclosed_quote:
-            return '"'
-        value = self._expand(end, '"', depth)
-        if self._position < end:
-            self._position += 1
-            return value
-        self._unclosed_quote = end == len(self._text)
-        self._position = start
-        return '"'
+        close = self._extents.closing.get(start - 1, end)
+        if close >= end:
+            return quote
+        value = self._expand(close, quote, depth) if quote == '"' else self._text[start:close]
+        self._position = close + 1
+        return None if quote == "`" else value
 
     def _parameter(self, end: int, depth: int) -> str | None:
         """Read what follows a `$`."""
         opening = self._text[self._position : self._position + 1]
-        if opening in ("(", "{") and opening:
-            close = self._closing.get(self._position, end)
+        if opening in ("(", "{", "'"):
+            close = self._extents.closing.get(self._position, end)
             if close >= end:
                 return None
             inner, self._position = self._position + 1, close + 1
@@ -195,7 +181,7 @@ class _Reader:
     def _line(self, offset: int) -> int:
         return bisect_right(self._lines, offset)
 
-    def _end_command(self, words: list[Word]) -> None:
+    def _end_command(self, words: list[Word], *, is_background: bool = False) -> None:
         """Record the assignments and the command of a line."""
         begin = 0
         while begin < len(words) and words[begin].value in _RESERVED:
@@ -208,6 +194,8 @@ class _Reader:
             self._assign(word, is_exported=bool(rest))
         if not rest:
             return
+        if is_background:
+            self._background.append(len(self._commands))
         self._commands.append(tuple(rest))
         self._arguments(rest[0].value or "", rest[1:])
 
@@ -223,9 +211,14 @@ class _Reader:
         ):
             self._exports_all = True
         exports = command in _EXPORTERS or (command in _DECLARERS and any("x" in option for option in options))
-        for word in arguments:
-            # The whole word may be in quotes, as in docker run -e "NAME=VALUE".
-            match = self._match(word) or _ASSIGNMENT.match(word.value or "")
+        if command in _PRINTERS:
+            return
+        for before, word in zip([None, *arguments], arguments, strict=False):
+            match = self._match(word)
+            if match is None and (
+                exports or command in _DECLARERS or (before is not None and before.value in _VARIABLE_OPTIONS)
+            ):
+                match = _ASSIGNMENT.match(word.value or "")  # as in docker run -e "NAME=VALUE"; else it is a text
             if match is None:
                 self._exported.update([word.value] if exports and word.value else [])
             elif exports or command in _DECLARERS or match[1] in VARIABLES:
@@ -244,36 +237,16 @@ class _Reader:
         self._assignments.append(Assignment(name, value, self._file, word.line, start=word.start, end=word.end))
 
     def _with_export_faults(self) -> list[Assignment]:
-        """Add a fault to known variables that the shell keeps for itself."""
-        if not self._exports_all:
-            for index in self._plain:
-                found = self._assignments[index]
-                if found.name in VARIABLES and found.name not in self._exported:
-                    source = self._text[found.start : found.end]
-                    fault = "is not exported, so the training does not get it"
-                    self._assignments[index] = Assignment(
-                        found.name,
-                        found.value,
-                        found.file,
-                        found.line,
-                        (),
-                        found.start,
-                        found.end,
-                        fault,
-                        f"export {source}",
-                    )
+        """Mark the variables that the shell keeps for itself, and add a fault to the known ones."""
+        for index in [] if self._exports_all else self._plain:
+            found = self._assignments[index]
+            if found.name in self._exported:
+                continue
+            self._assignments[index] = replace(found, is_exported=False)
+            if found.name in VARIABLES and VARIABLES[found.name].library != "launchers":  # which set it themselves
+                source = self._text[found.start : found.end]
+                fault = "is not exported, so the training does not get it"
+                self._assignments[index] = replace(
+                    found, is_exported=False, fault=fault, replacement=f"export {source}"
+                )
         return self._assignments
-
-
-def _closing_brackets(text: str) -> dict[int, int]:
-    """Return the offset of the closing bracket by that of the opening one; escaped ones and texts such as ")" do not count."""
-    closing: dict[int, int] = {}
-    stacks: dict[str, list[int]] = {")": [], "}": []}
-    for match in re.finditer(r"\\.|([\"'])[()]+\1|[(){}]", text):
-        if len(match[0]) > 1:
-            continue
-        if match[0] in "({":
-            stacks[")" if match[0] == "(" else "}"].append(match.start())
-        elif stacks[match[0]]:
-            closing[stacks[match[0]].pop()] = match.start()
-    return closing

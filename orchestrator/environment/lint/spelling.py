@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from orchestrator.environment.table import UNDOCUMENTED, VARIABLES
+from orchestrator.environment.table import UNDOCUMENTED, VARIABLES, Row
+from orchestrator.environment.table.row import REMOVE
 from orchestrator.findings import Severity
 
 # Prefixes whose variables are all in the table, with the latest code that was read.
@@ -22,10 +23,17 @@ _COMPLETE = {
 _CLOSE, _CLOSE_ELSEWHERE = 0.85, 0.9  # similarity of a misspelt name, as difflib measures it
 _LONGEST_NAME = 60  # characters
 _OTHER_LIBRARY = re.compile("(?!NCCL|ECCL)[A-Z]CCL_")  # collective libraries of other vendors: HCCL, RCCL, MCCL
-_NAMES = [
-    *(row.name for row in VARIABLES.values() if row.library not in ("nothing", "launchers")),
-    *sorted(UNDOCUMENTED),
-]
+_PLUGINS = frozenset(("NCCL_IBEXT_DISABLE", "NCCL_SHARP_DISABLE", "NCCL_VERSION"))
+"""Read by NVIDIA's network plugins, and the version that NVIDIA's images state."""
+
+
+def _is_current(row: Row) -> bool:
+    """False for a variable that nobody should set."""
+    is_useless = any(verdict.better == REMOVE and not (verdict.when or verdict.value) for verdict in row.verdicts)
+    return row.library not in ("nothing", "launchers") and not row.until and (row.library != "NCCL" or not is_useless)
+
+
+_NAMES = [*(row.name for row in VARIABLES.values() if _is_current(row)), *sorted(UNDOCUMENTED)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +47,21 @@ class UnknownName:
 
 
 @lru_cache(maxsize=1000)
-def unknown_name(name: str) -> UnknownName | None:
-    """Judge a name that is not in the table; None for a name of no concern."""
-    if name in UNDOCUMENTED:
+def unknown_name(name: str, *, is_exported: bool = True) -> UnknownName | None:
+    """Judge a name that is not in the table; None for a name of no concern, as for most variables that a script keeps for itself."""
+    if name in UNDOCUMENTED or name in _PLUGINS or (not is_exported and not name.isupper()):
         return None
-    if name.upper() in VARIABLES:
+    known = VARIABLES.get(name.upper())
+    if known is not None and known.library == "launchers":
+        return None  # `rank` and `world_size` are names of everybody's own variables
+    if known is not None:
         text = "names of variables are case-sensitive, so nothing reads it"
         return UnknownName(Severity.WARN, text, name.upper(), is_certain=True)
     prefix = next((prefix for prefix in sorted(_COMPLETE, key=len, reverse=True) if name.startswith(prefix)), None)
     meant = _nearest(name, is_complete=prefix is not None)
     if meant is not None:
         return UnknownName(Severity.WARN, f"nothing reads it: did you mean {meant}?", meant, _is_certain(name, meant))
-    if prefix is None:
+    if prefix is None or not is_exported:
         return None
     return UnknownName(Severity.INFO, f"{_COMPLETE[prefix]} does not read it; a plugin may")
 
@@ -60,6 +71,8 @@ def _nearest(name: str, *, is_complete: bool) -> str | None:
     if len(name) > _LONGEST_NAME or _OTHER_LIBRARY.match(name):
         return None
     known = _NAMES if is_complete else [row for row in _NAMES if row[0] == name[:1] and "GCU" not in row]
+    library = next((library for library in ("ECCL", "NCCL") if library in name), "")
+    known = [row for row in known if library in row]  # one library's variable is no misspelt one of the other
     close = difflib.get_close_matches(name, known, n=1, cutoff=_CLOSE if is_complete else _CLOSE_ELSEWHERE)
     return close[0] if close else None
 

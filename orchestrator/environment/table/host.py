@@ -15,7 +15,9 @@ def _row(  # noqa: PLR0917  a row of a table
 
 
 def _of_launcher(name: str, text: str) -> Row:
-    verdict = info("is set for every rank by orch and by torchrun, which overwrite it", better=REMOVE)
+    verdict = info(
+        "orch and torchrun set it for every rank and overwrite this; a script that starts its ranks itself needs it"
+    )
     return Row(name, "launchers", Anything(), text, verdicts=(verdict,), source=_ENV)
 
 

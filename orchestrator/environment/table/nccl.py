@@ -54,7 +54,7 @@ NCCL: tuple[Row, ...] = (
         warn("turns RDMA off, so NCCL uses TCP sockets, about ten times slower", "RoCE", value="0*1", better=REMOVE)),
     _row("IB_HCA", Anything("[^][=]HCA[:PORT[:RAIL[:PLANE]]],…; a name is a prefix unless `=` comes first"), "all active ports", "RDMA adapters to use",
         warn("is a prefix and takes every adapter that begins so, storage and management ports too, with which NCCL may be unable to connect; name the compute adapters: =mlx5_0,mlx5_1,…", value=r"mlx\d+(_bond)?_?|mlx|ib[ps]?|roce[ps]?|hfi|irdma|bnxt_re"),
-        warn("is a prefix: mlx5_1 also takes mlx5_10 to mlx5_19", value=r"(?![\^=]).+", better="={value}"),
+        warn("is a prefix: mlx5_1 also takes mlx5_10 to mlx5_19", value=r"(?![\^=])(?!(?:\w+_0(?::\d+)?(?:,|$))+$).+", better="={value}"),
         warn("is a prefix: ^mlx5_1 also excludes mlx5_10 to mlx5_19", value=r"\^[^=].*")),
     _row("SOCKET_IFNAME", _INTERFACES, "ib*, then any but docker*, lo, virbr*", "Interfaces of bootstrap and socket traffic; not the RDMA path",
         warn("no other node can be reached over the loopback interface", value=r"=?lo(:\d+)?"),

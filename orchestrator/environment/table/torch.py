@@ -72,6 +72,8 @@ TORCH: tuple[Row, ...] = (
     _group("LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN", _FLAG, "1", "Log C++ stacks after an unclean end"),
     _group("EXTRA_DUMP_ON_EXEC", _FLAG, "0", "Only active collectives in the dump"),
     _group("CUDA_EVENT_CACHE", _FLAG, "auto", "Reuse CUDA events"),
+    _group("USE_COMM_NONBLOCKING", _FLAG, "auto", "Create communicators without waiting for all ranks", since="2.1"),
+    _group("NONBLOCKING_TIMEOUT", Integer(1, unit="s"), "1800", "Wait for such a communicator", since="2.1"),
     _group("HIGH_PRIORITY", _FLAG, "0", "Streams of high priority"),
     _group("AVOID_RECORD_STREAMS", _FLAG, "auto", "Keep references instead of record_stream"),
     _group("USE_TENSOR_REGISTER_ALLOCATOR_HOOK", _FLAG, "0", "Register the allocator's memory with NCCL"),
