@@ -101,7 +101,7 @@ def test_reader_follows_from_the_name_and_the_lines(folder: Path) -> None:
     ]
 
 
-def test_shell_blocks_of_markdown_are_linted_and_mended_in_place(folder: Path) -> None:
+def test_shell_blocks_of_markdown_are_linted_and_mended(folder: Path) -> None:
     text = "# It's\n```python\nNCCL_NET=1\n```\n\n```bash\nexport NCCL_BUFFSIZE=8M\n```\nthe 'end\n"
     (folder / "guide.md").write_text(text)
     result = lint(None, [Path("guide.md")], LintOptions())

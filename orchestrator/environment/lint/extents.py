@@ -33,7 +33,7 @@ class Extents:
     """
     `closing` is the offset of the closing character by that of the opening one, for quotes and for the brackets of expansions and arrays.
 
-    `operators` is the end of a here-document's delimiter by the offset of its `<<`, `documents` the end of the texts that follow a line by
+    `operators` is the end of a here-document's delimiter by the offset of the `<<`, `documents` the end of the texts that follow a line by
     the offset of that line's end. `unclosed` is the offset of what never closes, where reading has to stop; None if everything closes.
     """
 
