@@ -14,6 +14,7 @@ import os
 import pickle
 import re
 import sys
+import traceback
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Mapping
 
@@ -67,6 +68,39 @@ def join_ranks(module: Any) -> None:  # noqa: ANN401
         module._init_dist_pytorch = init  # noqa: SLF001
         take_collectives(module)
         _communicate_on_the_device(module, accelerator)
+        _note_own_groups(accelerator)
+
+
+def _note_own_groups(accelerator: Accelerator) -> None:
+    """Note the place of the call by which a script makes a group of torch's on a T20, which MMEngine does not use there."""
+    stock = importlib.import_module("torch").distributed
+    if accelerator.distributed is stock or not stock.is_available():
+        return
+    make = stock.init_process_group
+
+    @functools.wraps(make)
+    def make_and_note(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        result = make(*args, **kwargs)
+        caller = traceback.extract_stack(limit=2)[0]
+        make_and_note.place = f"{os.path.relpath(caller.filename)}:{caller.lineno}"  # type: ignore[attr-defined]
+        return result
+
+    stock.init_process_group = make_and_note
+
+
+def _own_group(accelerator: Accelerator, error: TrainerError) -> TrainerError:
+    """The cause of an error of the rendezvous if a group of the script's holds the port; else the error itself."""
+    stock = importlib.import_module("torch").distributed
+    has_own = accelerator.distributed is not stock and stock.is_available() and stock.is_initialized()
+    if not has_own or "in use" not in str(error):
+        return error
+    place = getattr(stock.init_process_group, "place", "")
+    return UserError(
+        f"this script has made a {stock.get_backend()} group of its own{place and ' at '}{place}, which holds the port of the "
+        f"rendezvous and carries no {accelerator.device.partition(':')[0]} tensors. MMEngine makes the group of the cards "
+        f"({accelerator.backend}) itself here: delete the call of torch.distributed.init_process_group"
+        f"{place and ' at '}{place}, and the lines that go with it"
+    )
 
 
 def _join(accelerator: Accelerator, *, init_backend: str = "torch", timeout: timedelta = TIMEOUT, **more: Any) -> Group:  # noqa: ANN401
@@ -84,7 +118,7 @@ def _join(accelerator: Accelerator, *, init_backend: str = "torch", timeout: tim
             **for_torch,
         )
     except TrainerError as exc:
-        raise SystemExit(report(exc, os.environ)) from exc
+        raise SystemExit(report(_own_group(accelerator, exc), os.environ)) from exc
     if group.rendezvous is not None:
         group.rendezvous.leave()  # a script may end at once, and with rank 0 its store, while others still read from that
     sys.stderr.write(f"{group.ready_message}\n")

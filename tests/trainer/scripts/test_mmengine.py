@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import io
 import os
 import pickle
@@ -123,6 +124,29 @@ def test_rank_0_keeps_its_store_as_other_ranks_may_still_read_from_it(
     assert module.orch_group.rendezvous.store.get("left/0") == b"1", "it has waited for the ranks"
     gc.collect()
     socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"])), 5).close()
+
+
+def test_group_of_the_scripts_own_that_holds_the_port_is_named_with_its_line(
+    monkeypatch: pytest.MonkeyPatch, calls: Calls, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The cure of field guide S0, which on a T20 makes a group that carries no tensors of the cards."""
+    module = _dist_utils(calls)
+    _set_accelerator(monkeypatch, _accelerator(calls, "gcu-t2x").changed(set_device=lambda _: None, device="cpu"))
+    monkeypatch.setattr(torch.distributed, "init_process_group", torch.distributed.init_process_group)
+    mmengine.join_ranks(module)
+    line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, init_method="env://")
+    try:
+        with pytest.raises(SystemExit) as ended:
+            module._init_dist_pytorch("gloo")  # noqa: SLF001
+    finally:
+        torch.distributed.destroy_process_group()
+    assert ended.value.code == 2
+    place = f"{os.path.relpath(__file__)}:{line}"
+    error = capsys.readouterr().err
+    assert f"error: this script has made a gloo group of its own at {place}, which holds the port" in error
+    assert f"delete the call of torch.distributed.init_process_group at {place}" in error
+    assert "in use" not in error
 
 
 def test_deepspeed_finds_the_group_already_made(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
