@@ -6,8 +6,8 @@ is a CPU tensor of a subclass: its `device` is the card's, results of it have th
 with a tensor on the CPU or on another card fails with torch's error. `to`, the factories and Parameter are replaced,
 as only they convert between CPU and card. C++ (autograd, DDP's reducer, gloo) sees the CPU tensor, so the numbers are
 exactly those of the CPU. It does not model missing kernels of a card, memory, streams, and the lazy graph of a T20, nor code
-that reads the device in C++ (FSDP, torch.compile, torch's check of a recomputed block's device) or requires the type
-torch.Tensor itself (MMEngine's collectives).
+that reads the device in C++ (FSDP, torch.compile, torch's check of a recomputed block's device) or requires the identity of
+torch.Tensor (collectives of MMEngine since 0.10.5).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, Sequence, Set, Tuple
 
 import torch
+from torch.jit._builtins import _register_builtin
 
 # `Any` below: arguments and results of any torch function.
 FACTORIES = (
@@ -84,7 +85,20 @@ class Cards:
             torch.set_rng_state(of_cpu)
 
 
-class DeviceTensor(torch.Tensor):
+class _KindOfTensor(type(torch.nn.Parameter)):  # type: ignore[misc]  # a class that torch makes
+    """The class of tensors on a card is equal to torch.Tensor: MMEngine compares the types of two tensors, which on a real card are one."""
+
+    def __eq__(cls, other: object) -> bool:
+        return other is torch.Tensor or cls is other
+
+    def __ne__(cls, other: object) -> bool:
+        return not cls == other
+
+    def __hash__(cls) -> int:
+        return type.__hash__(cls)
+
+
+class DeviceTensor(torch.Tensor, metaclass=_KindOfTensor):
     """A tensor on `card`, the attribute of a subclass per card."""
 
     cards: Cards
@@ -132,7 +146,9 @@ def install(cards: Cards) -> None:
     """Make torch know these cards, for the rest of the process."""
     torch.Tensor.to = _moving(cards, torch.Tensor.to)  # type: ignore[method-assign]
     for name in FACTORIES:
-        setattr(torch, name, _making(cards, getattr(torch, name)))
+        making = _making(cards, getattr(torch, name))
+        setattr(torch, name, making)
+        _register_builtin(making, f"aten::{name}")  # torch 1.10 scripts its functional optimizers, which call factories
     torch._has_compatible_shallow_copy_type = _comparing(torch._has_compatible_shallow_copy_type)  # noqa: SLF001
     construct = torch.nn.Parameter.__new__
 

@@ -16,6 +16,7 @@ from tests.grounds.metrics import step_numbers
 from tests.grounds.ports import free_ports
 from tests.grounds.t20 import t20_python
 from tests.train.conftest import DEADLINE_S, TINY, StartRanks, Warm, clean_environment
+from tests.train.test_scripts import MMENGINE
 from tests.until import until
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
@@ -257,9 +258,40 @@ def test_node_without_the_accelerator_of_the_inventory_fails_the_run_and_does_no
     assert "device=gcu: torch_gcu is not installed for this Python; install TopsRider" in error
 
 
+@pytest.fixture
+def python_of_t20() -> str:
+    return t20_python()
+
+
 @pytest.mark.processes
-def test_t20_trains_on_its_own_python_and_torch(tmp_path: Path) -> None:
-    python = t20_python()
+def test_mmengine_trains_on_a_t20_and_a_group_of_the_scripts_own_is_named(tmp_path: Path, python_of_t20: str) -> None:
+    """With the MMEngine, torch and Python of a T20: other versions of MMEngine refuse the double's tensors."""
+    path = environment("t20")["PYTHONPATH"]
+    inventory = INVENTORY.format(path=path, workdir=tmp_path / "work").replace("devices: 1", "devices: 2")
+    inventory = inventory.replace("OMP_NUM_THREADS: 1", "OMP_NUM_THREADS: 1, LAUNCHER: pytorch")
+    inventory = inventory.replace("defaults: {", f'defaults: {{python: "{python_of_t20}", ')
+    (tmp_path / "inventory.yaml").write_text(inventory)
+    (tmp_path / "train.py").write_text(MMENGINE)
+    orch = Orch(tmp_path)
+    orch("ssh-launch", *UNCHECKED, "--nodes", "n0", "--", "train.py", timeout_s=200)
+    trained = sorted(line["text"] for line in orch.lines("--grep", "^(trained|collected)"))
+    assert trained == [
+        "collected [0, 1, 2, 3, 4, 5, 6, 7]",
+        *(f"trained {rank} 2 2 MMDistributedDataParallel" for rank in (0, 1)),
+    ]
+    ready = [line["text"] for line in orch.lines("--grep", " ready, ")]
+    assert sorted(ready) == ["2/2 ranks ready, backend eccl, device xla", "rank 1 ready, device xla:1"]
+    orch("ssh-launch", *UNCHECKED, "--nodes", "n0", "--", "train.py", "--cured-of-s0", code=1, timeout_s=200)
+    made = 1 + MMENGINE[: MMENGINE.index("torch.distributed.init_process_group")].count("\n")
+    error = orch.status()["exit"]["error"]
+    assert (
+        f"this script has made a gloo group of its own at train.py:{made}, which holds the port of the rendezvous"
+        in error
+    )
+
+
+@pytest.mark.processes
+def test_t20_trains_on_its_own_python_and_torch(tmp_path: Path, python_of_t20: str) -> None:
     calls = tmp_path / "calls"
     calls.mkdir()
     group_env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
@@ -267,7 +299,7 @@ def test_t20_trains_on_its_own_python_and_torch(tmp_path: Path) -> None:
     words = [*WORDS, "model.layers=1", "model.width=32", "report=", "ddp_timeout=60", "activation_checkpointing=true"]
     ranks = [
         subprocess.Popen(
-            [python, "-m", "trainer", *words, "device=gcu", f"out={tmp_path / 'out'}"],
+            [python_of_t20, "-m", "trainer", *words, "device=gcu", f"out={tmp_path / 'out'}"],
             env={**env, "RANK": rank, "LOCAL_RANK": rank},
             cwd=tmp_path,
         )

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Mapping
 
 from ..errors import TrainerError, UserError, report
 from ..runtime.accelerators import Accelerator, choose
+from ..runtime.rank import Rank
 from .devices import kinds_of, local_rank, warn_cpu_only, warn_model_on_cpu
 
 if TYPE_CHECKING:
@@ -149,8 +150,42 @@ def take_collectives(module: Any) -> None:  # noqa: ANN401
 def change_collectives(module: Any) -> None:  # noqa: ANN401
     """Change mmengine.dist.dist: the T20's collectives, and results of evaluations by the group if the ranks share no folder."""
     take_collectives(module)
+    accelerator = unknown_to_mmengine()
+    if accelerator is not None and not hasattr(accelerator.distributed, "broadcast_object_list"):
+        carry_objects(module)
     if "ORCH_SHARED_DIR" not in os.environ:
         collect_by_group(module)
+
+
+def carry_objects(module: Any) -> None:  # noqa: ANN401
+    """Carry objects as bytes through the group: a T20's library has no collectives of objects, and every evaluation needs one."""
+    all_gather, broadcast = module.all_gather_object, module.broadcast_object_list
+
+    def gather(data: Any) -> list[Any]:  # noqa: ANN401
+        return [pickle.loads(part) for part in _group().gather_bytes(pickle.dumps(data))]  # noqa: S301 -- from ranks of this job
+
+    def all_gather_object(data: Any, group: Any = None) -> Any:  # noqa: ANN401
+        is_alone = group is not None or module.get_world_size() == 1
+        return all_gather(data, group) if is_alone else gather(data)
+
+    def broadcast_object_list(data: list[Any], src: int = 0, group: Any = None) -> None:  # noqa: ANN401
+        if group is not None or module.get_world_size() == 1:
+            broadcast(data, src, group)
+        else:
+            data[:] = gather(data if module.get_rank() == src else [])[src]
+
+    module.all_gather_object, module.broadcast_object_list = all_gather_object, broadcast_object_list
+
+
+def _group() -> Group:
+    """The group that init_dist has made, or the one that the script has made by the vendor's library itself."""
+    from ..runtime.group import Group  # noqa: PLC0415 -- as above
+
+    made: Group | None = getattr(sys.modules["mmengine.dist.utils"], "orch_group", None)
+    accelerator = unknown_to_mmengine()
+    assert accelerator is not None, "only collectives of such an accelerator are changed"
+    device = importlib.import_module("torch").device(accelerator.device_string(local_rank()))
+    return made or Group(Rank.from_env(os.environ), accelerator, device, None, "")
 
 
 def collect_by_group(module: Any) -> None:  # noqa: ANN401

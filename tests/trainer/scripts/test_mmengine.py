@@ -149,6 +149,24 @@ def test_group_of_the_scripts_own_that_holds_the_port_is_named_with_its_line(
     assert "in use" not in error
 
 
+def test_objects_are_carried_as_bytes_where_the_library_has_no_collective_of_them(
+    monkeypatch: pytest.MonkeyPatch, calls: Calls
+) -> None:
+    """Every evaluation of MMEngine ends with one. The vendor's library has none for a group that the script has made, too."""
+    accelerator = _on_cpu(_accelerator(calls, "gcu-t2x"))
+    _set_accelerator(monkeypatch, accelerator, ranks=2)
+    monkeypatch.setitem(sys.modules, "mmengine.dist.utils", SimpleNamespace())
+    accelerator.distributed.all_gather = lambda received, mine: [part.copy_(mine) for part in received]
+    refused = SimpleNamespace(all_gather_object=None, broadcast_object_list=None, collect_results_cpu=None)
+    module = SimpleNamespace(**vars(refused), get_world_size=lambda: 2, get_rank=lambda: 1)
+    mmengine.change_collectives(module)
+    metrics: list[Any] = [{"mIoU": 0.5}]
+    assert module.all_gather_object(metrics) == [metrics, metrics]
+    received: list[Any] = [{"mIoU": 0.5}]
+    module.broadcast_object_list(received, src=1)
+    assert received == metrics
+
+
 def test_deepspeed_finds_the_group_already_made(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
     package = SimpleNamespace(init_distributed=lambda backend, **options: calls.append(("deepspeed", backend, options)))
     monkeypatch.setitem(sys.modules, "deepspeed", package)
