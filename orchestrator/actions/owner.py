@@ -34,6 +34,7 @@ from orchestrator.supervision.link import ANSWER_S, OwnerLink, ViewerGone
 from orchestrator.supervision.supervisor import supervise
 from orchestrator.supervision.viewers_terminal import ViewersTerminal
 
+IMPORT_AFTER_S = 2.0  # the first lines of the ranks come first
 LINES_S = 10.0
 """How long the diagnosis waits until a viewer has the last lines and the outcome."""
 
@@ -154,6 +155,10 @@ def _supervise(link: OwnerLink, launched: Launched) -> bool:
 
     def begin() -> None:
         link.post("launched", run=launched.folder.path.name)
+        importing = threading.Timer(IMPORT_AFTER_S, _import_for_failures)
+        importing.daemon = True
+        with suppress(RuntimeError):  # the user may have no more threads: then a failure imports them
+            importing.start()
         if not link.request["follow"]:
             return link.end()
         try:
@@ -174,6 +179,13 @@ def _supervise(link: OwnerLink, launched: Launched) -> bool:
         has_ended.set()
         if watching.is_alive():
             watching.join()
+
+
+def _import_for_failures() -> None:
+    """Import what only a failure needs: in the middle of a run of weeks, an upgrade may replace the files of orch for a moment."""
+    with suppress(ImportError):
+        from orchestrator.actions import diagnose_failure, launch_check, spare_check  # noqa: F401, PLC0415
+        from orchestrator.checks import variables  # noqa: F401, PLC0415
 
 
 def _watch(link: OwnerLink, folder: RunFolder, launcher: DirectLauncher) -> None:
