@@ -43,6 +43,8 @@ class JobStatus:
     node_count: str = ""
     elapsed: str = ""
     limit: str = ""
+    lost_host: str = ""
+    """The node of the batch script if the job has lost it; with spare nodes, a job outlives that."""
     start: str = ""
     """Its start time, or the expected one."""
 

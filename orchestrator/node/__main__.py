@@ -7,12 +7,13 @@ The command line of a node, used by node.sh, the batch script and srun:
     python3 <bundle>/orchestrator/node/__main__.py nodes JOB.json
     python3 <bundle>/orchestrator/node/__main__.py next JOB.json STATUS ENDED
     python3 <bundle>/orchestrator/node/__main__.py forget JOB.json --node NAME
+    python3 <bundle>/orchestrator/node/__main__.py watch JOB.json BATCH_HOST
 
 `run` starts this node's ranks and waits until all its descendants have ended; with `-` it reads the head's record from
 stdin. `rendezvous` makes the folders that the nodes share, reserves a port on this node, prints its record and holds the port until
 stdin ends. `attempt` makes the folder of the next attempt of a Slurm job and prints its path; `nodes` prints the nodes of an
 attempt; `next` decides after an attempt whether to start another, and prints its folder if it runs in this allocation. `forget` removes what
-the ranks have left for another attempt in the memory of this node.
+the ranks have left for another attempt in the memory of this node. `watch` requeues the job if the node of its batch script is lost.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ write_if_safe(sys.path[0])
 from orchestrator.node.agent.guard import AgentOptions, lead  # noqa: E402
 from orchestrator.node.rendezvous import hold_rendezvous  # noqa: E402
 
+BATCH_VERBS = ("attempt", "nodes", "next", "forget", "watch")
+
 
 def options_of(words: list[str]) -> AgentOptions:
     """Parse the words after `run`. Not with argparse: importing it takes as long as importing the agent."""
@@ -42,8 +45,23 @@ def options_of(words: list[str]) -> AgentOptions:
     return AgentOptions(words[0], values["--node"], int(values["--node-rank"]), rendezvous)
 
 
+def serve_batch_script(verb: str, words: list[str]) -> int:
+    """Do what the batch script of a Slurm job asks for. The modules are slow to import, and agents do not need them."""
+    if verb in ("forget", "watch"):
+        from orchestrator.node.batch.folders import forget_memory  # noqa: PLC0415
+        from orchestrator.node.batch.head_watch import watch  # noqa: PLC0415
+
+        return forget_memory(words[0], words[2]) if verb == "forget" else watch(*words[:2])
+    from orchestrator.node.batch.restart import begin_attempt, next_attempt, nodes_for  # noqa: PLC0415
+
+    if verb == "next":
+        return next_attempt(*words[:3])
+    print(begin_attempt(words[0]) if verb == "attempt" else ",".join(nodes_for(words[0])))
+    return 0
+
+
 def main() -> int:
-    """Become the guard, hold a rendezvous port, or handle the next attempt."""
+    """Become the guard, hold a rendezvous port, or serve the batch script."""
     if sys.argv[1:2] == ["rendezvous"]:
         words = list(zip(sys.argv[2::2], sys.argv[3::2]))
         for job in (value for name, value in words if name == "--job"):
@@ -51,24 +69,8 @@ def main() -> int:
 
             make_folders(job)
         return hold_rendezvous([value for name, value in words if name == "--address"])
-    if sys.argv[1:2] == ["attempt"]:
-        from orchestrator.node.batch.restart import begin_attempt  # noqa: PLC0415  slow to import, and agents do not need it
-
-        print(begin_attempt(sys.argv[2]))
-        return 0
-    if sys.argv[1:2] == ["nodes"]:
-        from orchestrator.node.batch.restart import nodes_for  # noqa: PLC0415  as above
-
-        print(",".join(nodes_for(sys.argv[2])))
-        return 0
-    if sys.argv[1:2] == ["next"]:
-        from orchestrator.node.batch.restart import next_attempt  # noqa: PLC0415  as above
-
-        return next_attempt(*sys.argv[2:5])
-    if sys.argv[1:2] == ["forget"]:
-        from orchestrator.node.batch.folders import forget_memory  # noqa: PLC0415  as above
-
-        return forget_memory(sys.argv[2], sys.argv[4])
+    if sys.argv[1:2] and sys.argv[1] in BATCH_VERBS:
+        return serve_batch_script(sys.argv[1], sys.argv[2:])
     try:
         options = options_of(sys.argv[2:])
     except (LookupError, ValueError):

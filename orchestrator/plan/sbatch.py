@@ -57,6 +57,7 @@ def slurm_node_script(plan: LaunchPlan) -> str:
         common_env={name: value for name, value in head.env.items() if name in common},
         nodes=[node for node in node_values if node["env"] or node["address"]],
         setup=plan.setup_file(head),
+        spares=plan.spare_count,
         image=container["image"] if in_apptainer else None,
         mounts=_mounts(plan) if in_apptainer else [],
         python=head.python,

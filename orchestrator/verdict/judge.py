@@ -223,6 +223,16 @@ def job_ended_by_slurm(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     return Verdict(RunState.FAILED, evidence.first_exit, message, failure=_ENDED_BY_SLURM[queue.state])
 
 
+def job_lost_its_batch_host(_evidence: Evidence, queue: JobStatus) -> Verdict | None:
+    """FAILED if the node of the batch script was lost; the ends of the agents are consequences."""
+    if not queue.lost_host or not queue.over or queue.state == _CANCELLED:
+        return None
+    message = f"Slurm ended the job: {queue.lost_host}, the node of its batch script, is lost"
+    return Verdict(
+        RunState.FAILED, None, message, failure=_ENDED_BY_SLURM["NODE_FAIL"], failed_nodes=(queue.lost_host,)
+    )
+
+
 def job_signalled(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     """FAILED without a failed rank if Slurm signalled the whole job, as by `scancel --full`: ranks that it killed are a consequence."""
     line = _SIGNALLED_JOB.search(evidence.batch_log)
@@ -317,6 +327,7 @@ def job_without_agent_exits(evidence: Evidence, queue: JobStatus) -> Verdict | N
 SLURM_CHECKS: tuple[SlurmCheck, ...] = (
     every_node_of_job_done,
     job_ended_by_slurm,
+    job_lost_its_batch_host,
     job_signalled,
     a_node_of_ended_job_failed,
     job_stopped_by_user,

@@ -30,6 +30,7 @@ cat >/data/orch/runs/slurm-spares-20260102-030405-0abc/attempt-1/node.sh <<'END_
 set -eu
 # A probe that Slurm's warning or a preemption ends would count as a node without an answer; SIGKILL follows if the job is over.
 [ "${1-}" != probe ] || trap '' USR2 TERM
+[ "${1-}" != watch ] || trap '' USR2 # Slurm's warning goes to every step
 # python, torchrun and the like are those beside the inventory's python
 export PATH=/opt/conda/bin"${PATH:+:$PATH}"
 ORCH_ADDRESS=$SLURMD_NODENAME
@@ -67,6 +68,9 @@ next)
 forget)
     set -- forget "${0%/*}/job.json" --node "$SLURMD_NODENAME"
     ;;
+watch)
+    set -- watch "${0%/*}/job.json" "$2"
+    ;;
 run)
     set -- run "${0%/*}/job.json" --node "$SLURMD_NODENAME" --node-rank "$SLURM_NODEID" --rendezvous "${2:--}"
     ;;
@@ -100,6 +104,12 @@ fi
 # On SIGTERM, Slurm ends the job: `next` has until SIGKILL to decide whether the job is requeued.
 ended=0
 trap 'ended=1' TERM
+
+# With --no-kill, the job outlives this node, too: then the other nodes miss the heartbeat of this one, and requeue the job.
+: >"$run_dir/heartbeat"
+trap 'rm -f "$run_dir/heartbeat"' EXIT
+srun --nodes=3 --ntasks=3 --ntasks-per-node=1 --no-kill --overlap --mem=0 --gres=none \
+    --cpu-bind=none --kill-on-bad-exit=0 /bin/sh "$folder/node.sh" watch "$SLURMD_NODENAME" </dev/null >/dev/null 2>&1 &
 
 # Each node of the allocation writes its facts, and `check` judges them: it exits with 3 if the job must not start.
 begun=$(date +%s)

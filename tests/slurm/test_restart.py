@@ -125,6 +125,21 @@ def test_job_with_too_few_nodes_left_is_requeued(orch: Orch, cluster: Cluster) -
     assert log.count("the job is requeued, for attempt 3") == 1
 
 
+@pytest.mark.timeout(300)
+def test_job_that_has_lost_the_node_of_its_batch_script_is_requeued_and_says_so(orch: Orch, cluster: Cluster) -> None:
+    run, job = _submit(orch, '[ "$ORCH_ATTEMPT" = 2 ] || exec sleep 1000')
+    until(lambda: len(_ranks(orch, run)) == 2, awaited="the first attempt")
+    with orch.start("logs", "-f", run) as following:
+        cluster.lose_node("n0")
+        cluster.wait_for(orch, run, "PENDING")
+        cluster.repair()
+        cluster.start_soon(job)
+        text = following.stdout.read() if following.stdout else ""
+    assert cluster.wait_for(orch, run, "DONE")["attempt"] == 2
+    assert text.count("n0, the node of the batch script, is lost: the job is requeued, for attempt 2") == 1
+    assert not (_run_dir(orch, run) / "heartbeat").exists()
+
+
 def test_job_fails_after_three_attempts_without_progress(orch: Orch, cluster: Cluster) -> None:
     run, job = _submit(orch, "save 3; exit 7")
     status = cluster.wait_for(orch, run, "FAILED")

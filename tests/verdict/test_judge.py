@@ -114,6 +114,13 @@ def test_ranks_that_fail_when_orch_stop_cancels_their_job_are_stopped() -> None:
     assert judge(_plan("slurm"), nodes, JobStatus("FAILED", over=True), stop_requested=True).state is RunState.FAILED
 
 
+def test_job_that_lost_the_node_of_its_batch_script_names_it_and_not_the_agents_that_died_with_it() -> None:
+    nodes = [_node("n0", alive=False), _node("n1", "STOPPED")]
+    verdict = judge(_plan("slurm"), nodes, JobStatus("FAILED", "JobLaunchFailure", over=True, lost_host="n0"))
+    assert (verdict.state, verdict.exit, verdict.failed_nodes) == (RunState.FAILED, None, ("n0",))
+    assert "n0, the node of its batch script, is lost" in str(verdict.message)
+
+
 def test_queued_job_is_pending_even_if_it_has_run_before() -> None:
     nodes = [_node("n0", "STOPPED"), _node("n1", alive=False)]
     assert judge(_plan("slurm"), nodes, JobStatus("PENDING", "BeginTime")).state is RunState.PENDING

@@ -81,11 +81,17 @@ STATES = {
     "(scontrol resume <id>)",
     "STOPPED": "its processes were sent SIGSTOP, so nothing is printed; scancel --signal=CONT <id> continues them",
 }
+LOST_HOST = (
+    "{lost_host}, the node of its batch script, is lost, and the job keeps the other nodes; they requeue it, or end it, "
+    "in about a minute; if they do not, scontrol requeue {job} does it"
+)
 _NODES = re.compile(r"UnavailableNodes:\s*(\S+?)\)?$")
 
 
-def explanation(state: str, reason: str, job: str) -> str:
-    """The sentence for Slurm's state or else reason, with the job's id in its commands; empty if there is none."""
+def explanation(state: str, reason: str, job: str, lost_host: str = "") -> str:
+    """The sentence for a lost batch host, or Slurm's state or else reason, with the job's id in its commands; empty if there is none."""
+    if lost_host:
+        return LOST_HOST.format(lost_host=lost_host, job=job)
     plain = reason.replace("_", " ").strip("() ")  # scontrol writes _ for a space; some versions add brackets
     sentence = STATES.get(state) or next(
         (text for pattern, text in SENTENCES.items() if fnmatchcase(plain, pattern)), ""

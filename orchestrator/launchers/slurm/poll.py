@@ -130,10 +130,10 @@ def change_message(before: PollResult, now: PollResult, *, has_log: bool) -> str
         return f"Slurm does not answer ({new.reason}); the run is followed without it" if new.reason else ""
     is_reconnected = old is not None and old.state == SILENT and bool(old.reason)
     is_suspension = SUSPENDED in (new.state, old.state if old else "")
-    if new.waits or is_reconnected or is_suspension or not has_log:
+    if new.waits or is_reconnected or is_suspension or new.lost_host or not has_log:
         return ("Slurm answers again: " if is_reconnected else "") + describe_job(new, now.position)
     return ""
 
 
-def _state(status: JobStatus | None) -> tuple[str, str] | None:
-    return None if status is None else (status.state, status.reason)
+def _state(status: JobStatus | None) -> tuple[str, str, str] | None:
+    return None if status is None else (status.state, status.reason, status.lost_host)

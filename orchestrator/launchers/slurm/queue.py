@@ -7,9 +7,10 @@ import re
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from orchestrator.launchers.job import GONE, SILENT, JobStatus
+from orchestrator.launchers.job import GONE, SILENT, WAITING, JobStatus
 from orchestrator.launchers.slurm.environment import FILTERS, without
 from orchestrator.launchers.slurm.pending_reasons import explanation
+from orchestrator.names.hostlist import expand
 from orchestrator.node.run_folder import ATTEMPT
 from orchestrator.node.run_id import RUN_ID
 
@@ -35,7 +36,7 @@ OVER = frozenset(
 COMMAND_S = 30.0
 NOT_FOUND = 127
 # Names last: they may contain the separator.
-_SQUEUE = ("%i", "%T", "%r", "%N", "%D", "%M", "%l", "%P", "%S", "%Z", "%j")
+_SQUEUE = ("%i", "%T", "%r", "%N", "%D", "%M", "%l", "%P", "%S", "%B", "%Z", "%j")
 _SACCT = ("JobID", "State", "NodeList", "NNodes", "Elapsed", "Timelimit", "Partition", "Start", "JobName")
 _EMPTY = frozenset(["", "(null)", "N/A", "None", "None assigned", "Unknown", "NOT_SET"])
 
@@ -104,8 +105,8 @@ def from_squeue(text: str) -> list[JobStatus]:
     """Parse the output of squeue."""
     rows = [line.split("|", len(_SQUEUE) - 1) for line in text.splitlines()]
     return [
-        _job_status(job, state, reason, tuple(cells), name=name, workdir=workdir)
-        for job, state, reason, *cells, workdir, name in _complete(rows, len(_SQUEUE))
+        _job_status(job, state, reason, tuple(cells), name=name, workdir=workdir, batch_host=batch_host)
+        for job, state, reason, *cells, batch_host, workdir, name in _complete(rows, len(_SQUEUE))
     ]
 
 
@@ -123,7 +124,8 @@ def from_scontrol(text: str) -> list[JobStatus]:
             task = f"{fields.get('ArrayJobId')}_{fields['ArrayTaskId']}" if "ArrayTaskId" in fields else fields["JobId"]
             workdir = re.search(r" WorkDir=(.*?)(?= StdErr=|$)", line)
             names = {"name": fields.get("JobName", ""), "workdir": workdir[1] if workdir else ""}
-            found.append(_job_status(task, fields["JobState"], reason, cells, **names))
+            batch_host = fields.get("BatchHost", "")
+            found.append(_job_status(task, fields["JobState"], reason, cells, **names, batch_host=batch_host))
     return found
 
 
@@ -164,21 +166,28 @@ def _by_accounting(run: RunCommand, jobs: Mapping[str, str | None]) -> dict[str,
     return {name: found.get(name) or JobStatus(GONE, reason, over=True, job=job or "") for name, job in jobs.items()}
 
 
-def _job_status(job: str, state: str, reason: str, cells: Sequence[str], *, name: str, workdir: str = "") -> JobStatus:
+def _job_status(
+    job: str, state: str, reason: str, cells: Sequence[str], *, name: str, workdir: str = "", batch_host: str = ""
+) -> JobStatus:
     nodes, count, elapsed, limit, partition, start = ("" if cell in _EMPTY else cell for cell in cells)
     is_over = state in OVER
     # the reason why it was pending before
     is_outdated = state in {"CANCELLED", "COMPLETED"} and not reason.startswith("by ")
     if reason in _EMPTY or is_outdated:
         reason = ""
+    run_id, lost_host = _run_of(workdir), ""
+    # while a job completes, its nodes leave it one by one
+    if run_id and nodes and batch_host not in _EMPTY and state not in {"COMPLETING", *WAITING}:
+        lost_host = "" if _has(nodes, batch_host) else batch_host
     return JobStatus(
         state,
         reason,
         over=is_over,
         job=job,
         name=name,
-        run_id=_run_of(workdir),
-        explanation="" if is_over else explanation(state, reason, job),
+        run_id=run_id,
+        explanation="" if is_over else explanation(state, reason, job, lost_host),
+        lost_host=lost_host,
         partition=partition,
         nodes=nodes,
         node_count=count,
@@ -193,6 +202,14 @@ def _run_of(workdir: str) -> str:
     run, _, attempt = workdir.rstrip("/").rpartition("/")
     run_id = run.rpartition("/")[2]
     return run_id if attempt.startswith(ATTEMPT) and RUN_ID.fullmatch(run_id) else ""
+
+
+def _has(nodes: str, name: str) -> bool:
+    """True if the node is in the scheduler's list, or the list cannot be parsed."""
+    try:
+        return name in expand(nodes)
+    except ValueError:
+        return True
 
 
 def _complete(rows: Iterable[list[str]], cells: int) -> list[list[str]]:

@@ -25,7 +25,7 @@ class Site(ThisMachine):
         """Answer squeue; no other command knows a job."""
         rows = []
         for task, raw in (("120_2", "121"), ("120_3", "120")):
-            status = f"{task}|RUNNING|None|n0|1|0:01|1:00|debug|N/A|/home/u|mine"
+            status = f"{task}|RUNNING|None|n0|1|0:01|1:00|debug|N/A|n0|/home/u|mine"
             rows.append(f"{raw} {task}" if argv[-1] == "%A %i" else status)
         listed = "" if argv[0] != "squeue" or "--steps" in argv else "\n".join(rows) + "\n"
         return subprocess.CompletedProcess(argv, 0, listed, "")

@@ -34,7 +34,7 @@ class ArrayHost(ThisMachine):
         for task in range(len(RUNS)):
             is_cancelled = {"120", f"120_{task}"} & set(self.cancelled)
             state = "CANCELLED" if is_cancelled else "RUNNING"
-            rows.append(f"120_{task}|{state}|None|n0|1|0:01|1:00|debug|N/A|/w/runs/{RUNS[0]}/attempt-1|demo")
+            rows.append(f"120_{task}|{state}|None|n0|1|0:01|1:00|debug|N/A|n0|/w/runs/{RUNS[0]}/attempt-1|demo")
         return subprocess.CompletedProcess(argv, 0, "\n".join(rows) + "\n", "")
 
     def withdraw(self, plan: LaunchPlan) -> str | None:

@@ -6,7 +6,7 @@ import json
 import math
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -53,7 +53,7 @@ def test_job_status_is_parsed_in_every_version(case: dict[str, Any]) -> None:
 def test_hundreds_of_jobs_cost_one_call_of_squeue_and_one_of_sacct() -> None:
     ids = [f"run-20260102-030405-{number:04x}" for number in range(200)]
     rows = "".join(
-        f"{number}|PENDING|Priority||1|0:00|1:00|gpu|N/A|/w/runs/{ids[number]}/attempt-1|name\n"
+        f"{number}|PENDING|Priority||1|0:00|1:00|gpu|N/A||/w/runs/{ids[number]}/attempt-1|name\n"
         for number in range(100)
     )
     counted = "".join(f"{number}|TIMEOUT|n0|1|0:00|1:00|gpu|x|name\n" for number in range(100, 150))
@@ -161,6 +161,12 @@ DOWN = JobStatus(SILENT, "squeue: no answer")
         (RUNNING, PollResult(JobStatus("COMPLETING", job="7"), 1), True, ""),
         (RUNNING, PollResult(SUSPENDED, 1), True, "Slurm job 7 is SUSPENDED: its processes are stopped"),
         (SUSPENDED, PollResult(RUNNING, 1), True, "Slurm job 7 is RUNNING"),
+        (
+            RUNNING,
+            PollResult(replace(RUNNING, lost_host="n0", explanation="n0 is lost"), 1),
+            True,
+            "is RUNNING: n0 is lost",
+        ),
         (RUNNING, PollResult(JobStatus(GONE, job="7"), 1), False, "Slurm no longer lists job 7"),
         (RUNNING, PollResult(None, 1), True, ""),
     ],
