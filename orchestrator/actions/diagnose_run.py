@@ -103,7 +103,7 @@ def diagnosis_of(
     for body in bodies:
         evidence += _evidence_of(body, signatures)
     if found_log is not None and found_log[0] is not None:
-        evidence += search_log([found_log[0].text.encode()], "batch log", signatures)
+        evidence += search_log([found_log[0].of_last_attempt.encode()], "batch log", signatures)
     evidence += _evidence_of_record(record, signatures)
     return Diagnosed(
         with_last_lines(weigh(evidence), record.exit),

@@ -9,6 +9,7 @@ where one is made from the other, as in `Stray(**body)`.
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.node.events import cause_s
 from orchestrator.node.files import link_target, relative
+from orchestrator.node.run_folder import ATTEMPT_BEGINS
 
 if TYPE_CHECKING:
     from orchestrator.endpoint.clock import ClockBounds
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from orchestrator.node.events import Event, RankResult, StateName
 
 Json = Mapping[str, Any]
+_ATTEMPT_BEGINS = re.compile("^" + ATTEMPT_BEGINS.format("[0-9]+"), re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,16 @@ class BatchLog:
 
     text: str
     written_s: float
+
+    @property
+    def of_last_attempt(self) -> str:
+        """
+        The part since the last attempt began: a requeue that ended an earlier one has not ended this one.
+
+        Empty lines replace the rest, so that its lines keep their numbers.
+        """
+        start = max((found.end() for found in _ATTEMPT_BEGINS.finditer(self.text)), default=0)
+        return "\n" * self.text.count("\n", 0, start) + self.text[start:]
 
 
 @dataclass(frozen=True, slots=True)

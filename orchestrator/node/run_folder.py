@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from orchestrator.node.messages import AgentBody, NodeFolders
 
 ATTEMPT = "attempt-"
+ATTEMPT_BEGINS = "orch: attempt-{} begins"  # in the log of a Slurm job, which all its attempts share
 AGENT_RECORD = "agent.json"
 AGENT_LOG = "agent.log"  # stdout and stderr of the agent and its guard
 STANDBY_RECORD = "standby.json"  # in the folder of an attempt: the guard of the next one, until it is started

@@ -84,7 +84,7 @@ def _observe(
         attempt = launcher.attempt()
         folders = launcher.attempt_folders(attempt, connect=False)
         nodes, missing = observe_folders(folders, straggler_s=straggler_s)
-        batch_log = log.text if log else ""
+        batch_log = log.of_last_attempt if log else ""
         verdict = judge(plan, nodes, queue, stop_requested=run.is_stop_requested(), batch_log=batch_log)
         is_settled = verdict.state is not RunState.LOST or queue is None or missing is not None
         if is_settled or time.monotonic() > deadline:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from orchestrator.actions.diagnose_failure import diagnose_failure
+from orchestrator.endpoint.replies import BatchLog
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.base import AttemptFolder
@@ -87,6 +88,22 @@ def test_a_restart_that_could_not_be_started_is_not_the_cause(run: UnrecordedRun
     assert record is not None
     assert record.failure is not None
     assert (record.failure.signature, record.failure.is_diagnosed) == ("python-error", True)
+
+
+REQUEUED = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-24T16:39:42 DUE TO JOB REQUEUE ***\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "signature"),
+    [(REQUEUED + "orch: attempt-2 begins\n", "python-error"), (REQUEUED, "slurm-requeued")],
+)
+def test_requeue_that_ended_an_earlier_attempt_is_not_the_cause(run: UnrecordedRun, log: str, signature: str) -> None:
+    logs = [MISSING] if "attempt-2" in log else [KERNEL]
+    launcher = launcher_of(run, {1: [KERNEL], 2: logs}, lambda _size: BatchLog(log, 1.0))
+    record = diagnose_failure(run, launcher, pytest.fail)
+    assert record is not None
+    assert record.failure is not None
+    assert record.failure.signature == signature
 
 
 @pytest.mark.usefixtures("run")

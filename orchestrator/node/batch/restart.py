@@ -22,7 +22,7 @@ from orchestrator.node.retry import (
     reason_against_restart,
     retry_may_help,
 )
-from orchestrator.node.run_folder import attempt_folder, newest_attempt
+from orchestrator.node.run_folder import ATTEMPT_BEGINS, attempt_folder, newest_attempt
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -156,6 +156,7 @@ def begin_attempt(path: str) -> str:
     write_json(os.path.join(unfinished, "job.json"), {**job, "attempt": number})
     shutil.copy(os.path.join(first, "node.sh"), unfinished)
     os.rename(unfinished, folder)
+    print(ATTEMPT_BEGINS.format(number), file=sys.stderr, flush=True)
     left = close_fences(run_dir, number)
     if left:
         names = ", ".join(sorted(left))
