@@ -68,6 +68,11 @@ class Job:
         return bool(self.program.get("per_node"))
 
     @property
+    def hostfile(self) -> str:
+        """The list of the nodes that the programs of this node may read."""
+        return os.path.join(attempt_folder(self.run_dir, self.attempt), self.node, "hostfile")
+
+    @property
     def processes(self) -> Sequence[Optional[int]]:
         """The rank of each process that the agent starts; None for a program that starts the node's ranks itself."""
         return [None] if self.is_per_node else self.rank_numbers

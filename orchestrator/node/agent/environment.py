@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 STALE_NAMES = frozenset(
     b"RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME "
     b"NNODES NODE_RANK NPROC_PER_NODE MASTER_ADDR MASTER_PORT ORCH_RUN_ID ORCH_RUN_DIR ORCH_NODE ORCH_NODE_RANK "
-    b"ORCH_ATTEMPT ORCH_SHARED_DIR ORCH_COMMIT ORCH_MEMORY_DIR".split()
+    b"ORCH_ATTEMPT ORCH_SHARED_DIR ORCH_COMMIT ORCH_MEMORY_DIR ORCH_NODE_ADDRESSES ORCH_HOSTFILE".split()
 )
 STALE_PREFIXES = (b"TORCHELASTIC_", b"PET_", b"PMI_", b"PMIX_", b"OMPI_")
 # Slurm's variables about the tasks of a step and how srun started them. mmengine, Lightning, timm, DETR, JAX and others take
@@ -80,6 +80,9 @@ def node_environment(job: Job, rendezvous: str) -> dict[bytes, bytes]:
     shared = {**launch, **(torchrun_options(launch) if job.is_per_node else torchrun_variables(job))}
     shared.update(ORCH_RUN_ID=job.run_id, ORCH_RUN_DIR=job.run_dir, ORCH_ATTEMPT=str(job.attempt))
     shared.update(ORCH_NODE=job.node, ORCH_NODE_RANK=str(job.node_rank))
+    addresses = node_addresses(job, rendezvous)
+    if addresses:
+        shared.update(ORCH_NODE_ADDRESSES=",".join(addresses), ORCH_HOSTFILE=job.hostfile)
     shared["ORCH_MEMORY_DIR"] = memory_folder(job.run_id, job.node)
     folder = shared_folder(job.run_dir)
     if folder is not None:
@@ -87,6 +90,19 @@ def node_environment(job: Job, rendezvous: str) -> dict[bytes, bytes]:
     if job.commit:
         shared.update(ORCH_COMMIT=job.commit)
     return {os.fsencode(name): os.fsencode(value) for name, value in shared.items()}
+
+
+def node_addresses(job: Job, rendezvous: str) -> list[str]:
+    """The address of each node, by node rank, the first one as MASTER_ADDR; empty if they are unknown."""
+    if len(job.addresses) < len(job.ranks):
+        return []
+    return [rendezvous.split(maxsplit=1)[0], *job.addresses[1 : len(job.ranks)]]
+
+
+def hostfile_text(job: Job, rendezvous: str) -> str:
+    """A list of the nodes and their numbers of ranks, as mpirun and deepspeed read it."""
+    lines = zip(node_addresses(job, rendezvous), job.ranks)
+    return "".join(f"{address} slots={ranks}\n" for address, ranks in lines)
 
 
 def torchrun_variables(job: Job) -> dict[str, str]:

@@ -15,14 +15,15 @@ import time
 
 from orchestrator.node.agent.agent import EXIT_CODES, Agent
 from orchestrator.node.agent.binding import Unbound, bind_ranks
-from orchestrator.node.agent.environment import inherited_environment, rank_environments, summary
+from orchestrator.node.agent.environment import hostfile_text, inherited_environment, rank_environments, summary
 from orchestrator.node.agent.program import clear_folder, command_of, working_directory
 from orchestrator.node.events import PORT_TAKEN, Clock, EventLog, Kind, State
-from orchestrator.node.files import low_size_limit, write_json
+from orchestrator.node.files import low_size_limit, open_for_write, write_json
 from orchestrator.node.isolation import Isolation
 from orchestrator.node.job import AlreadyRunning, Job, PortTaken, Refused, load_job
 from orchestrator.node.lean import signal
 from orchestrator.node.machine import host_id, is_alive, process_record
+from orchestrator.node.nodelist import node_names
 from orchestrator.node.number_list import format_numbers, parse_numbers
 from orchestrator.node.oom_kills import kills_in, memory_cgroup, oom_kills
 from orchestrator.node.processes import (
@@ -135,6 +136,9 @@ def run_ranks(
     cwd = working_directory(job)
     command = command_of(job, cwd)
     rendezvous, holder = join_rendezvous(job, options.rendezvous)
+    job.addresses = job.addresses or node_names(os.environ.get("SLURM_STEP_NODELIST", ""))
+    with open(open_for_write(job.hostfile, os.O_TRUNC), "w", encoding="utf-8") as file:
+        file.write(hostfile_text(job, rendezvous))
     binding = write_agent_record(job, folder, rendezvous, events.clock)
     if job.restarted and job.node_rank == 0:
         events.write(Kind.RESTARTING, job.restarted)

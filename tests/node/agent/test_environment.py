@@ -266,3 +266,22 @@ def test_ranks_have_the_users_umask_and_the_agents_files_are_private(ground: Gro
     assert (ground.folder() / "rank-0.out").read_text("utf-8").strip() == "0027"
     assert (ground.run_dir / "code" / "written").stat().st_mode & 0o777 == 0o640
     assert (ground.folder() / "agent.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("addresses", "env", "expected"),
+    [
+        (["10.0.0.1", "10.0.0.2"], {}, "10.0.0.9,10.0.0.2"),
+        ([], {b"SLURM_STEP_NODELIST": b"a[1-2]"}, "10.0.0.9,a2"),  # Slurm has chosen the nodes
+        ([], {}, None),
+    ],
+)
+def test_program_learns_the_addresses_of_all_nodes_in_rank_order(
+    ground: Ground, addresses: list[str], env: Mapping[bytes, bytes], expected: str | None
+) -> None:
+    show = 'echo "${ORCH_NODE_ADDRESSES-none}"; [ -z "$ORCH_HOSTFILE" ] || { cat "$ORCH_HOSTFILE"; stat -c %a "$ORCH_HOSTFILE"; }'
+    ground.job("sh", "-c", show, ranks=[2, 1], addresses=addresses, program={"per_node": True})
+    assert ground.run(rendezvous="10.0.0.9 0 h", env=env)[0] == 0
+    printed = (ground.folder() / "program.out").read_text()
+    first, _, second = (expected or "").partition(",")
+    assert printed == (f"{expected}\n{first} slots=2\n{second} slots=1\n600\n" if expected else "none\n")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from orchestrator.node.batch import requeue, restart
-from orchestrator.node.batch.allocation import node_names
 from orchestrator.node.batch.history import Attempt
 from orchestrator.node.job import Job
+from orchestrator.node.nodelist import node_names
 from orchestrator.node.retry import attempts_without_progress, choose_nodes, retry_may_help
 
 LEFT: dict[str, Any] = {"event": "rank-exited", "rank": 0, "code": 99, "done": False}
