@@ -121,6 +121,8 @@ class Options(TypedDict, total=False):
     """As --tag, each."""
     per_node: bool
     """As --per-node."""
+    until_head: bool
+    """As --until-head."""
     debug: bool
     """As --debug."""
     max_retries: int
@@ -171,6 +173,7 @@ def _launched(launcher: LauncherName, program: ProgramLike, inventory: str | Pat
         note=options.get("note"),
         tags=tuple(options.get("tags", ())),
         per_node=options.get("per_node", False),
+        until_head=options.get("until_head", False),
         debug=options.get("debug", False),
         max_retries=options.get("max_retries"),
         elastic=options.get("elastic"),

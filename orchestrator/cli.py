@@ -123,6 +123,11 @@ _LAUNCH_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
         "--per-node", is_flag=True, help="Start the program once per node: it starts its ranks itself, like torchrun."
     ),
     click.option(
+        "--until-head",
+        is_flag=True,
+        help="With --per-node: the run ends with the program of the first node, and the others are ended.",
+    ),
+    click.option(
         "--bare", is_flag=True, help="Run a Python program unprepared: CUDA is not replaced, progress is not reported."
     ),
 )

@@ -62,6 +62,8 @@ class Program:
     """Run a Python program without the preparation of `is_prepared`."""
     per_node: bool = False
     """The program runs once per node and starts the node's ranks itself, as torchrun does."""
+    until_head: bool = False
+    """With `per_node`: the run is over when the program of the first node is; those of the others are ended then."""
     module: str = "trainer"
     """The module of the shared trainer that runs, if that is the program; trainer.comm is its benchmark of communication."""
 

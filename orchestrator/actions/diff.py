@@ -101,7 +101,7 @@ def _command(run: RecordedRun) -> Values:
     """Settings of the trainer one by one, the command line of another program as a whole."""
     plan, request = run.plan, run.record.request
     program = {"launcher": plan.launcher, "program": plan.program.kind, "module": plan.program.module}
-    switches = {"bare": plan.program.bare, "per_node": plan.program.per_node, "cwd": plan.program.cwd}
+    switches = {name: getattr(plan.program, name) for name in ("bare", "per_node", "until_head", "cwd")}
     if plan.program.kind == "trainer":
         words = {key: value for key, _, value in (word.partition("=") for word in plan.program.args)}
         arguments: Values = {**_flat(json.loads(plan.config or "{}")), **words}

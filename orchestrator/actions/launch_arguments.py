@@ -28,6 +28,7 @@ class LaunchArguments:
     isolation_timeout: str | None = None
     bare: bool = False
     per_node: bool = False
+    until_head: bool = False
     name: str | None = None
     note: str | None = None
     tags: tuple[str, ...] = ()

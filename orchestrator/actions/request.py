@@ -118,6 +118,10 @@ def _elastic(arguments: LaunchArguments, settings: TrainerConfig | None) -> Elas
 
 def _program(arguments: LaunchArguments, code: Code | None) -> Program:
     cwd = code.cwd if code and code.files else None
+    if arguments.until_head and not arguments.per_node:
+        raise UsageError(
+            "--until-head is for programs that run once per node", hint="add --per-node, or omit --until-head"
+        )
     if code is None or arguments.program is None:
         for option, is_given in (("--bare", arguments.bare), ("--per-node", arguments.per_node)):
             if is_given:
@@ -133,12 +137,12 @@ def _program(arguments: LaunchArguments, code: Code | None) -> Program:
     if first.endswith(".py"):
         _require_file(first, code)
     if first.endswith(".py") or (first in ("-m", "-c") and rest):
-        return Program("python", arguments.program, cwd, arguments.bare, arguments.per_node)
+        return Program("python", arguments.program, cwd, arguments.bare, arguments.per_node, arguments.until_head)
     if first.startswith("-"):
         raise UsageError(f"{first!r} after -- is not a program", hint="-- train.py …, -- -m pkg.mod …, -- ./run.sh …")
     if "/" in first and not first.startswith("/"):
         _require_file(first, code)
-    return Program("executable", arguments.program, cwd, arguments.bare, arguments.per_node)
+    return Program("executable", arguments.program, cwd, arguments.bare, arguments.per_node, arguments.until_head)
 
 
 def _require_file(name: str, code: Code) -> None:

@@ -57,6 +57,7 @@ def _arguments(run: RecordedRun, nodes: str | None, settings: tuple[str, ...]) -
         isolation_timeout=isolation_timeout,
         bare=program.bare,
         per_node=program.per_node,
+        until_head=program.until_head,
         name=record.id.rsplit("-", 3)[0],
         note=record.note,
         tags=record.tags,

@@ -68,6 +68,11 @@ class Job:
         return bool(self.program.get("per_node"))
 
     @property
+    def follows_head(self) -> bool:
+        """True if this node's program is ended with that of the first node, whose exit decides the run (--until-head)."""
+        return bool(self.program.get("until_head")) and self.node_rank > 0
+
+    @property
     def hostfile(self) -> str:
         """The list of the nodes that the programs of this node may read."""
         return os.path.join(attempt_folder(self.run_dir, self.attempt), self.node, "hostfile")

@@ -18,6 +18,7 @@ AGENT_RECORD = "agent.json"
 AGENT_LOG = "agent.log"  # stdout and stderr of the agent and its guard
 STANDBY_RECORD = "standby.json"  # in the folder of an attempt: the guard of the next one, until it is started
 NETWORK_REPORT = "network.json"  # the network that NCCL took, once the agent knows it
+HEAD_DONE = "head-done"  # in the folder of an attempt: the program of the first node is done
 HANG_REPORT = "hang.json"  # the positions of ranks that make no progress
 CARDS_REPORT = "cards.json"  # the agent's last sample of the cards
 

@@ -90,7 +90,8 @@ def _program(plan: LaunchPlan) -> dict[str, Any]:
         "pythonpath": SITE_DIR if program.is_prepared else None,
         "cwd": program.cwd,
     }
-    return {**fields, "per_node": True} if program.per_node else fields
+    switches = {"per_node": program.per_node, "until_head": program.until_head}
+    return fields | {name: True for name, is_on in switches.items() if is_on}
 
 
 def node_files(plan: LaunchPlan) -> dict[str, list[PlannedFile]]:

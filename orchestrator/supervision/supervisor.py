@@ -132,6 +132,8 @@ class Supervisor:
 
     def _finish(self, verdict: Verdict, on_failed: Callable[[], None], restarts: Restarts | None) -> bool:
         """End the attempt, and restart the run or record its outcome; return whether it was restarted."""
+        if verdict.state is RunState.DONE and self._plan.program.until_head:
+            verdict = self._end(verdict).verdict
         if verdict.state is RunState.DONE:
             self._end_standbys(name for name in self._states if name in self._poller.prepared)
             self._record(verdict)

@@ -143,6 +143,15 @@ def every_node_done(evidence: Evidence) -> Verdict | None:
     return Verdict(RunState.DONE) if is_done else None
 
 
+def head_done(evidence: Evidence) -> Verdict | None:
+    """DONE if the program of the first node is, and decides the run (--until-head); how the others end is a consequence."""
+    if not evidence.plan.program.until_head:
+        return None
+    head = next((node for node in evidence.started if node.agent is not None and node.agent.node_rank == 0), None)
+    is_done = head is not None and head.finished is not None and head.finished.state == State.DONE
+    return Verdict(RunState.DONE) if is_done else None
+
+
 def a_node_failed(evidence: Evidence) -> Verdict | None:
     """FAILED by the earliest failure of a rank or an agent; later failures are consequences."""
     failed = evidence.finished_as(State.FAILED)
@@ -196,6 +205,7 @@ def a_node_without_a_trace(evidence: Evidence) -> Verdict | None:
 
 
 DIRECT_CHECKS: tuple[Check, ...] = (
+    head_done,
     every_node_done,
     a_node_failed,
     stopped_by_orch,
@@ -210,7 +220,7 @@ UNSUBMITTED_CHECKS = DIRECT_CHECKS[:-1]
 
 
 def every_node_of_job_done(evidence: Evidence, _queue: JobStatus) -> Verdict | None:
-    return every_node_done(evidence)
+    return head_done(evidence) or every_node_done(evidence)
 
 
 def job_ended_by_slurm(evidence: Evidence, queue: JobStatus) -> Verdict | None:

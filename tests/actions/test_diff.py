@@ -201,7 +201,7 @@ def test_rerun_of_a_program_takes_no_settings() -> None:
 def test_every_argument_of_a_launch_is_repeated_or_named_here() -> None:
     passed_on = {
         "launcher", "inventory", "nodes", "shape", "config", "settings", "program", "orphan_timeout", "isolation_timeout",
-        "bare", "per_node", "name", "note", "tags", "debug", "slurm", "here", "no_check", "skipped", "exclude_suspects", "max_retries", "elastic", "rerun_of",
+        "bare", "per_node", "until_head", "name", "note", "tags", "debug", "slurm", "here", "no_check", "skipped", "exclude_suspects", "max_retries", "elastic", "rerun_of",
             "variables", "is_trial",
     }  # fmt: skip
     reported, refused = {"after"}, {"module"}

@@ -101,6 +101,25 @@ def test_program_that_starts_its_ranks_runs_once_per_node_and_is_restarted(orch:
     assert sorted(printed)[-2:] == ["2 1 1 none 1", "2 1 1 none 2"]
 
 
+def test_head_ends_the_programs_of_the_other_nodes(orch: Orch, cluster: Cluster) -> None:
+    lines = """
+        case $NODE_RANK in
+            0) until [ -e n1 ] && [ -e n2 ]; do sleep 0.1; done ;;
+            1) touch n1; exit 7 ;;
+            *) touch n2; sleep 1000 ;;
+        esac
+    """
+    words = ("--per-node", "--until-head", "--nodes", "n[0-2]", "--", "sh", "-c", lines)
+    run = orch("submit", "--detach", *words).stdout.strip()
+    status = cluster.wait_for(orch, run, "DONE")
+    assert status["attempt"] == 1
+    until(lambda: not cluster.jobs(), awaited="the end of the job")
+    log = orch("logs", run).stdout
+    assert "[n1:-] warning: the program (pid " in log
+    assert "exited with code 7; the run continues until the program of the first node ends" in log
+    assert "[n2:-] stopping the ranks: the program of the first node is done (--until-head)" in log
+
+
 @pytest.mark.timeout(300)
 def test_lost_node_is_replaced_without_a_saved_step(orch: Orch, cluster: Cluster) -> None:
     run, job = _submit(orch, '[ "$ORCH_ATTEMPT" = 2 ] || exec sleep 1000')

@@ -151,6 +151,25 @@ def test_failure_on_one_node_ends_the_others(orch: Orch, farm: Farm) -> None:
     until(lambda: _nothing_runs(farm), awaited="every rank to end")
 
 
+def test_head_ends_the_programs_of_the_other_nodes(farm: Farm, tmp_path: Path) -> None:
+    farm.inventory(tmp_path, nodes=3)
+    orch = Orch(tmp_path)
+    lines = """
+        mkdir -p "$HOME/$ORCH_RUN_ID" && cd "$HOME/$ORCH_RUN_ID"
+        case $NODE_RANK in
+            0) until [ -e n1 ] && [ -e n2 ]; do sleep 0.1; done ;;
+            1) touch n1; exit 7 ;;
+            *) touch n2; sleep 1000 ;;
+        esac
+    """
+    orch("ssh-launch", "--per-node", "--until-head", "--", "sh", "-c", lines)
+    assert orch.status()["state"] == "DONE"
+    assert "exited with code 7; the run continues until the program of the first node ends" in orch("logs").stdout
+    until(lambda: _nothing_runs(farm), awaited="the end of the others")
+    refused = orch("ssh-launch", "--until-head", "--", "sh", "-c", lines, code=2)
+    assert "--until-head is for programs that run once per node" in refused.stderr
+
+
 def test_memory_of_nodes_is_given_back_after_a_failure_that_no_attempt_follows(orch: Orch) -> None:
     lines = """
         mkdir -p "$ORCH_MEMORY_DIR" && touch "$ORCH_MEMORY_DIR/$RANK" && echo "kept $ORCH_MEMORY_DIR"

@@ -56,6 +56,16 @@ def test_done_only_when_every_node_is_done(launcher: LauncherName) -> None:
     assert judge(plan, [_node("n0", "DONE"), _node("n1")], queue).state is RunState.RUNNING
 
 
+@pytest.mark.parametrize("launcher", ["ssh", "slurm"])
+def test_run_until_its_head_is_done_with_the_head_however_the_followers_end(launcher: LauncherName) -> None:
+    plan, queue = _plan(launcher), JobStatus("RUNNING") if launcher == "slurm" else None
+    plan = replace(plan, program=replace(plan.program, per_node=True, until_head=True))
+    for follower in (_node("n1"), _node("n1", "STOPPED"), _node("n1", "FAILED")):
+        assert judge(plan, [_node("n0", "DONE"), follower], queue).state is RunState.DONE
+    assert judge(plan, [_node("n0"), _node("n1", "DONE")], queue).state is RunState.RUNNING
+    assert judge(plan, [_node("n0", "FAILED"), _node("n1")], OVER).state is RunState.FAILED
+
+
 def test_first_failure_is_the_earliest_and_names_rank_and_node() -> None:
     verdict = judge(_plan("ssh"), [_node("n0", "FAILED", at=9.0), _node("n1", "FAILED", at=3.0, code=7)], None)
     assert verdict.state is RunState.FAILED

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator.endpoint.access import Terminal, transport_factory
+from orchestrator.errors import UsageError
 from orchestrator.fanout import each
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan
@@ -29,7 +30,17 @@ def is_unshared(plan: LaunchPlan) -> bool:
 
 
 def for_unshared(plan: LaunchPlan) -> LaunchPlan:
-    """Return the plan without retries: a checkpoint is on one node only, so another attempt could not resume from it."""
+    """
+    Return the plan without retries: a checkpoint is on one node only, so another attempt could not resume from it.
+
+    Raises:
+        UsageError: the other nodes cannot see that the program of the first one is done.
+    """
+    if plan.program.until_head:
+        raise UsageError(
+            f"--until-head needs a workdir that all nodes share, and {plan.head.workdir} is not",
+            hint="name a shared folder as workdir in the inventory, or start the run with `orch ssh-launch`",
+        )
     warning = (
         f"workdir {plan.head.workdir} is not shared with the nodes: files and logs travel over SSH, checkpoints stay on the "
         "node of rank 0, the nodes are not checked, and a job that fails or is preempted does not restart by itself"

@@ -32,7 +32,7 @@ from orchestrator.node.processes import (
     stat_of,
 )
 from orchestrator.node.rank_channel import remove_channels
-from orchestrator.node.run_folder import output_stem, process_name, read_agent, started_ranks
+from orchestrator.node.run_folder import HEAD_DONE, output_stem, process_name, read_agent, started_ranks
 from orchestrator.node.spawn import spawn
 
 TYPE_CHECKING = False
@@ -158,6 +158,7 @@ class Agent:
             self.events.flush()
             self.logs.record()
             self.check_fence()
+            self.check_head()
             self.check_supervision()
             self.check_launchers()
             self.watch_ranks()
@@ -206,8 +207,11 @@ class Agent:
             f"exited with code {code}" if name is None else f"was ended by {name}"
         )
         text += f": {error}" if error else ""
+        if not is_done and not is_stopped and self.job.follows_head:
+            is_done = True
+            self.events.write_message(f"warning: {text}; the run continues until the program of the first node ends")
         text_end = ", after the stop" if is_stopped and not is_done else ""
-        if is_done and code != 0:
+        if is_done and code != 0 and not self.job.follows_head:
             text_end = "; warning: its work was finished before, so it counts as done"
         result: RankResult = {
             "time": exited_s,
@@ -361,6 +365,13 @@ class Agent:
         self.begin_stop(Outcome(State.FAILED, reason=reason), reason, 0.0)
         self.kill_at_s = time.monotonic()
 
+    def check_head(self) -> None:
+        """End the program if that of the first node is done and decides the run (--until-head); over SSH, the supervisor does so."""
+        if not self.job.follows_head or self.job.slurm is None or self.outcome is not None:
+            return
+        if os.path.exists(os.path.join(os.path.dirname(self.folder), HEAD_DONE)):
+            self.stop(Outcome(State.DONE), "the program of the first node is done (--until-head)")
+
     def check_supervision(self) -> None:
         """Stop the ranks if the node is isolated, or (with --orphan-timeout) if it has no supervisor."""
         isolation_s, orphan_s = self.job.isolation_timeout_s, self.job.orphan_timeout_s
@@ -422,6 +433,8 @@ class Agent:
             done = {"time": self.events.clock.now(), "ranks": list(self.job.rank_numbers)}
             try:
                 write_json(os.path.join(self.folder, "DONE"), done)
+                if self.job.program.get("until_head") and self.job.node_rank == 0:
+                    write_json(os.path.join(os.path.dirname(self.folder), HEAD_DONE), done)
             except OSError as error:  # a disk that the ranks have filled; the last event has the outcome, too
                 self.events.write_message(f"the file DONE was not written: {error}")
         self.settle_memory(outcome)
