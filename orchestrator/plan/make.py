@@ -12,10 +12,21 @@ from orchestrator.environment.variable import Origin
 from orchestrator.errors import UsageError
 from orchestrator.names.hostlist import expand, fold
 from orchestrator.names.slurm_options import OPTION_OF, has_count, option_name, option_value, warn_s
-from orchestrator.node.rank_launchers import launcher_of, per_node_command
+from orchestrator.node.rank_launchers import (
+    FROM_ONE_NODE,
+    MASTERS,
+    NOT_NEEDED,
+    SEPARATE,
+    Launcher,
+    find_launcher,
+    is_own_host,
+    lone_option,
+    option_of,
+    per_node_command,
+)
 from orchestrator.plan.elastic import elastic_sizes
 from orchestrator.plan.plan import LaunchPlan, NodePlan, Sizes
-from orchestrator.run import Allocation, Request, Shape, trainer_setting
+from orchestrator.run import Allocation, Program, Request, Shape, trainer_setting
 
 if TYPE_CHECKING:
     from orchestrator.inventory.model import Inventory, Node
@@ -175,7 +186,8 @@ def _choose(inventory: Inventory, request: Request) -> _Chosen:
     if request.launcher == "slurm" and inventory.slurm.spare_nodes:
         nodes = _with_spares(inventory, nodes, by_count=by_count)
         ranks_each += ranks_each[:1] * (len(nodes) - len(ranks_each))
-    _refuse_rank_launcher(request, sum(ranks_each[:node_count]))
+    is_separate = all(request.variables.get(SEPARATE, node.env.get(SEPARATE)) == "1" for node in nodes)
+    _refuse_rank_launcher(request, ranks_each[:node_count], is_separate=is_separate)
     if request.launcher == "slurm":
         _check_nodes_are_equal(nodes)
         _check_ranks_are_equal(inventory, nodes, ranks_each, by_count=by_count)
@@ -365,16 +377,44 @@ def _common(settings: Iterable[str]) -> str:
     return values.pop() if len(values) == 1 else "auto"
 
 
-def _refuse_rank_launcher(request: Request, world_size: int) -> None:
-    """Refuse to start torchrun and its like once per rank: each of them would start ranks."""
+def _refuse_rank_launcher(request: Request, ranks: Sequence[int], *, is_separate: bool) -> None:
+    """
+    Refuse a launcher such as torchrun that is started in each rank, or once per node without the other nodes.
+
+    Args:
+        is_separate: the user declares that each node trains by itself.
+    """
     program = request.program
-    launcher = None if program.per_node or program.kind == "trainer" else launcher_of(program.args)
-    if launcher is not None and world_size > 1:
-        command = per_node_command("submit" if request.launcher == "slurm" else "ssh-launch", program.args)
+    launcher = None if program.kind == "trainer" else find_launcher(program.args)
+    if launcher is None:
+        return
+    command = per_node_command("submit" if request.launcher == "slurm" else "ssh-launch", program.args)
+    is_alone = sum(ranks) == 1 and not (launcher.key == "srun" and request.launcher == "slurm")
+    if launcher.key in NOT_NEEDED and not is_alone:
         raise UsageError(
-            f"{launcher} starts ranks itself, but would be started in each of the {world_size} ranks",
+            f"orch starts the ranks itself: {launcher.name} would start others in them", hint=f"omit it: {command}"
+        )
+    if not program.per_node and not is_alone:
+        raise UsageError(
+            f"{launcher.name} starts ranks itself, but would be started in each of the {sum(ranks)} ranks",
             hint=f"start it once per node: {command}",
         )
+    lone = _lone_reason(launcher, program)
+    if len(ranks) > 1 and lone and not is_separate:
+        raise UsageError(
+            f"{lone}, but it would be started on each of the {len(ranks)} nodes", hint=f"one training: {command}"
+        )
+
+
+def _lone_reason(launcher: Launcher, program: Program) -> str:
+    """Why this launcher joins no other node, if it is started on several; empty if it may."""
+    if launcher.key in FROM_ONE_NODE:
+        return "" if program.until_head else f"{launcher.name} starts the ranks of all nodes from one node"
+    option = lone_option(program.args[launcher.words :])
+    if option:
+        return f"{launcher.name} with {option} starts a training of one node"
+    master = option_of(program.args[launcher.words :], MASTERS)
+    return f"{launcher.name} with the address {master} looks for rank 0 on its own node" if is_own_host(master) else ""
 
 
 def _difference(values_and_nodes: Iterable[tuple[str, str]]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,11 +99,39 @@ def test_torchrun_is_refused_in_each_rank_and_started_once_per_node(launcher: La
     ) as caught:
         job(Program("executable", words), Shape(2, 2))
     command = "submit" if launcher == "slurm" else "ssh-launch"
-    assert f"`orch {command} … --per-node -- torchrun --standalone 'my train.py'`" in str(caught.value.hint)
+    assert f"`orch {command} … --per-node -- torchrun 'my train.py'`" in str(caught.value.hint)
     assert "per_node" not in job(Program("executable", words), Shape(1, 1))
-    started = job(Program("executable", words, per_node=True), Shape(2, 2))
+    joining = ("torchrun", "my train.py")
+    started = job(Program("executable", joining, per_node=True), Shape(2, 2))
     assert (started["per_node"], started["pythonpath"]) == (True, "trainer/scripts/site")
-    assert job(Program("executable", words, bare=True, per_node=True), Shape(2, 2))["pythonpath"] is None
+    assert job(Program("executable", joining, bare=True, per_node=True), Shape(2, 2))["pythonpath"] is None
+
+
+@pytest.mark.parametrize(
+    ("line", "launcher", "shape", "per_node", "refusal"),
+    [
+        ("torchrun --standalone x.py", "ssh", (2, 2), True, "torchrun with --standalone starts a training of one node, but"),
+        ("torchrun --nnodes=1 x.py", "ssh", (2, 2), True, "torchrun with --nnodes 1 starts a training of one node, but"),
+        ("torchrun --master_addr localhost x.py", "ssh", (2, 2), True, "address localhost looks for rank 0 on its own node"),
+        ("torchrun --standalone x.py", "ssh", (1, 2), True, ""),
+        ("mpirun -n 4 ./a.out", "ssh", (2, 2), True, "mpirun starts the ranks of all nodes from one node"),
+        ("mpirun -n 2 ./a.out", "ssh", (1, 2), True, ""),
+        ("trl sft", "ssh", (2, 1), False, "trl sft starts ranks itself, but would be started in each of the 2 ranks"),
+        ("srun train.sh", "slurm", (1, 1), False, "orch starts the ranks itself: srun would start others in them"),
+        ("srun train.sh", "slurm", (2, 1), True, "orch starts the ranks itself: srun would start others in them"),
+        ("mim train mmseg x.py", "ssh", (1, 2), False, "mim train would start others in them"),
+    ],
+)  # fmt: skip
+def test_launcher_that_would_start_several_trainings_is_refused(
+    line: str, launcher: LauncherName, shape: tuple[int, int], refusal: str, *, per_node: bool
+) -> None:
+    program, names = Program("executable", tuple(line.split()), per_node=per_node), "n0,s0" if shape[0] == 2 else "n0"
+    request = Request(launcher, program, nodes=names, shape=Shape(*shape))
+    with pytest.raises(UsageError, match=refusal) if refusal else contextlib.nullcontext():
+        make_plan(THREE, request, run_id="demo-20260102-030405-0abc", bundle="b1")
+    if "standalone" in line:
+        request = replace(request, variables={"ORCH_SEPARATE": "1"})
+        make_plan(THREE, request, run_id="demo-20260102-030405-0abc", bundle="b1")
 
 
 def test_slurm_by_count_leaves_the_choice_of_nodes_to_slurm() -> None:
