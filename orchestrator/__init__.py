@@ -18,3 +18,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401  functions and a class
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module("orchestrator.api"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

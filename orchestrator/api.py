@@ -10,11 +10,12 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any
 
 from orchestrator.actions import stop
 from orchestrator.actions.launch import plan_launch, started
@@ -24,13 +25,10 @@ from orchestrator.actions.runs import find_run
 from orchestrator.actions.viewer import Owner
 from orchestrator.backoff import backoff
 from orchestrator.errors import LaunchError, NodesError, UsageError
-from orchestrator.run import LauncherName, RunRecord, RunState
+from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack  # of typing itself from Python 3.11 on
-
-ProgramLike = Sequence[str] | Callable[..., object] | None
+ProgramLike = str | Sequence[str] | Callable[..., object] | None
 """The program and its arguments, as after `--`; or a top-level function of a file; None: the shared trainer."""
 LONGEST_POLL_S = 5.0
 UNREACHABLE_S = 60.0
@@ -40,11 +38,15 @@ CALL = "import json, runpy, sys; file, name, args, kwargs = sys.argv[1:]; runpy.
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run that was launched from this machine."""
+    """A run that was launched from this machine: `Run("latest")`, or an id, the beginning of one, or a name; RunNotFound otherwise."""
 
     id: str
     warnings: tuple[str, ...] = ()
     """Warnings of the launch, one sentence each."""
+
+    def __post_init__(self) -> None:
+        """Resolve the name, so that the object keeps its run whatever is launched later."""
+        object.__setattr__(self, "id", find_run(self.id).path.name)
 
     @property
     def record(self) -> RunRecord:
@@ -98,93 +100,125 @@ class Run:
         return find_run(self.id)
 
 
-class Options(TypedDict, total=False):
-    """Optional arguments of submit and ssh_launch."""
-
-    args: Sequence[Any]
-    """Arguments of a function: values that JSON can hold."""
-    kwargs: Mapping[str, Any]
-    """Keyword arguments of a function: values that JSON can hold."""
-    settings: Mapping[str, object]
-    """Settings of the shared trainer, such as `{"optim.lr": 1e-3}`."""
-    nodes: str
-    """As after --nodes."""
-    shape: str
-    """As after -j."""
-    bare: bool
-    """As --bare."""
-    name: str
-    """As --name."""
-    note: str
-    """As --note."""
-    tags: Sequence[str]
-    """As --tag, each."""
-    per_node: bool
-    """As --per-node."""
-    until_head: bool
-    """As --until-head."""
-    debug: bool
-    """As --debug."""
-    max_retries: int
-    """As --max-retries."""
-    elastic: str
-    """As --elastic; with `ssh_launch` only."""
-    slurm: Mapping[str, object]
-    """Fields of `slurm:` for this run, as --set; with `submit` only, like the next two."""
-    after: Sequence[str]
-    """As --after, each."""
-    here: bool
-    """As --here."""
-    no_check: bool
-    """As --no-check."""
-    skip: Sequence[str]
-    """As --skip, each."""
-
-
-def submit(program: ProgramLike, inventory: str | Path | None = None, **options: Unpack[Options]) -> Run:
+def submit(
+    program: ProgramLike,
+    inventory: str | Path | None = None,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    settings: Mapping[str, object] | None = None,
+    nodes: str | None = None,
+    shape: str | None = None,
+    bare: bool = False,
+    per_node: bool = False,
+    until_head: bool = False,
+    name: str | None = None,
+    note: str | None = None,
+    tags: str | Sequence[str] = (),
+    debug: bool = False,
+    max_retries: int | None = None,
+    slurm: Mapping[str, object] | None = None,
+    after: str | Sequence[str] = (),
+    here: bool = False,
+    no_check: bool = False,
+    skip: str | Sequence[str] = (),
+) -> Run:
     """
     Start a run through Slurm, with the code of the working folder, and return at once.
+
+    Args:
+        program: the words after `--` as a list, or as one text that is split as a shell does; a top-level function of a file; None:
+            the shared trainer.
+        inventory: as after -i.
+        args: arguments of a function, values that JSON can hold; `kwargs` by name.
+        settings: those of the shared trainer, such as `{"optim.lr": 1e-3}`.
+        nodes: as after --nodes; `shape` as after -j; `name`, `note` and the flags as the options of the command.
+        tags: one, or several; `after` and `skip` alike.
+        slurm: fields of `slurm:` for this run, as after --set.
 
     Raises:
         OrchError: as from the command; what had started was stopped, or is named in the message.
     """
-    return _launched("slurm", program, inventory, options)
-
-
-def ssh_launch(program: ProgramLike, inventory: str | Path | None = None, **options: Unpack[Options]) -> Run:
-    """Start a run over SSH, or on this machine (transport local). Otherwise as submit."""
-    return _launched("ssh", program, inventory, options)
-
-
-def _launched(launcher: LauncherName, program: ProgramLike, inventory: str | Path | None, options: Options) -> Run:
-    given = next((name for name in ("slurm", "after", "here") if name in options), None)
-    if launcher == "ssh" and given is not None:
-        raise UsageError(f"{given}= is for runs through Slurm", hint=f"orchestrator.submit, or omit {given}=")
-    arguments = LaunchArguments(
-        launcher,
-        inventory=None if inventory is None else str(inventory),
-        nodes=options.get("nodes"),
-        shape=options.get("shape"),
-        config=None,
-        settings=tuple(f"{name}={value}" for name, value in options.get("settings", {}).items()),
-        program=_argv(program, options.get("args", ()), options.get("kwargs", {})),
-        bare=options.get("bare", False),
-        name=options.get("name"),
-        note=options.get("note"),
-        tags=tuple(options.get("tags", ())),
-        per_node=options.get("per_node", False),
-        until_head=options.get("until_head", False),
-        debug=options.get("debug", False),
-        max_retries=options.get("max_retries"),
-        elastic=options.get("elastic"),
-        slurm=tuple(_slurm_words(options.get("slurm", {}))),
-        after=tuple(options.get("after", ())),
-        here=options.get("here", False),
-        no_check=options.get("no_check", False),
-        skipped=tuple(options.get("skip", ())),
+    return _launched(
+        LaunchArguments(
+            "slurm",
+            inventory=None if inventory is None else str(inventory),
+            nodes=nodes,
+            shape=shape,
+            config=None,
+            settings=_settings(settings),
+            program=_argv(program, args, kwargs or {}),
+            bare=bare,
+            per_node=per_node,
+            until_head=until_head,
+            name=name,
+            note=note,
+            tags=_words(tags),
+            debug=debug,
+            max_retries=max_retries,
+            slurm=tuple(_slurm_words(slurm or {})),
+            after=_words(after),
+            here=here,
+            no_check=no_check,
+            skipped=_words(skip),
+        )
     )
+
+
+def ssh_launch(
+    program: ProgramLike,
+    inventory: str | Path | None = None,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    settings: Mapping[str, object] | None = None,
+    nodes: str | None = None,
+    shape: str | None = None,
+    bare: bool = False,
+    per_node: bool = False,
+    until_head: bool = False,
+    name: str | None = None,
+    note: str | None = None,
+    tags: str | Sequence[str] = (),
+    debug: bool = False,
+    max_retries: int | None = None,
+    elastic: str | None = None,
+    no_check: bool = False,
+    skip: str | Sequence[str] = (),
+) -> Run:
+    """
+    Start a run over SSH, or on this machine (transport local), and return at once. Arguments as of `submit`.
+
+    Args:
+        elastic: MIN:MAX, as after --elastic.
+    """
+    return _launched(
+        LaunchArguments(
+            "ssh",
+            inventory=None if inventory is None else str(inventory),
+            nodes=nodes,
+            shape=shape,
+            config=None,
+            settings=_settings(settings),
+            program=_argv(program, args, kwargs or {}),
+            bare=bare,
+            per_node=per_node,
+            until_head=until_head,
+            name=name,
+            note=note,
+            tags=_words(tags),
+            debug=debug,
+            max_retries=max_retries,
+            elastic=elastic,
+            no_check=no_check,
+            skipped=_words(skip),
+        )
+    )
+
+
+def _launched(arguments: LaunchArguments) -> Run:
     warnings: list[str] = []
-    if launcher == "ssh":
+    if arguments.launcher == "ssh":
         with Owner.of_launch(arguments, follow=False) as owner:
             run = owner.until_launched(warnings.append, warnings.append)
         return Run(run, tuple(warnings))
@@ -195,6 +229,14 @@ def _launched(launcher: LauncherName, program: ProgramLike, inventory: str | Pat
     return Run(planned.plan.run_id, tuple(warnings))
 
 
+def _words(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _settings(given: Mapping[str, object] | None) -> tuple[str, ...]:
+    return tuple(f"{name}={value}" for name, value in (given or {}).items())
+
+
 def _slurm_words(fields: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """The fields as options of the command line; a list is one option per item."""
     for field, value in fields.items():
@@ -202,11 +244,18 @@ def _slurm_words(fields: Mapping[str, object]) -> Iterator[tuple[str, str]]:
             yield "--set", f"slurm.{field}={item}"
 
 
+def _split(command: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(command))
+    except ValueError as exc:
+        raise UsageError(f"program {command!r}: {exc}", hint="close the quote, or give a list of words") from exc
+
+
 def _argv(program: ProgramLike, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...] | None:
     if not callable(program):
         if args or kwargs:
             raise UsageError("args and kwargs are for a function", hint="put a program and its arguments into one list")
-        return None if program is None else tuple(program)
+        return _split(program) if isinstance(program, str) else None if program is None else tuple(program)
     name = getattr(program, "__qualname__", "")
     file = inspect.getsourcefile(program) if inspect.isfunction(program) else None
     if file is None or not name.isidentifier():

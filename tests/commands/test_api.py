@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import orchestrator
 from orchestrator.actions.runs import find_run
-from orchestrator.errors import LaunchError, UsageError
+from orchestrator.errors import LaunchError, RunNotFound, UsageError
 from orchestrator.run import RunState
 from tests.grounds.cli import Orch
 from tests.grounds.inventories import write_inventory
@@ -83,8 +85,11 @@ def test_failed_run_is_recorded_as_failed_and_a_sleeping_run_can_be_stopped(here
     assert failed.state is RunState.FAILED
     assert failed.exit is not None
     assert failed.exit.code == 7
-    labels: orchestrator.api.Options = {"name": "long", "note": "until stopped", "tags": ["slow"]}
-    sleeper = orchestrator.ssh_launch(["sleep", "1000"], here / "inventory.yaml", **labels)
+    sleeper = orchestrator.ssh_launch(
+        "sleep 1000", here / "inventory.yaml", name="long", note="until stopped", tags="slow"
+    )
+    assert sleeper.record.to_json()["request"]["program"]["args"] == ["sleep", "1000"]
+    assert orchestrator.Run("long").id == orchestrator.Run("latest").id == sleeper.id
     assert find_run("long").path.name == sleeper.id
     assert (sleeper.record.note, sleeper.record.tags) == ("until stopped", ("slow",))
     with pytest.raises(TimeoutError, match="after 0 s"):
@@ -105,10 +110,12 @@ def test_failed_run_is_recorded_as_failed_and_a_sleeping_run_can_be_stopped(here
         (["sh"], {"name": "a-20260102-030405-0abc"}, "cannot name a run"),
         (["sh"], {"name": "../a"}, "cannot name a run"),
         (["sh"], {"tags": ["a b"]}, "not one word"),
+        (["sh"], {"tags": "a b"}, "not one word"),
+        ("sh -c 'exit", {}, "No closing quotation"),
     ],
 )
 def test_invalid_launch_is_refused_before_anything_starts(
-    here: Path, program: orchestrator.api.ProgramLike, options: orchestrator.api.Options, why: str
+    here: Path, program: orchestrator.api.ProgramLike, options: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(UsageError, match=why):
         orchestrator.ssh_launch(program, here / "inventory.yaml", **options)
@@ -121,8 +128,29 @@ def test_options_of_slurm_are_checked_and_refused_over_ssh() -> None:
         orchestrator.submit(["true"], slurm={"options": ["--nice=5", "--wckey=x"], "time": "2h"})
     with pytest.raises(UsageError, match=r"--set slurm\.options: --nodes=3: orch decides --nodes itself"):
         orchestrator.submit(["true"], slurm={"options": ["--nodes=3"]})
-    with pytest.raises(UsageError, match="after= is for runs through Slurm"):
-        orchestrator.ssh_launch(["true"], after=["latest"])
+
+
+@pytest.mark.parametrize(
+    ("launch", "option"),
+    [
+        (orchestrator.ssh_launch, {"node": "n0"}),
+        (orchestrator.ssh_launch, {"max_retry": 3}),
+        (orchestrator.submit, {"setting": {}}),
+        (orchestrator.ssh_launch, {"after": ["latest"]}),
+        (orchestrator.submit, {"elastic": "1:2"}),
+    ],
+)
+def test_misspelt_option_is_an_error(here: Path, launch: Callable[..., Any], option: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=next(iter(option))):
+        launch(["true"], here / "inventory.yaml", **option)
+    assert not list(here.glob(".orch-home/runs/*"))
+
+
+def test_package_lists_its_names_and_a_run_that_does_not_exist_is_no_object(here: Path) -> None:
+    assert here.exists()
+    assert {"submit", "ssh_launch", "Run"} <= set(dir(orchestrator))
+    with pytest.raises(RunNotFound):
+        orchestrator.Run("nobody")
 
 
 def test_argument_that_json_cannot_encode_is_refused(here: Path) -> None:
