@@ -14,11 +14,11 @@ import subprocess
 import sys
 import time
 
-from orchestrator.node.batch.allocation import node_names
 from orchestrator.node.batch.requeue import cancel, requeue
 from orchestrator.node.batch.restart import attempts_of, reason_against_requeue
 from orchestrator.node.events import Clock, EventLog, Kind
 from orchestrator.node.job import load_job
+from orchestrator.node.nodelist import node_names
 from orchestrator.node.run_folder import attempt_folder, newest_attempt
 
 HEARTBEAT = "heartbeat"  # in the run's folder, made and removed by the batch script
