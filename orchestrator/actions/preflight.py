@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -13,9 +13,9 @@ from orchestrator.checks.cluster import Cluster, Rendezvous, SharedFolder, host_
 from orchestrator.checks.variables import discovery
 from orchestrator.endpoint.connection import ANSWER_S
 from orchestrator.environment.request import NodeRequest
-from orchestrator.errors import NodeError, OrchError
+from orchestrator.errors import LaunchError, NodeError, OrchError
 from orchestrator.fanout import each_within
-from orchestrator.launchers.direct import INTERFACES, parse_rendezvous
+from orchestrator.launchers.direct import INTERFACES, check_reachable, parse_rendezvous
 from orchestrator.node.rendezvous import is_loopback
 
 if TYPE_CHECKING:
@@ -202,15 +202,23 @@ def _rendezvous(cluster: Cluster, reach: Reach, busy_s: float) -> Rendezvous | N
     """Listen on a port of the head, and let all other nodes connect to it; None if the head has not answered, or has no peers."""
     head, expected = next(iter(cluster.expected.items()))
     peers = [name for name in cluster.facts if name != head]
-    if head not in cluster.facts or not peers or is_loopback(expected.address):
+    if head not in cluster.facts or not peers:
+        return None
+    hosts = _host_ids(cluster.facts, reach)
+    if is_loopback(expected.address) and len(set(hosts.values())) == 1:
         return None
     env = {**discovery(cluster).environment(head), **expected.env}  # as the launch will have it
     interfaces = {name: env[name] for name in INTERFACES if name in env}
     wait_s = _answer_s(PORT_S, busy_s)
     try:
         record = parse_rendezvous(reach(head).listen([expected.address], interfaces, wait_s=wait_s))
+        check_reachable(record, head, hosts)
     except NodeError as error:
         return Rendezvous(head, expected.address, 0, error=error.reason)
+    except LaunchError as error:
+        with suppress(NodeError):
+            reach(head).stop_listening(wait_s=wait_s)
+        return Rendezvous(head, expected.address, 0, error=str(error), remedy=error.hint)
 
     def connect(name: str) -> str:
         return reach(name).connect_error(record.address, record.port)
@@ -221,6 +229,15 @@ def _rendezvous(cluster: Cluster, reach: Reach, busy_s: float) -> Rendezvous | N
     reasons = (result if isinstance(result, str) else _failure(result, PORT_S) for result in results)
     unreachable = {name: reason for name, reason in zip(peers, reasons, strict=True) if reason}
     return Rendezvous(head, record.address, record.port, unreachable)
+
+
+def _host_ids(names: Iterable[str], reach: Reach) -> dict[str, str]:
+    """The machine of each node whose connection is up."""
+    hosts = {}
+    for name in names:
+        with suppress(NodeError):
+            hosts[name] = reach(name).facts.host_id
+    return hosts
 
 
 def _shared(cluster: Cluster, reach: Reach, busy_s: float) -> list[SharedFolder]:

@@ -53,6 +53,8 @@ class Rendezvous:
     port: int
     unreachable: Mapping[str, str] = field(default_factory=dict)
     error: str = ""
+    remedy: str = ""
+    """The next step after this error, if it is a particular one."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,9 @@ def disk(cluster: Cluster) -> Iterator[Finding]:
                 fault = _fault(entry)
                 if fault is not None:
                     severity, text = fault
-                    remedy = "free space there (`orch gc` removes old runs), or choose another folder in the inventory"
+                    remedy = "choose another folder in the inventory"
+                    if not entry["refused"]:
+                        remedy = f"free space there (`orch gc` removes old runs), or {remedy}"
                     evidence = f"{entry['path']} on {entry['mount']} ({entry['type']})"
                     yield Finding(severity, "disk", text, (node,), evidence=evidence, remedy=remedy)
 
@@ -33,6 +35,8 @@ def disk(cluster: Cluster) -> Iterator[Finding]:
 def _fault(entry: Disk) -> tuple[Severity, str] | None:
     name, free = entry["use"], entry["free"]
     severity = Severity.FAIL if name != "home" else Severity.WARN
+    if entry["refused"]:
+        return severity, f"{name}: {entry['refused']}"
     if entry["writable"] is False:
         return severity, f"{name} {entry['path']} cannot be written"
     if free < FULL_BYTES:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from orchestrator.checks.cluster import GIB, Cluster
 from orchestrator.findings import Finding, Severity
 from orchestrator.node.digits import three_digits
+from orchestrator.node.files import LEAST_FILE_BYTES
 
 OPEN_FILES = 4096
 PROCESSES_PER_RANK = 512  # threads count as processes: a rank has about 100, and each data loader worker more
@@ -24,6 +25,16 @@ def open_files(cluster: Cluster) -> Iterator[Finding]:
             text = f"a process may open {limit} files; data loaders and NCCL need {OPEN_FILES}"
             remedy = f"raise nofile in {LIMITS_CONF} LimitNOFILE="
             yield Finding(Severity.FAIL, "nofile", text, (node,), remedy=remedy)
+
+
+def file_size(cluster: Cluster) -> Iterator[Finding]:
+    """An agent does not start if it cannot write its records."""
+    for node, value in cluster.values(lambda facts: facts["limits"].get("fsize")).items():
+        limit = value["soft"]
+        if limit is not None and limit < LEAST_FILE_BYTES:
+            text = f"a file may have {limit >> 10} KiB; an agent needs {LEAST_FILE_BYTES >> 10}"
+            remedy = f"raise fsize in {LIMITS_CONF} LimitFSIZE="
+            yield Finding(Severity.FAIL, "fsize", text, (node,), remedy=remedy)
 
 
 def user_processes(cluster: Cluster) -> Iterator[Finding]:

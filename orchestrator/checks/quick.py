@@ -40,6 +40,7 @@ CHECKS: Mapping[str, Check] = {
     "disk": disks.disk,
     "shm": machine.shared_memory,
     "nofile": machine.open_files,
+    "fsize": machine.file_size,
     "nproc": machine.user_processes,
     "memlock": machine.locked_memory,
     "swap": machine.swap,

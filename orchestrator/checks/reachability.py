@@ -16,7 +16,7 @@ def port(cluster: Cluster) -> Iterator[Finding]:
     if test is None:
         return
     if test.error:
-        remedy = "see net.ipv4.ip_local_port_range and ss -tlnp there; another head: --nodes without it"
+        remedy = test.remedy or "see net.ipv4.ip_local_port_range and ss -tlnp there; another head: --nodes without it"
         yield Finding(Severity.FAIL, "port", f"no port for the rendezvous: {test.error}", (test.head,), remedy=remedy)
     for node, reason in test.unreachable.items():
         text = f"{test.head} at {test.address} cannot be reached at a rendezvous port: {reason}"

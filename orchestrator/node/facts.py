@@ -50,7 +50,8 @@ class Disk(TypedDict):
     """
     The file system of a folder that a run uses: `use` is workdir, home, tmp, shm or out.
 
-    `identity` is equal on two nodes only if both see the same file system; `writable` is the result of writing a file.
+    `identity` is equal on two nodes only if both see the same file system; `writable` is the result of writing a file. `refused` is the
+    reason for which a launch refuses a workdir.
     `checkpoint` has the bytes of the newest checkpoint there, of any run in a workdir.
     """
 
@@ -63,6 +64,7 @@ class Disk(TypedDict):
     free: int
     inodes_free: Optional[int]
     writable: Optional[bool]
+    refused: Optional[str]
     checkpoint: Optional[int]
 
 

@@ -114,6 +114,12 @@ def raise_unless_missing(error: OSError) -> None:
 
 def check_private_folder(path: str) -> None:
     """Raise unless path is a folder of this user and no link; if other users have access, remove it (mode 0700)."""
+    if check_own_folder(path) & 0o077:
+        os.chmod(path, 0o700)
+
+
+def check_own_folder(path: str) -> int:
+    """Raise unless path is a folder of this user and no link; return its mode."""
     state = os.lstat(path)
     if stat.S_ISLNK(state.st_mode):
         raise PermissionError(f"{path} is a symbolic link")
@@ -121,8 +127,7 @@ def check_private_folder(path: str) -> None:
         raise NotADirectoryError(f"{path} is not a folder")
     if state.st_uid != os.geteuid():
         raise PermissionError(f"{path} belongs to user {state.st_uid}, not to {os.geteuid()}")
-    if state.st_mode & 0o077:
-        os.chmod(path, 0o700)
+    return state.st_mode
 
 
 def make_private_folder(path: str) -> None:
@@ -133,14 +138,26 @@ def make_private_folder(path: str) -> None:
 
 
 def working_folder(workdir: str) -> str:
+    """Return the working folder's path; make the folder if it is missing."""
+    path = absolute_path(workdir)
+    with suppress(FileExistsError):  # the check raises if it is no folder
+        os.makedirs(path, 0o700)
+    check_working_folder(path)
+    return path
+
+
+PRIVATE_FOLDERS = ("bundles", "runs")  # of a working folder
+
+
+def check_working_folder(path: str) -> None:
     """
-    Return the working folder's path; make the folder if it is missing.
+    Raise if no run can have this working folder.
 
     It may be a symbolic link that belongs to this user or root, and it may be readable for a group; the folders in it may not.
     """
-    path = absolute_path(workdir)
-    os.makedirs(path, 0o700, exist_ok=True)
     link, state = os.lstat(path), os.stat(path)
+    if not stat.S_ISDIR(state.st_mode):
+        raise NotADirectoryError(f"{path} is not a folder")
     if link.st_uid not in (0, os.geteuid()) or state.st_uid != os.geteuid():
         owners = f"belongs to user {state.st_uid}, not to {os.geteuid()}"
         raise PermissionError(f"{path} {owners}; each user needs a folder, such as {path}/$USER")
@@ -148,7 +165,19 @@ def working_folder(workdir: str) -> str:
         raise PermissionError(f"{path} is writable for everyone; each user needs a folder, such as {path}/$USER")
     if not os.access(path, os.W_OK | os.X_OK):
         raise PermissionError(f"{path} is not writable")
-    return path
+
+
+def working_folder_refusal(path: str) -> str:
+    """The reason for which a launch would refuse a working folder; empty if it would take it, or make it."""
+    try:
+        if os.path.lexists(path):
+            check_working_folder(path)
+        for name in PRIVATE_FOLDERS:
+            if os.path.lexists(os.path.join(path, name)):
+                check_own_folder(os.path.join(path, name))
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def make_parents(root: str, folder: str) -> None:
@@ -190,6 +219,7 @@ def low_size_limit(least_bytes: int, use: str) -> str:
     return f"files may have {limit >> 10} KiB here, too little for {use}"
 
 
+LEAST_FILE_BYTES = 1 << 20  # of an agent's records
 FULL_BYTES = 1 << 16  # less than a file system with large blocks may leave free
 
 

@@ -98,6 +98,20 @@ def test_node_that_cannot_connect_to_the_head_is_named_and_the_port_is_closed() 
     assert not nodes.by_name["n0"].listens
 
 
+@pytest.mark.parametrize("has_peers_elsewhere", [True, False])
+def test_loopback_address_of_the_head_is_refused_as_by_a_launch(*, has_peers_elsewhere: bool) -> None:
+    nodes = StubNodes(cluster(cpu_node, 2))
+    for node in nodes.by_name.values():
+        node.facts.host_id = node.facts.host_id if has_peers_elsewhere else "one machine"
+    checked = [replace(node, expected=replace(node.expected, address="127.0.0.1")) for node in nodes.checked]
+    found = [finding for finding in check(survey(checked, nodes.reach)) if finding.check == "port"]
+    assert [finding.nodes for finding in found] == ([("n0",)] if has_peers_elsewhere else [])
+    if found:
+        assert "127.0.0.1, a loopback address, but n1 is on other machines" in found[0].text
+        assert "give n0 a routable address" in found[0].remedy
+        assert not nodes.by_name["n0"].listens
+
+
 def test_port_is_tested_on_the_network_that_the_launch_will_use() -> None:
     expected = {f"n{k}": NodeRequest(f"10.0.0.{k + 1}", 2, "cuda") for k in range(2)}
     nodes = StubNodes(Cluster(expected, {name: infiniband(k) for k, name in enumerate(expected)}))

@@ -135,6 +135,7 @@ def disk(use: str, path: str, *, total: int = 1 << 40, free: int = 1 << 39) -> D
         "free": min(free, total),
         "inodes_free": 1 << 20,
         "writable": True,
+        "refused": None,
         "checkpoint": None,
     }
 

@@ -116,6 +116,18 @@ FAULTS: list[tuple[str, Severity, str, Change]] = [
     ),
     ("shm", WARN, "/dev/shm has 0.0625 GiB", _set("disks", 2)(disk("shm", "/dev/shm", total=GIB // 16))),
     ("nofile", FAIL, "a process may open 256 files", _set("limits", "nofile")({"soft": 256, "hard": 256})),
+    (
+        "disk",
+        FAIL,
+        "workdir: /data is writable for everyone",
+        _set("disks", 0, "refused")("/data is writable for everyone"),
+    ),
+    (
+        "fsize",
+        FAIL,
+        "a file may have 512 KiB; an agent needs 1024",
+        _set("limits", "fsize")({"soft": 1 << 19, "hard": None}),
+    ),
     ("nproc", WARN, "the user may have 400 processes", _set("limits", "nproc")({"soft": 400, "hard": 400})),
     ("memlock", WARN, "may lock 6.1e-05 GiB", _set("limits", "memlock")({"soft": 65536, "hard": 65536})),
     ("clock", WARN, "no time daemon", _set("clock", "synchronized")(False)),  # noqa: FBT003

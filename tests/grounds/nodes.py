@@ -309,6 +309,7 @@ def disk(use: str, path: str, type_: str, mount: str, total: int, free: int) -> 
         "free": free,
         "inodes_free": 1 << 30,
         "writable": True,
+        "refused": None,
         "checkpoint": None,
     }
 

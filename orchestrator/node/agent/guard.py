@@ -18,7 +18,7 @@ from orchestrator.node.agent.binding import Unbound, bind_ranks
 from orchestrator.node.agent.environment import hostfile_text, inherited_environment, rank_environments, summary
 from orchestrator.node.agent.program import clear_folder, command_of, working_directory
 from orchestrator.node.events import PORT_TAKEN, Clock, EventLog, Kind, State
-from orchestrator.node.files import low_size_limit, open_for_write, write_json
+from orchestrator.node.files import LEAST_FILE_BYTES, low_size_limit, open_for_write, write_json
 from orchestrator.node.isolation import Isolation
 from orchestrator.node.job import AlreadyRunning, Job, PortTaken, Refused, load_job
 from orchestrator.node.lean import signal
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from orchestrator.node.messages import AgentBody, BindingBody
 
 REFUSED = 4
-LEAST_FILE_BYTES = 1 << 20  # of the agent's records
 UNKILLABLE_S = 2.0  # the agent has ended its ranks; under Slurm, a longer wait for a tool in the driver keeps the job's nodes allocated
 
 

@@ -8,6 +8,7 @@ import os
 
 from orchestrator.node.code_folder import make_code_folder
 from orchestrator.node.files import (
+    PRIVATE_FOLDERS,
     absolute_path,
     check_private_folder,
     make_parents,
@@ -59,8 +60,8 @@ def prepare(request: messages.PrepareRequest, _payload: bytes) -> Tuple[messages
     """Make the working folder and its subfolders, and require disk space; return whether it has the bundle."""
     workdir = working_folder(request["workdir"])
     bundle = bundle_folder(workdir, request["digest"])
-    make_private_folder(os.path.join(workdir, "bundles"))
-    make_private_folder(os.path.join(workdir, "runs"))
+    for name in PRIVATE_FOLDERS:
+        make_private_folder(os.path.join(workdir, name))
     if os.path.lexists(bundle):
         check_private_folder(bundle)
         os.utime(bundle)  # in use: `orch gc` removes bundles by age

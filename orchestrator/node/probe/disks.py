@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from orchestrator.node.files import absolute_path
+from orchestrator.node.files import absolute_path, working_folder_refusal
 from orchestrator.node.mounts import LOCAL, MOUNTINFO, mount_of
 from orchestrator.node.probe.checkpoints import newest_checkpoint_bytes
 
@@ -36,6 +36,7 @@ def disk(source: Source, use: str, path: str) -> Disk:
         "free": size.f_bavail * size.f_frsize,
         "inodes_free": size.f_favail if size.f_files else None,  # some file systems have no number of inodes
         "writable": is_writable(real),
+        "refused": (working_folder_refusal(source.path(path)) or None) if use == "workdir" else None,
         "checkpoint": newest_checkpoint_bytes(source, use, path) if use in WITH_CHECKPOINTS else None,
     }
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from orchestrator.node.endpoint.push import prepare
 from orchestrator.node.probe import checkpoints
 from orchestrator.node.probe.disks import disk, is_writable
 from orchestrator.node.probe.source import Source
@@ -54,3 +57,70 @@ def test_checkpoint_that_is_not_scanned_in_time_has_no_size(tmp_path: Path, monk
     assert disk(Source(), "out", str(tmp_path))["checkpoint"] == 5
     monkeypatch.setattr(checkpoints, "SCAN_S", 0.0)
     assert disk(Source(), "out", str(tmp_path))["checkpoint"] is None
+
+
+def _world_writable(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o1777)
+
+
+def _file(folder: Path) -> None:
+    folder.write_text("")
+
+
+def _below_a_file(folder: Path) -> None:
+    folder.parent.rmdir()
+    folder.parent.write_text("")
+
+
+def _dangling_link(folder: Path) -> None:
+    folder.symlink_to("nowhere")
+
+
+def _runs_are_a_link(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "runs").symlink_to("..")
+
+
+def _bundles_of_another_user(folder: Path) -> None:
+    (folder / "bundles").mkdir(parents=True)
+    os.chown(folder / "bundles", 4711, 4711)
+
+
+def _of_another_user(folder: Path) -> None:
+    folder.mkdir()
+    os.chown(folder, 4711, 4711)
+
+
+def _good(folder: Path) -> None:
+    (folder / "runs").mkdir(parents=True)
+    folder.chmod(0o750)
+
+
+def _missing(folder: Path) -> None:
+    assert not folder.exists()
+
+
+SITUATIONS = (
+    *(_world_writable, _file, _below_a_file, _dangling_link, _runs_are_a_link),
+    *(_bundles_of_another_user, _of_another_user, _good, _missing),
+)
+
+
+@pytest.mark.parametrize("make", SITUATIONS)
+def test_a_check_refuses_the_workdirs_that_a_launch_refuses(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    workdir = tmp_path / "parent" / "work"
+    workdir.parent.mkdir()
+    if "another_user" in make.__name__ and os.geteuid() != 0:
+        pytest.skip("only root can give a folder to another user")
+    make(workdir)
+    entry = disk(Source(), "workdir", str(workdir))
+    refusal = entry["refused"] or ("it cannot be written" if entry["writable"] is False else "")
+    try:
+        prepare({"workdir": str(workdir), "digest": "0a", "bytes_more": 0, "bytes_unpacked": 0}, b"")
+    except OSError as error:
+        reason = str(error)
+    else:
+        reason = ""
+    assert bool(refusal) == bool(reason), (refusal, reason)
+    assert entry["refused"] in (reason, None), reason
