@@ -36,7 +36,7 @@ def incomplete(cluster: Cluster) -> Iterator[Finding]:
                 severity = Severity.WARN if fact.startswith(MAY_BE_SLOW) else Severity.FAIL
                 yield Finding(severity, "incomplete", f"{fact} cannot be read: {reason}", (node,), remedy=remedy)
             elif fact.startswith("cards"):
-                remedy = "run the tool there; without it nothing is known of the cards"
+                remedy = "run the tool there, or on the host of a container: without it, no more is known of the cards"
                 yield Finding(Severity.WARN, "incomplete", f"{fact} cannot be read: {reason}", (node,), remedy=remedy)
 
 

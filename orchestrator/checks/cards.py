@@ -14,6 +14,7 @@ from orchestrator.node.facts import Card, NodeFacts
 from orchestrator.node.rendezvous import is_loopback
 
 BUSY_BYTES = 2 * GIB
+COUNT = "cards.count"  # as in node/probe/cards.py
 # Xid errors after which a card needs a reset or a replacement: double-bit ECC, row remapping, lost from the bus, NVLink, contained
 # and uncontained errors.
 FATAL_XIDS = frozenset({48, 63, 64, 74, 79, 94, 95})
@@ -29,8 +30,8 @@ RESET = "reset the card (nvidia-smi -r) or restart the node; replace the card if
 
 
 def count(cluster: Cluster) -> Iterator[Finding]:
-    """Each node must have as many cards as ranks, and all nodes the same number and model."""
-    nodes = [node for node in cluster.facts if cluster.uses_cards(node)]
+    """Each node must have as many cards as ranks, and all nodes the same number and model; a number that is not known is no fault."""
+    nodes = [node for node in cluster.facts if cluster.uses_cards(node) and not _is_uncounted(cluster, node)]
     for node in nodes:
         facts, expected = cluster.facts[node], cluster.expected[node]
         cards = [card for card in facts["cards"] if expected.accelerator in ("auto", card["kind"])]
@@ -53,6 +54,11 @@ def count(cluster: Cluster) -> Iterator[Finding]:
         text = f"the model of the cards differs: {differs_in_model.text()}"
         remedy = "the slowest card decides the speed of all; choose equal nodes with --nodes"
         yield Finding(Severity.WARN, "cards", text, differs_in_model.nodes, remedy=remedy)
+
+
+def _is_uncounted(cluster: Cluster, node: str) -> bool:
+    """True if the node cannot count its cards: then the check `incomplete` gives the reason."""
+    return f"{COUNT}.{cluster.expected[node].accelerator}" in cluster.facts[node]["missing"]
 
 
 def uuids(cluster: Cluster) -> Iterator[Finding]:

@@ -153,6 +153,16 @@ def test_the_check_names_the_node_and_the_cause(name: str, severity: Severity, t
     assert not check(nodes, [name])
 
 
+def test_number_of_cards_that_is_not_known_is_a_warning_and_not_taken_for_zero() -> None:
+    nodes = cluster(cpu_node, 2, "gcu", 2)
+    nodes.facts["n0"]["missing"] = {"cards.count.gcu": "efsmi is not in this container"}
+    found = [(finding.nodes, finding.severity, finding.text) for finding in check(nodes) if "card" in finding.text]
+    assert found == [
+        (("n1",), FAIL, "fewer cards (0) than ranks (2)"),
+        (("n0",), WARN, "cards.count.gcu cannot be read: efsmi is not in this container"),
+    ]
+
+
 def test_packages_that_differ_or_are_missing_are_named_and_additional_ones_are_not() -> None:
     nodes = cluster(cpu_node, 3)
     software = nodes.facts["n1"]["software"]

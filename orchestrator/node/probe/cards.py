@@ -26,6 +26,13 @@ ERRORS = tuple(
 )
 HEALTH = (*ERRORS, "clocks.sm", "temperature.memory", "vbios_version")
 FIELDS = tuple(dict.fromkeys((*nvidia_smi.FIELDS, *HEALTH)))
+TOOLS = {
+    "cuda": (nvidia_smi.TOOL, "cards.nvidia", NVIDIA, "nvidia"),
+    "gcu": (efsmi.TOOL, "cards.enflame", ENFLAME, "gcu"),
+}
+"""By kind: the tool that counts the cards, the fact that needs it, the vendor, and the prefix of the device files."""
+COUNT = "cards.count"  # as in checks/cards.py
+CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")
 QUERIES = 3  # old drivers refuse unknown fields, one by one or all at once
 REMAPPED = "gpu_uuid,remapped_rows.correctable,remapped_rows.uncorrectable,remapped_rows.pending,remapped_rows.failure"
 
@@ -43,13 +50,12 @@ def nvidia(source: Source) -> Dict[str, object]:
             break
         source.tools.pop()
         fields = refused
+    if source.find(nvidia_smi.TOOL) is None:
+        return {"cards": uncounted(source, "cuda", without_tool(source)), "driver": driver_version(source)}
     if text is None:
-        if source.find(nvidia_smi.TOOL) is None and devices:
-            source.tools.append({"name": nvidia_smi.TOOL, "seconds": 0.0, "error": "not found"})
-        found = without_tool(source)
         if devices:
             source.missing["cards.nvidia"] = f"nvidia-smi: {source.tools[-1]['error']}"
-        return {"cards": found, "driver": driver_version(source)}
+        return {"cards": without_tool(source), "driver": driver_version(source)}
     read = nvidia_smi.parse_gpus(text)
     note_faults(source, nvidia_smi.TOOL, read["faults"])
     return {"cards": cards_read(source, "cuda", read), "driver": read["driver"] or driver_version(source)}
@@ -70,10 +76,7 @@ def enflame(source: Source) -> Dict[str, object]:
     """The GCUs, by efsmi -q, or by its table where that prints none; and the version of their driver."""
     devices = cards_of(source, ENFLAME)
     if source.find(efsmi.TOOL) is None:
-        if devices:
-            source.tools.append({"name": efsmi.TOOL, "seconds": 0.0, "error": "not found"})
-            source.missing["cards.enflame"] = f"efsmi: not found, with {len(devices)} cards on the PCI bus"
-        return {"cards": [], "driver": None}
+        return {"cards": uncounted(source, "gcu", []), "driver": None}
     read = read_efsmi(source)
     if read is None or (not read["cards"] and devices):
         source.missing["cards.enflame"] = f"efsmi: {source.tools[-1]['error']}"
@@ -148,6 +151,33 @@ def without_tool(source: Source) -> List[Card]:
             reading["uuid"] = None if "?" in uuid else uuid or None  # question marks until the card is initialised
             found.append(card_of(source, "cuda", reading))
     return found
+
+
+def uncounted(source: Source, kind: str, shown: List[Card]) -> List[Card]:
+    """
+    The cards of a node without the tool that counts them: those that the driver has `shown`, else one per device file.
+
+    `missing` has the reason for what is not known; under COUNT if even the number is not.
+    """
+    tool, fact, vendor, prefix = TOOLS[kind]
+    devices = cards_of(source, vendor)
+    files = [name for name in source.names("/dev") if name.startswith(prefix) and name[len(prefix) :].isdigit()]
+    if not devices and not files and not shown:
+        return []
+    is_container = any(source.exists(path) for path in CONTAINER_FILES)
+    absent = f"{tool} is not in this container" if is_container else f"{tool}: not found"
+    source.tools.append({"name": tool, "seconds": 0.0, "error": absent})
+    if shown or files:
+        source.missing[fact] = absent if shown else f"{absent}; the cards are counted by /dev/{prefix}*"
+        addresses: List[Optional[str]] = [*devices] if len(devices) == len(files) else [None] * len(files)
+        counted = [
+            card_of(source, kind, {"index": index, "bus_id": address}) for index, address in enumerate(addresses)
+        ]
+        return shown or counted
+    # CUDA uses no card without its device file; for a GCU this is not verified
+    name = fact if kind == "cuda" else f"{COUNT}.{kind}"
+    source.missing[name] = f"{absent}; {len(devices)} cards are on the PCI bus, and there is no /dev/{prefix}*"
+    return []
 
 
 def processes(source: Source) -> ByCard:

@@ -51,5 +51,7 @@ def cards_of(source: Source, vendors: Sequence[str]) -> List[str]:
 
 @functools.lru_cache(maxsize=1)
 def may_have_cards(source: Source) -> bool:
-    """True if there is a vendor's tool or card; reading the cards then costs the import of the tools' parsers."""
-    return bool(source.find("nvidia-smi") or source.find("efsmi") or cards_of(source, (*NVIDIA, *ENFLAME)))
+    """True if there is a vendor's tool, card or device file; reading the cards then costs the import of the tools' parsers."""
+    has_tool = source.find("nvidia-smi") or source.find("efsmi")
+    has_file = any(re.match(r"(nvidia|gcu)\d+\Z", name) for name in source.names("/dev"))
+    return bool(has_tool or has_file or cards_of(source, (*NVIDIA, *ENFLAME)))

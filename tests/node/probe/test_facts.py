@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,49 @@ def test_gcus_are_read_from_the_table_of_a_t20_and_the_sections_of_an_s60() -> N
     assert old["cards"][7]["memory_total"] == 32 << 30
     assert (old["software"]["driver"], new["software"]["driver"]) == ("2.4.20230829", "1.5.20260710")
     assert all(card["pci_path"] for card in (*old["cards"], *new["cards"]))
+
+
+@pytest.mark.parametrize(
+    ("make", "tool", "fact"), [(nodes.t20, "efsmi", "enflame"), (nodes.h800, "nvidia-smi", "nvidia")]
+)
+def test_cards_of_a_container_without_the_vendors_tool_are_counted_by_their_device_files(
+    tmp_path: Path, make: Callable[[], nodes.Machine], tool: str, fact: str
+) -> None:
+    """The tool is on the host only; unknown is not zero, which would refuse every launch."""
+    machine = make()
+    machine.tools.clear()
+    machine.files["/.dockerenv"] = ""
+    machine.write(tmp_path)
+    facts = nodes.read(machine, tmp_path)
+    assert [card["index"] for card in facts["cards"]] == list(range(8))
+    assert all(card["pci_path"] for card in facts["cards"])
+    prefix = "nvidia" if tool == "nvidia-smi" else "gcu"
+    reason = f"{tool} is not in this container; the cards are counted by /dev/{prefix}*"
+    assert facts["missing"] == {f"cards.{fact}": reason}
+
+
+@pytest.mark.parametrize(
+    ("make", "missing"),
+    [
+        (nodes.t20, {"cards.count.gcu": "efsmi: not found; 8 cards are on the PCI bus, and there is no /dev/gcu*"}),
+        (
+            nodes.h800,
+            {"cards.nvidia": "nvidia-smi: not found; 8 cards are on the PCI bus, and there is no /dev/nvidia*"},
+        ),
+    ],
+)
+def test_number_of_gcus_without_tool_and_device_files_is_not_known(
+    tmp_path: Path, make: Callable[[], nodes.Machine], missing: dict[str, str]
+) -> None:
+    """CUDA needs the files, so there the number is 0."""
+    machine = make()
+    machine.tools.clear()
+    for path in [path for path in machine.files if path.startswith(("/dev/gcu", "/dev/nvidia"))]:
+        del machine.files[path]
+    machine.write(tmp_path)
+    facts = nodes.read(machine, tmp_path)
+    assert facts["cards"] == []
+    assert facts["missing"] == missing
 
 
 def test_gpus_have_driver_mig_mode_and_health() -> None:
