@@ -20,7 +20,7 @@ from trainer.runtime.preemption import PreemptionSignal
 from trainer.runtime.progress import Progress
 from trainer.runtime.rank import Rank
 from trainer.runtime.rendezvous import Failure, Rendezvous
-from trainer.runtime.seeds import make_deterministic, report_nondeterminism
+from trainer.runtime.seeds import make_deterministic, report_nondeterminism, set_tf32
 from trainer.runtime.watchdog import StackDump, Watchdog, record_collectives
 from trainer.train import Trainer
 
@@ -56,10 +56,7 @@ def run_rank(config: TrainConfig, env: MutableMapping[str, str], preemption: Pre
         config, defaults = with_device(config, group.accelerator.name, common_precisions(group))
         if defaults and rank.is_main:
             log_line(defaults)
-        if config.tf32:
-            # torch before 1.12 has no such function, and uses TF32 by default
-            getattr(torch, "set_float32_matmul_precision", lambda _precision: None)("high")
-            torch.backends.cudnn.allow_tf32 = True
+        set_tf32(allowed=config.tf32)
         watchdog.set_timeout = group.set_timeout
         progress.write("init", 0, **({"ready": group.ready} if rank.is_main else {}))
         trainer = Trainer(config, group, progress, preemption)

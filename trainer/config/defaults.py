@@ -28,7 +28,9 @@ def with_device(config: TrainConfig, device: str, precisions: Sequence[str]) -> 
     """
     if device != "cuda":
         return config, ""
-    wanted: Dict[str, Any] = {"optim.fused": True, "data.workers": WORKERS, "data.pin_memory": True, "tf32": True}
+    wanted: Dict[str, Any] = {"optim.fused": True, "data.workers": WORKERS, "data.pin_memory": True}
+    if "precision" not in config.given and not config.deterministic:  # a given precision=fp32 is fp32
+        wanted["tf32"] = True
     if "bf16" in precisions:
         wanted["precision"] = "bf16"
     found = {key: value for key, value in wanted.items() if key not in config.given}

@@ -1,4 +1,4 @@
-"""Seeds, and deterministic algorithms."""
+"""Seeds, deterministic algorithms, and the precision of fp32."""
 
 from __future__ import annotations
 
@@ -76,6 +76,15 @@ def make_deterministic(config: TrainConfig, env: MutableMapping[str, str]) -> No
     torch.use_deterministic_algorithms(True)  # noqa: FBT003 -- torch's
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
+
+
+def set_tf32(*, allowed: bool) -> None:
+    """Have CUDA compute products and convolutions of fp32 values in TF32 or in fp32: torch's own default is TF32 for the latter, and was for both."""
+    # torch before 1.12 has no such function
+    set_precision = getattr(torch, "set_float32_matmul_precision", lambda _precision: None)
+    set_precision("high" if allowed else "highest")
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
 
 
 @contextlib.contextmanager

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from trainer.config.config import load_config
 from trainer.config.defaults import COLLECT_STEPS, WHOLE_COLLECTIONS, Garbage, expand_segments, with_device
 from trainer.run_rank import common_precisions
+from trainer.runtime.seeds import set_tf32
 
 
 def test_cuda_has_defaults_of_its_own_and_names_them() -> None:
@@ -32,6 +34,26 @@ def test_given_values_stay() -> None:
     words = ["precision=fp32", "tf32=false", "optim.fused=false", "data.workers=0", "data.pin_memory=false"]
     config = load_config(words=words)
     assert with_device(config, "cuda", ("fp32", "bf16")) == (config, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "is_tf32"),
+    [
+        ("", True),
+        ("precision=fp32", False),
+        ("precision=bf16", False),
+        ("deterministic=true", False),
+        ("precision=fp32 tf32=true", True),
+    ],
+)
+def test_fp32_that_was_asked_for_is_not_tf32(monkeypatch: pytest.MonkeyPatch, words: str, *, is_tf32: bool) -> None:
+    config, _ = with_device(load_config(words=words.split()), "cuda", ("fp32",))
+    assert config.tf32 is is_tf32
+    for module in (torch.backends.cuda.matmul, torch.backends.cudnn):
+        monkeypatch.setattr(module, "allow_tf32", not is_tf32)
+    set_tf32(allowed=config.tf32)
+    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (is_tf32, is_tf32)
+    assert torch.get_float32_matmul_precision() == ("high" if is_tf32 else "highest")
 
 
 @pytest.mark.parametrize("device", ["cpu", "gcu-i3x", "gcu-t2x"])
