@@ -116,6 +116,7 @@ def submit(
     note: str | None = None,
     tags: str | Sequence[str] = (),
     debug: bool = False,
+    env: Mapping[str, object] | None = None,
     max_retries: int | None = None,
     slurm: Mapping[str, object] | None = None,
     after: str | Sequence[str] = (),
@@ -146,7 +147,7 @@ def submit(
             nodes=nodes,
             shape=shape,
             config=None,
-            settings=_settings(settings),
+            settings=_assignments(settings),
             program=_argv(program, args, kwargs or {}),
             bare=bare,
             per_node=per_node,
@@ -155,6 +156,7 @@ def submit(
             note=note,
             tags=_words(tags),
             debug=debug,
+            env=_assignments(env),
             max_retries=max_retries,
             slurm=tuple(_slurm_words(slurm or {})),
             after=_words(after),
@@ -181,6 +183,7 @@ def ssh_launch(
     note: str | None = None,
     tags: str | Sequence[str] = (),
     debug: bool = False,
+    env: Mapping[str, object] | None = None,
     max_retries: int | None = None,
     elastic: str | None = None,
     no_check: bool = False,
@@ -199,7 +202,7 @@ def ssh_launch(
             nodes=nodes,
             shape=shape,
             config=None,
-            settings=_settings(settings),
+            settings=_assignments(settings),
             program=_argv(program, args, kwargs or {}),
             bare=bare,
             per_node=per_node,
@@ -208,6 +211,7 @@ def ssh_launch(
             note=note,
             tags=_words(tags),
             debug=debug,
+            env=_assignments(env),
             max_retries=max_retries,
             elastic=elastic,
             no_check=no_check,
@@ -233,7 +237,7 @@ def _words(given: str | Sequence[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def _settings(given: Mapping[str, object] | None) -> tuple[str, ...]:
+def _assignments(given: Mapping[str, object] | None) -> tuple[str, ...]:
     return tuple(f"{name}={value}" for name, value in (given or {}).items())
 
 

@@ -101,6 +101,12 @@ def _say_which(_context: click.Context, _parameter: click.Parameter, run: str) -
 _run = click.argument("run", default="latest", metavar="[RUN]", shell_complete=_run_names, callback=_say_which)
 _STATES = ("PENDING", "STARTING", "RUNNING", "DONE", "FAILED", "STOPPED", "LOST")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_env = click.option(
+    "--env",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Variable of the ranks for this run, before the inventory's; may be repeated.",
+)
 # Named like the fields of LaunchArguments.
 _LAUNCH_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
     click.argument("settings", nargs=-1, metavar="[KEY=VALUE]... [-- PROGRAM ARGS...]"),
@@ -118,6 +124,7 @@ _LAUNCH_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
     click.option("--skip", "skipped", multiple=True, metavar="NAME", help="Leave out this check; may be repeated."),
     click.option("--exclude-suspects", is_flag=True, help="Leave out nodes on which too many runs have failed."),
     click.option("--no-check", is_flag=True, help="Do not check the nodes before the start."),
+    _env,
     click.option("--debug", is_flag=True, help="Set the debugging variables of NCCL, ECCL and torch for this run."),
     click.option(
         "--per-node", is_flag=True, help="Start the program once per node: it starts its ranks itself, like torchrun."
@@ -454,6 +461,9 @@ def attach(run: str, follow: bool, quiet: bool, fold: bool) -> int:
 @click.option("--export", is_flag=True, help="As --explain, as lines for a shell: for a launch by hand.")
 @click.option("--facts", type=_PATH, metavar="FILE", help="With --explain: the output of an earlier --explain --json.")
 @click.option("--debug", is_flag=True, help="With --explain: as with --debug of the launch.")
+@click.option(
+    "--env", "given", multiple=True, metavar="NAME=VALUE", help="With --explain: as with --env of the launch."
+)
 @_json
 def env(
     inventory: str | None,
@@ -463,36 +473,53 @@ def env(
     export: bool,
     facts: Path | None,
     debug: bool,
+    given: tuple[str, ...],
     as_json: bool,
 ) -> int:
     """Show the environment variables that ranks get from orch. Secrets are hidden, nothing is started."""
     from orchestrator.commands import env  # noqa: PLC0415
 
     if not explain and not export:
-        if facts is not None or debug:
-            raise UsageError(f"{'--debug' if debug else '--facts'} is for --explain and --export", hint="add --explain")
+        if option := "--debug" if debug else "--facts" if facts is not None else "--env" if given else "":
+            raise UsageError(f"{option} is for --explain and --export", hint="add --explain")
         return env.env(inventory, nodes, node, as_json=as_json)
-    return env.explain(inventory, nodes, node, facts_file=facts, debug=debug, export=export, as_json=as_json)
+    return env.explain(
+        inventory, nodes, node, facts_file=facts, debug=debug, given=given, export=export, as_json=as_json
+    )
 
 
 @app.command()
 @click.argument("run", metavar="RUN", shell_complete=_run_names)
-@click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
+@click.argument("settings", nargs=-1, metavar="[KEY=VALUE]... [-- PROGRAM ARGS...]")
 @click.option("--nodes", metavar="LIST", help="Use these nodes instead, as in n0,n[2-5].")
+@_max_retries
+@_env
+@_slurm_options
 @_dry_run
 @_watch_options
+@click.pass_obj
 def rerun(
-    run: str, settings: tuple[str, ...], nodes: str | None, dry_run: bool, follow: bool, quiet: bool, fold: bool
+    program: tuple[str, ...] | None,
+    /,
+    run: str,
+    settings: tuple[str, ...],
+    nodes: str | None,
+    dry_run: bool,
+    follow: bool,
+    quiet: bool,
+    fold: bool,
+    **changed: Any,  # noqa: ANN401  fields of Changes
 ) -> int:
     """
-    Launch a run again, with its command, inventory and options. Reports what has changed since.
+    Launch a run again, with its command, inventory and options, but those given here. Reports what has changed since.
 
-    KEY=VALUE replaces a setting of the shared trainer.
+    KEY=VALUE replaces a setting of the shared trainer, -- PROGRAM ARGS the program of another run.
     """
-    from orchestrator.actions.rerun import rerun_arguments  # noqa: PLC0415
+    from orchestrator.actions.rerun import Changes, rerun_arguments  # noqa: PLC0415
     from orchestrator.commands.launch import launch  # noqa: PLC0415
 
-    return launch(rerun_arguments(run, nodes, settings), dry_run=dry_run, follow=follow, quiet=quiet, fold=fold)
+    arguments = rerun_arguments(run, nodes, settings, Changes(program, **changed))
+    return launch(arguments, dry_run=dry_run, follow=follow, quiet=quiet, fold=fold)
 
 
 @app.command()
@@ -755,7 +782,7 @@ def main() -> int:
 def run(argv: list[str]) -> int:
     """Run a command line; returns the exit code."""
     program = None
-    if argv[:1] in (["submit"], ["ssh-launch"], ["ladder"]) and "--" in argv:
+    if argv[:1] in (["submit"], ["ssh-launch"], ["ladder"], ["rerun"]) and "--" in argv:
         index = argv.index("--")  # the words after it are passed on unchanged
         argv, program = argv[:index], tuple(argv[index + 1 :])
     _make_output_safe()

@@ -160,7 +160,7 @@ class Request:
     isolation_timeout_s: float = ISOLATION_TIMEOUT_S
     """A node ends its ranks after this time without a supervisor and without a connection to any other node."""
     variables: Mapping[str, str | None] = field(default_factory=dict)
-    """Variables that the ranks get instead of those of the inventory, to prove a remedy; None: they do not get it."""
+    """Variables that the ranks get instead of those of the inventory, by --env or to prove a remedy; None: they do not get it."""
     is_trial: bool = False
     """A run of `orch ladder` or `--prove`, which may be made to fail: hooks do not report it, nor does it count against its nodes."""
 

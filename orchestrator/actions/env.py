@@ -23,6 +23,7 @@ from orchestrator.errors import UsageError
 from orchestrator.findings import Finding
 from orchestrator.inventory.redaction import REDACTED
 from orchestrator.inventory.slurm import SlurmOptions
+from orchestrator.inventory.variables import parse_variables
 from orchestrator.launchers.cards import close_all, detect_cards
 from orchestrator.names.hostlist import fold
 from orchestrator.node.agent.environment import defaults, node_environment, rank_variables
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from orchestrator.inventory.model import Inventory, Node
     from orchestrator.node.facts import NodeFacts
 
+_PROGRAM = Program("executable", ("true",))
 _UNKNOWN = "<known-at-the-launch>"  # without spaces, as the parts of a rendezvous record
 
 
@@ -146,13 +148,19 @@ def environments(
         UsageError: a selected node takes no part in the launch.
     """
     loaded = load_inventory(inventory, nodes)
-    plan = redacted(_plan(loaded, nodes))
+    plan = redacted(_plan(loaded, Request("ssh", _PROGRAM, nodes=nodes)))
     shown = _shown(plan, loaded, selected)
     return [_of_node(plan, node) for node in plan.nodes if node.name in shown], plan.warnings
 
 
 def explain(
-    inventory: str | None, nodes: str | None, selected: str | None, *, facts_file: Path | None, debug: bool
+    inventory: str | None,
+    nodes: str | None,
+    selected: str | None,
+    *,
+    facts_file: Path | None,
+    debug: bool,
+    given: Sequence[str] = (),
 ) -> Explanation:
     """
     Explain the environments of a launch on `nodes`, with the variables that are discovered from the facts of all of them.
@@ -161,30 +169,32 @@ def explain(
         selected: a host list; None selects all nodes of the launch.
         facts_file: the facts by node, as `to_json` writes them; None queries the nodes.
         debug: as --debug of the launch.
+        given: as --env of the launch, each.
 
     Raises:
-        UsageError: a selected node takes no part in the launch, or the file does not hold facts.
+        UsageError: a selected node takes no part in the launch, the file does not hold facts, or `given` is wrong.
     """
+    variables = parse_variables(given)
     loaded = load_inventory(inventory, nodes)
     connected: dict[str, Endpoint] = {}
     if facts_file is None and loaded.accelerator == "auto" and loaded.devices is None:  # as a launch does
         loaded, connected = detect_cards(loaded, nodes, Terminal(), no_progress)
     try:
-        return _explanation(loaded, nodes, selected, connected, facts_file=facts_file, debug=debug)
+        request = Request("ssh", _PROGRAM, nodes=nodes, debug=debug, variables=variables)
+        return _explanation(loaded, request, selected, connected, facts_file=facts_file)
     finally:
         close_all(connected)
 
 
 def _explanation(
     loaded: Inventory,
-    nodes: str | None,
+    request: Request,
     selected: str | None,
     connected: Mapping[str, Endpoint],
     *,
     facts_file: Path | None,
-    debug: bool,
 ) -> Explanation:
-    plan = _plan(loaded, nodes, debug=debug)
+    plan = _plan(loaded, request)
     shown = _shown(plan, loaded, selected)
     warnings = list(plan.warnings)
     facts: dict[str, NodeFacts] = {}
@@ -204,7 +214,9 @@ def _explanation(
         plan = replace(plan, nodes=tuple(_with_discovered(node, discovery) for node in plan.nodes))
     plan = redacted(plan)
     variables = {
-        node.name: _variables(plan, node, loaded, discovery, debug=debug) for node in plan.nodes if node.name in shown
+        node.name: _variables(plan, node, loaded, discovery, request=request)
+        for node in plan.nodes
+        if node.name in shown
     }
     cpus = {
         node.name: cpus_of_ranks(facts[node.name], plan.accelerator, len(node.ranks), node.env, bind=plan.bind)
@@ -214,8 +226,7 @@ def _explanation(
     return Explanation(variables, discovery.findings, facts, warnings, plan.setup, cpus)
 
 
-def _plan(inventory: Inventory, nodes: str | None, *, debug: bool = False) -> LaunchPlan:
-    request = Request("ssh", Program("executable", ("true",)), nodes=nodes, debug=debug)
+def _plan(inventory: Inventory, request: Request) -> LaunchPlan:
     return make_plan(inventory, request, run_id=_UNKNOWN, bundle=_UNKNOWN)
 
 
@@ -232,17 +243,24 @@ def _with_discovered(node: NodePlan, discovery: Discovery) -> NodePlan:
 
 
 def _variables(
-    plan: LaunchPlan, node: NodePlan, inventory: Inventory, discovery: Discovery, *, debug: bool
+    plan: LaunchPlan, node: NodePlan, inventory: Inventory, discovery: Discovery, *, request: Request
 ) -> list[Variable]:
     """All variables of a node's ranks, also those that discovery leaves unset."""
     of_inventory = inventory.node(node.name)
     known = {variable.name: variable for variable in discovery.variables.get(node.name, ())}
-    if debug:
-        user = inventory.environment(of_inventory)
+    if request.debug:
+        user = {
+            **inventory.environment(of_inventory),
+            **{n: text for n, text in request.variables.items() if text is not None},
+        }
         known.update((variable.name, variable) for variable in debugging_variables(of_inventory.accelerator, user))
     environment = _of_node(plan, node)
     variables = []
     for name, value in environment.env.items():
+        if name in request.variables and value in (request.variables[name], REDACTED):  # else --debug has replaced it
+            known.pop(name, None)
+            variables.append(_given(name, value, inventory, of_inventory))
+            continue
         origin = Variable(name, value, Origin.INVENTORY, _field(name, inventory, of_inventory))
         variables.append(replace(known.pop(name, origin), value=value))
     variables += known.values()
@@ -259,6 +277,15 @@ def _variables(
         for name, value in first.items()
     ]
     return variables
+
+
+def _given(name: str, value: str, inventory: Inventory, node: Node) -> Variable:
+    """A variable of --env, and the value of the inventory that it replaces."""
+    replaced = inventory.environment(node).get(name)
+    shown = REDACTED if name in inventory.secret_names(node) else replaced
+    return Variable(
+        name, value, Origin.FLAG, "--env", "" if replaced is None else f"{shown} ({Origin.INVENTORY.value})"
+    )
 
 
 def _field(name: str, inventory: Inventory, node: Node) -> str:

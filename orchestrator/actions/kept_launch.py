@@ -62,6 +62,8 @@ def _with_environment(folder: RunFolder, record: RunRecord, plan: LaunchPlan) ->
     if recorded is None or not recorded.keys() >= {node.name for node in nodes}:
         raise LaunchError("its variables are not in the record")
     names = {name for table in recorded.values() for name, text in table.items() if text == REDACTED}
+    if typed := sorted(name for name in record.request.get("variables", {}) if name in names):
+        raise LaunchError(f"the value of --env {fold(typed)} is a secret, which the record does not have")
     inventory = _inventory(record, names) if names else None
     warnings = () if inventory is None else tuple(_changes(record, inventory, names))
 

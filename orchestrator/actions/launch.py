@@ -27,6 +27,7 @@ from orchestrator.endpoint.access import Terminal, count_on_the_way, require_lim
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import Interrupted, LaunchError, OrchError, PreflightRefused, machine_error, os_error_text
 from orchestrator.inventory.model import Inventory
+from orchestrator.inventory.redaction import REDACTED, is_secret
 from orchestrator.inventory.slurm_settings import with_slurm_settings
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher, passed
@@ -425,13 +426,18 @@ def abandon_launch(
     return LaunchError("\n  ".join([why, "not everything could be stopped:", *left]), hint=hint)
 
 
+def _without_secrets(variables: Mapping[str, str | None], inventory: Inventory) -> dict[str, str | None]:
+    secret = frozenset().union(*map(inventory.secret_names, inventory.nodes))
+    return {name: REDACTED if name in secret or is_secret(name) else value for name, value in variables.items()}
+
+
 def _record(plan: LaunchPlan, request: Request, inventory: Inventory, now: datetime) -> RunRecord:
     return RunRecord(
         id=plan.run_id,
         launcher=plan.launcher,
         state=RunState.PENDING,
         created=now.isoformat(),
-        request=asdict(request),
+        request={**asdict(request), "variables": _without_secrets(request.variables, inventory)},
         inventory={"name": inventory.name, "file": inventory.file, "digest": inventory.digest},
         code={},
         launching=this_process(),

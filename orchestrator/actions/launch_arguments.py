@@ -54,8 +54,19 @@ class LaunchArguments:
     """The id of the run that this launch repeats."""
     variables: Mapping[str, str | None] = field(default_factory=dict)
     """Variables that the ranks get instead of those of the inventory; None: they do not get it."""
+    env: tuple[str, ...] = ()
+    """NAME=VALUE of --env, each; they win over `variables`."""
     is_trial: bool = False
     """A run of `orch ladder` or `--prove`: see Request."""
+
+    @property
+    def all_variables(self) -> dict[str, str | None]:
+        """`variables` and those of --env; UsageError if one of these is wrong."""
+        if not self.env:
+            return dict(self.variables)
+        from orchestrator.inventory.variables import parse_variables  # noqa: PLC0415  slow, and most launches have none
+
+        return {**self.variables, **parse_variables(self.env)}
 
     @property
     def slurm_settings(self) -> list[SlurmSetting]:

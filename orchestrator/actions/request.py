@@ -77,7 +77,7 @@ def make_request(
         no_check=arguments.no_check,
         skipped=arguments.skipped,
         exclude_suspects=arguments.exclude_suspects,
-        variables=dict(arguments.variables),
+        variables=arguments.all_variables,
         is_trial=arguments.is_trial,
         **_timeouts(arguments),
     )

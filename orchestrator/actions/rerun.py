@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,8 @@ from orchestrator.actions.diff import UNRECORDED, RecordedRun, changed_files
 from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.actions.runs import find_newest
 from orchestrator.errors import UsageError
+from orchestrator.inventory.redaction import REDACTED
+from orchestrator.inventory.slurm_settings import LISTS
 from orchestrator.names.hostlist import expand
 from orchestrator.run import ISOLATION_TIMEOUT_S
 from orchestrator.version import __version__
@@ -22,25 +26,39 @@ if TYPE_CHECKING:
 _MOST_NAMED = 5
 
 
-def rerun_arguments(name: str, nodes: str | None, settings: tuple[str, ...] = ()) -> LaunchArguments:
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a new run gets instead of the recorded values; those of LaunchArguments, as typed."""
+
+    program: tuple[str, ...] | None = None
+    max_retries: int | None = None
+    slurm: tuple[tuple[str, str], ...] = ()
+    here: bool = False
+    env: tuple[str, ...] = ()
+
+
+def rerun_arguments(
+    name: str, nodes: str | None, settings: tuple[str, ...] = (), changes: Changes = Changes()
+) -> LaunchArguments:
     """
     The arguments of the recorded launch; the working folder becomes the one it was started in.
 
     Args:
         nodes: the host list of the new run; None for the recorded ones. The ranks per node stay the recorded ones.
         settings: settings of the shared trainer, which replace recorded ones.
+        changes: what else replaces recorded values.
 
     Raises:
         RunNotFound: there is no such run.
         UsageError: it cannot be launched again.
     """
     run = RecordedRun.of(find_newest(name))  # not one that runs: it would run twice
-    _require_repeatable(run, settings)
+    _require_repeatable(run, settings, changes)
     _enter_folder(run)
-    return _arguments(run, nodes, settings)
+    return _arguments(run, nodes, settings, changes)
 
 
-def _arguments(run: RecordedRun, nodes: str | None, settings: tuple[str, ...]) -> LaunchArguments:
+def _arguments(run: RecordedRun, nodes: str | None, settings: tuple[str, ...], changes: Changes) -> LaunchArguments:
     record, program, request = run.record, run.plan.program, run.record.request
     is_trainer = program.kind == "trainer"
     orphan_timeout, isolation_timeout = _timeouts(request)
@@ -52,7 +70,7 @@ def _arguments(run: RecordedRun, nodes: str | None, settings: tuple[str, ...]) -
         config=_config_file(run),
         # not those of the plan, which an elastic run has changed
         settings=(*request["program"]["args"], *settings) if is_trainer else (),
-        program=None if is_trainer else program.args,
+        program=None if is_trainer else changes.program or program.args,
         orphan_timeout=orphan_timeout,
         isolation_timeout=isolation_timeout,
         bare=program.bare,
@@ -62,20 +80,40 @@ def _arguments(run: RecordedRun, nodes: str | None, settings: tuple[str, ...]) -
         note=record.note,
         tags=record.tags,
         debug=bool(request.get("debug")),
-        max_retries=request.get("max_retries"),
+        max_retries=request.get("max_retries") if changes.max_retries is None else changes.max_retries,
         elastic=_elastic(request),
-        slurm=tuple(("--set", f"slurm.{word}") for word in request.get("slurm", ())),
-        here=request.get("allocation") is not None,
+        slurm=(*_slurm(request, changes), *changes.slurm),
+        here=request.get("allocation") is not None or changes.here,
         no_check=bool(request.get("no_check")),
         skipped=tuple(request.get("skipped", ())),
         exclude_suspects=bool(request.get("exclude_suspects")),
         rerun_of=record.id,
-        variables=request.get("variables", {}),
+        variables=_variables(run, changes),
+        env=changes.env,
         is_trial=record.is_trial,
     )
 
 
-def _require_repeatable(run: RecordedRun, settings: tuple[str, ...]) -> None:
+def _slurm(request: Mapping[str, Any], changes: Changes) -> list[tuple[str, str]]:
+    """The recorded fields of `slurm:` that no new value replaces; the items of lists are added to those of the record."""
+    replaced = {word.partition("=")[0] for _, word in changes.slurm} - {f"slurm.{field}" for field in LISTS}
+    recorded = [f"slurm.{word}" for word in request.get("slurm", ())]
+    return [("--set", word) for word in recorded if word.partition("=")[0] not in replaced]
+
+
+def _variables(run: RecordedRun, changes: Changes) -> dict[str, str | None]:
+    """The recorded variables of --env; UsageError if the value of a secret, which is not recorded, is not given again."""
+    recorded: Mapping[str, str | None] = run.record.request.get("variables", {})
+    given = {word.partition("=")[0] for word in changes.env}
+    if missing := sorted(name for name, value in recorded.items() if value == REDACTED and name not in given):
+        raise UsageError(
+            f"{run.record.id} was launched with --env {missing[0]}, a secret, whose value is not recorded",
+            hint=f"add --env {missing[0]}=VALUE, or keep it in an env_file: of the inventory",
+        )
+    return {name: value for name, value in recorded.items() if name not in given}
+
+
+def _require_repeatable(run: RecordedRun, settings: tuple[str, ...], changes: Changes) -> None:
     program = run.plan.program
     if program.module != "trainer":
         raise UsageError(f"{run.record.id} is a benchmark, which `orch rerun` does not launch", hint="orch bench comm")
@@ -83,7 +121,18 @@ def _require_repeatable(run: RecordedRun, settings: tuple[str, ...]) -> None:
         raise UsageError(f"the record of {run.record.id} has no request", hint="type the launch again")
     if settings and program.kind != "trainer":
         message = f"{run.record.id} runs {program.args[0]}, and {settings[0]!r} is a setting of the shared trainer"
-        raise UsageError(message, hint="type the launch again with other arguments of the program")
+        line = shlex.join(["orch", "rerun", run.record.id, "--", *program.args])
+        raise UsageError(message, hint=f"give the program with all its arguments, as in {line}")
+    if changes.program is not None and program.kind == "trainer":
+        message = f"{run.record.id} runs the shared trainer, and {' '.join(changes.program[:1])!r} is another program"
+        raise UsageError(message, hint="orch ssh-launch or orch submit starts it; settings are KEY=VALUE, without --")
+    if changes.program is not None and not any(changes.program[:1]):
+        raise UsageError("there is no program after --", hint="omit -- to repeat the recorded one")
+    if run.record.launcher != "slurm" and (changes.slurm or changes.here):
+        option = changes.slurm[0][0] if changes.slurm else "--here"
+        raise UsageError(
+            f"{option} is for runs through Slurm, and {run.record.id} was launched over SSH", hint=f"omit {option}"
+        )
 
 
 def _enter_folder(run: RecordedRun) -> None:

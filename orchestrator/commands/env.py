@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,11 +30,12 @@ def explain(
     *,
     facts_file: Path | None,
     debug: bool,
+    given: Sequence[str],
     export: bool,
     as_json: bool,
 ) -> int:
     """Print every variable of a launch with its origin and reason, or with `export` as lines for a shell."""
-    explanation = action.explain(inventory, nodes, node, facts_file=facts_file, debug=debug)
+    explanation = action.explain(inventory, nodes, node, facts_file=facts_file, debug=debug, given=given)
     for warning in explanation.warnings:
         warn(warning)
     if as_json:

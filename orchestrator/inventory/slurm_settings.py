@@ -19,7 +19,7 @@ from orchestrator.names.slurm_options import OPTION_OF, option_name
 if TYPE_CHECKING:
     from orchestrator.inventory.model import Inventory
 
-_LISTS = ("options", "setup")
+LISTS = ("options", "setup")
 _HINT = "correct it; the fields and their values are those of `slurm:` in an inventory (docs/inventories.md)"
 
 
@@ -84,7 +84,7 @@ def _merged(fields: dict[str, Any], settings: Sequence[SlurmSetting]) -> dict[st
     fields["options"] = [option for option in fields["options"] if option_name(option) not in replaced]
     for setting in settings:
         first, *rest = setting.path
-        if first in _LISTS and not rest:
+        if first in LISTS and not rest:
             fields[first] = [*fields[first], setting.value]
             continue
         if setting.path in title_by_path:

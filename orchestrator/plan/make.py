@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.environment.debugging import debugging_variables
 from orchestrator.environment.variable import Origin
 from orchestrator.errors import UsageError
+from orchestrator.inventory.redaction import is_secret
 from orchestrator.names.hostlist import expand, fold
 from orchestrator.names.slurm_options import OPTION_OF, has_count, option_name, option_value, warn_s
 from orchestrator.node.rank_launchers import (
@@ -147,7 +149,7 @@ def _spares(
     kinds, most = {node.accelerator for node in chosen.nodes}, max(chosen.ranks_each)
     tagged = [node for node in inventory.nodes if SPARE in node.tags and node not in (*chosen.nodes, *unused)]
     spares = [node for node in (*unused, *tagged) if node.accelerator in kinds and node.devices >= most]
-    nodes = assign_ranks(inventory, spares, [0] * len(spares))
+    nodes = assign_ranks(inventory, spares, [0] * len(spares), request.variables)
     return _with_debugging(nodes, spares)[0] if request.debug else nodes
 
 
@@ -198,10 +200,7 @@ def _node_plans(
     inventory: Inventory, request: Request, chosen: _Chosen, *, home: str | None, user: str | None
 ) -> tuple[tuple[NodePlan, ...], Sequence[str]]:
     """The part of the plan on each node, and warnings."""
-    nodes = tuple(
-        replace(node, env=_changed(node.env, request.variables))
-        for node in assign_ranks(inventory, chosen.nodes, chosen.ranks_each)
-    )
+    nodes = assign_ranks(inventory, chosen.nodes, chosen.ranks_each, request.variables)
     warnings: Sequence[str] = ()
     if request.debug:
         nodes, warnings = _with_debugging(nodes, chosen.nodes)
@@ -483,8 +482,14 @@ def _check_nodes_are_equal(nodes: Sequence[Node]) -> None:
             )
 
 
-def assign_ranks(inventory: Inventory, nodes: Sequence[Node], ranks_each: Sequence[int]) -> tuple[NodePlan, ...]:
-    """Give every node its global ranks, contiguous from 0 in node order."""
+def assign_ranks(
+    inventory: Inventory,
+    nodes: Sequence[Node],
+    ranks_each: Sequence[int],
+    variables: Mapping[str, str | None] = MappingProxyType({}),
+) -> tuple[NodePlan, ...]:
+    """Give every node its global ranks, contiguous from 0 in node order, and its environment with these variables."""
+    secrets = frozenset(filter(is_secret, variables))
     firsts = accumulate(ranks_each, initial=0)
     return tuple(
         NodePlan(
@@ -492,13 +497,13 @@ def assign_ranks(inventory: Inventory, nodes: Sequence[Node], ranks_each: Sequen
             address=node.address,
             node_rank=node_rank,
             ranks=range(first, first + count),
-            env=inventory.environment(node),
+            env=_changed(inventory.environment(node), variables),
             user=node.user,
             port=node.port,
             python=node.python,
             workdir=node.workdir,
             is_spare=SPARE in node.tags,
-            secrets=inventory.secret_names(node),
+            secrets=inventory.secret_names(node) | secrets,
             accelerator=node.accelerator,
             network=node.network,
         )

@@ -14,7 +14,7 @@ from orchestrator import cli
 from orchestrator.actions.diff import Difference, RecordedRun, diff
 from orchestrator.actions.launch import plan_launch, record_plan
 from orchestrator.actions.launch_arguments import LaunchArguments
-from orchestrator.actions.rerun import rerun_arguments
+from orchestrator.actions.rerun import Changes, rerun_arguments
 from orchestrator.actions.runs import home_store
 from orchestrator.errors import UsageError
 from orchestrator.run import RankExit, RunState
@@ -198,11 +198,61 @@ def test_rerun_of_a_program_takes_no_settings() -> None:
         rerun_arguments("first", None, ("lr=1",))
 
 
+def test_rerun_takes_other_arguments_retries_and_variables(folder: Path) -> None:  # noqa: ARG001
+    run = _recorded(replace(_arguments("first"), max_retries=3, env=("A=1", "B=x=y"))).path.name
+    same = rerun_arguments("first", None)
+    assert (same.max_retries, same.all_variables) == (3, {"A": "1", "B": "x=y"})
+    changes = Changes(("train.py", "--lr", "2"), max_retries=0, env=("A=2",))
+    changed = rerun_arguments("first", None, (), changes)
+    assert (changed.program, changed.max_retries, changed.all_variables) == (changes.program, 0, {"A": "2", "B": "x=y"})
+    assert plan_launch(changed).plan.head.env["A"] == "2"
+    with pytest.raises(UsageError, match=f"--time is for runs through Slurm, and {run} was launched over SSH"):
+        rerun_arguments("first", None, (), Changes(slurm=(("--time", "slurm.time=30"),)))
+
+
+@pytest.mark.usefixtures("folder")
+def test_rerun_of_a_slurm_run_takes_other_fields_of_slurm_and_keeps_the_others() -> None:
+    slurm = (("--partition", "slurm.partition=debug"), ("--set", "slurm.mem=2G"), ("--set", "slurm.options=--nice"))
+    _recorded(replace(_arguments("first"), launcher="slurm", slurm=slurm))
+    changes = Changes(slurm=(("--partition", "slurm.partition=gpu"), ("--set", "slurm.options=--spread-job")))
+    words = [word for _, word in rerun_arguments("first", None, (), changes).slurm]
+    assert words == ["slurm.mem=2G", "slurm.options=--nice", "slurm.partition=gpu", "slurm.options=--spread-job"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_secret_of_env_is_not_recorded_and_a_rerun_needs_it_again(tmp_path: Path) -> None:
+    run = _recorded(replace(_arguments("first"), env=("HF_TOKEN=tr0ub4dor", "MODEL=/data/qwen")))
+    written = "".join(path.read_text("utf-8") for path in run.path.rglob("*") if path.is_file())
+    assert "/data/qwen" in written
+    assert "tr0ub4dor" not in written
+    with pytest.raises(UsageError, match="launched with --env HF_TOKEN, a secret, whose value is not recorded"):
+        rerun_arguments("first", None)
+    again = rerun_arguments("first", None, (), Changes(env=("HF_TOKEN=again",)))
+    assert again.all_variables == {"MODEL": "/data/qwen", "HF_TOKEN": "again"}
+    assert "tr0ub4dor" not in "".join(path.read_text("utf-8", "replace") for path in tmp_path.rglob("*.json"))
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("MODEL",), "--env without =: not NAME=VALUE"),
+        (("A=1", "A=2"), "--env A is given twice"),
+        (("1A=x",), "--env 1A: not the name of a variable"),
+        (("RANK=0",), "--env RANK: orch sets this variable for every rank; omit it"),
+        (("A=\0",), "--env A: holds a NUL"),
+    ],
+)
+def test_wrong_env_is_refused_by_name(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan_launch(replace(_arguments("first"), env=words))
+
+
 def test_every_argument_of_a_launch_is_repeated_or_named_here() -> None:
     passed_on = {
         "launcher", "inventory", "nodes", "shape", "config", "settings", "program", "orphan_timeout", "isolation_timeout",
         "bare", "per_node", "until_head", "name", "note", "tags", "debug", "slurm", "here", "no_check", "skipped", "exclude_suspects", "max_retries", "elastic", "rerun_of",
-            "variables", "is_trial",
+            "variables", "env", "is_trial",
     }  # fmt: skip
     reported, refused = {"after"}, {"module"}
     assert {field.name for field in fields(LaunchArguments)} == passed_on | reported | refused

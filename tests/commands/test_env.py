@@ -135,6 +135,25 @@ def test_explanation_as_json_holds_the_facts_that_it_can_be_made_from(
     assert json.loads(orch("env", "--explain", "--facts", "saved.json", "--json").stdout) == first
 
 
+def test_variable_of_the_command_line_is_explained_with_the_value_that_it_replaces(
+    facts_file: str, tmp_path: Path
+) -> None:
+    given = ["NCCL_DEBUG=INFO", "HF_TOKEN=tr0ub4dor", "NCCL_IB_HCA=mlx5_9"]
+    explained = explain(
+        str(tmp_path / "inventory.yaml"), None, "n0", facts_file=tmp_path / facts_file, debug=False, given=given
+    )
+    found = {variable.name: variable for variable in explained.variables["n0"]}
+    assert [
+        (found[name].value, found[name].origin.value, found[name].replaces)
+        for name in ("NCCL_DEBUG", "HF_TOKEN", "NCCL_IB_HCA")
+    ] == [
+        ("INFO", "flag", "WARN (inventory)"),
+        ("<redacted>", "flag", "<redacted> (inventory)"),
+        ("mlx5_9", "flag", ""),
+    ]
+    assert len(found) == len(explained.variables["n0"])
+
+
 def test_export_can_be_sourced_and_holds_no_secret(orch: Orch, facts_file: str) -> None:
     lines = orch("env", "--export", "--debug", "--facts", facts_file, "--node", "n1").stdout
     assert "hunter2" not in lines

@@ -1,0 +1,34 @@
+"""Environment variables from the command line (--env), checked like those of an inventory file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from orchestrator.errors import UsageError
+from orchestrator.inventory.fields import check_env_name, check_env_value
+
+
+def parse_variables(words: Iterable[str]) -> dict[str, str]:
+    """
+    Parse the NAME=VALUE of each `--env`. No message holds a value, which may be a secret.
+
+    Raises:
+        UsageError: a word is not of that form, names a variable that users may not set, or names one twice.
+    """
+    variables: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise UsageError(
+                "--env without =: not NAME=VALUE", hint="as in --env MODEL_PATH=/data/qwen, once per variable"
+            )
+        if name in variables:
+            raise UsageError(f"--env {name} is given twice", hint="omit one of them")
+        try:
+            variables[check_env_name(name)] = check_env_value(value)
+        except ValueError as error:
+            text = str(error).replace("delete the line", "omit it")
+            raise UsageError(
+                f"--env {name}: {text}", hint="variables that are allowed in env: of an inventory are here, too"
+            ) from error
+    return variables
