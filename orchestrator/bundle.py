@@ -13,29 +13,38 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from orchestrator.code import Code, walk
+from orchestrator.code_report import CodeReport, first_names
+from orchestrator.code_rules import ORCHIGNORE
 from orchestrator.errors import OrchError, UsageError
 from orchestrator.resources import check_sources, node_folder, trainer_folder
 
 LIMIT_BYTES = 256 * 1024 * 1024
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the beginning of a file that Git LFS has not fetched
-_MOST_NAMED = 3  # files in a warning
 
 
 class Bundle:
     """Files that were read exactly once, so that `digest` identifies the content of `archive`."""
 
-    def __init__(self, files: Sequence[tuple[str, Path]], warnings: Sequence[str] = (), commit: str = "") -> None:
+    def __init__(
+        self, files: Sequence[tuple[str, Path]], warnings: Sequence[str] = (), code: Code | None = None
+    ) -> None:
         """
-        Read the files.
+        Read the files. A file of the code that is gone since it was listed is left out.
 
         Args:
             files: pairs of the name within the bundle and the file here; a symbolic link is sent as a link.
             warnings: one sentence for each part of the code that is not sent.
-            commit: the commit of the code, as in Code.
+            code: the user's code among them.
         """
-        self.files, self.commit = tuple(files), commit
-        self._describe(_member(name, path) for name, path in files)
+        self.commit = code.commit if code else ""
+        read = [(name, path, member) for name, path in files if (member := _member(name, path)) is not None]
+        self.files = tuple((name, path) for name, path, _ in read)
+        self._describe(member for _, _, member in read)
         self.warnings = (*warnings, *_pointer_warnings(self._members))
+        sizes = {info.name: info.size for info, _ in self._members if info.name.startswith("code/")}
+        self.report = (
+            CodeReport(code, {name.removeprefix("code/"): size for name, size in sizes.items()}) if code else None
+        )
 
     @classmethod
     def from_archive(cls, archive: bytes) -> Bundle:
@@ -98,13 +107,7 @@ def _digest(members: Iterable[tuple[tarfile.TarInfo, bytes]], digests: Mapping[s
 def _pointer_warnings(members: Iterable[tuple[tarfile.TarInfo, bytes]]) -> Iterator[str]:
     pointers = [info.name.removeprefix("code/") for info, content in members if content.startswith(_LFS_POINTER)]
     if pointers:
-        yield f"sent as Git LFS pointers, without their content: {_first(pointers)}; `git lfs pull` fetches it"
-
-
-def _first(names: Sequence[str]) -> str:
-    """The first names, and the number of the others."""
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
+        yield f"sent as Git LFS pointers, without their content: {first_names(pointers)}; `git lfs pull` fetches it"
 
 
 def _pack(members: deque[tuple[tarfile.TarInfo, bytes]]) -> bytes:
@@ -133,15 +136,24 @@ def _content(packed: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
     return os.fsencode(info.linkname) if file is None else file.read()
 
 
-def _member(name: str, path: Path) -> tuple[tarfile.TarInfo, bytes]:
-    """The header of a file, without its owner and times, and its content; the content of a link is its target."""
+def _member(name: str, path: Path) -> tuple[tarfile.TarInfo, bytes] | None:
+    """
+    The header of a file, without its owner and times, and its content; the content of a link is its target.
+
+    None if a file of the code is gone, or no file any more: programs may write to the folder meanwhile.
+    """
     info = tarfile.TarInfo(name)
-    if path.is_symlink():
-        info.type, info.linkname = tarfile.SYMTYPE, str(path.readlink())
-        return info, os.fsencode(info.linkname)
-    with path.open("rb") as file:
-        content = file.read()
-        info.mode = 0o700 if os.fstat(file.fileno()).st_mode & 0o100 else 0o600
+    try:
+        if path.is_symlink():
+            info.type, info.linkname = tarfile.SYMTYPE, str(path.readlink())
+            return info, os.fsencode(info.linkname)
+        with path.open("rb") as file:
+            content = file.read()
+            info.mode = 0o700 if os.fstat(file.fileno()).st_mode & 0o100 else 0o600
+    except (FileNotFoundError, IsADirectoryError):
+        if name.startswith("code/"):
+            return None
+        raise
     info.size = len(content)
     return info, content
 
@@ -168,15 +180,18 @@ def build(*, trainer: bool, code: Code | None, checks: bool = False) -> Bundle:
             f"the symbolic link {link} points out of the code and is not sent to the nodes" for link in sorted(left_out)
         ]
         if code.absent:
-            submodules = f"submodules that are not checked out are not sent: {_first(code.absent)}"
+            submodules = f"submodules that are not checked out are not sent: {first_names(code.absent)}"
             warnings.append(f"{submodules}; `git submodule update --init --recursive` fetches them")
         if code.nested:
             repositories = (
-                f"git repositories in the work tree that are not submodules are not sent: {_first(code.nested)}"
+                f"git repositories in the work tree that are not submodules are not sent: {first_names(code.nested)}"
             )
             warnings.append(f"{repositories}; `git submodule add` includes one, .gitignore ends this warning")
+        if secrets := code.secrets:
+            why = "git tracks them or they were asked for" if len(secrets) > 1 else "git tracks it or it was asked for"
+            warnings.append(f"files that may hold secrets are sent to the nodes, because {why}: {first_names(secrets)}")
     files.sort()
-    return Bundle(files, warnings, code.commit if code else "")
+    return Bundle(files, warnings, code)
 
 
 def _points_out(root: Path, name: str) -> bool:
@@ -189,12 +204,14 @@ def _points_out(root: Path, name: str) -> bool:
 
 
 def _refuse_large(code: Code) -> None:
-    sizes = sorted(((os.lstat(code.root / name).st_size, name) for name in code.files), reverse=True)
+    paths = ((code.root / name, name) for name in code.files)
+    sizes = sorted(((os.lstat(path).st_size, name) for path, name in paths if os.path.lexists(path)), reverse=True)
     total = sum(size for size, _ in sizes)
     if total <= LIMIT_BYTES:
         return
     largest = ", ".join(f"{name} ({size >> 20} MiB)" for size, name in sizes[:3])
     raise UsageError(
         f"the code below {code.root} is {total >> 20} MiB, and at most {LIMIT_BYTES >> 20} MiB are sent; largest: {largest}",
-        hint="list data and checkpoints in .gitignore, or start from a folder that holds only the code",
+        hint=f"list what the nodes do not need in {ORCHIGNORE}, which is written as .gitignore and also leaves out files that git tracks; "
+        "pass data by an absolute path that exists on the nodes",
     )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from orchestrator.code_rules import CodeRules, by_reason, is_secret
 from orchestrator.errors import UsageError
+from orchestrator.ignore_files import IgnoreFiles
 
-_SKIPPED = {"__pycache__", "node_modules", ".git", ".venv", "venv"}
+GITIGNORE = ".gitignore"
 _SUBMODULE = "160000"  # the mode of a submodule in git's index
 
 
@@ -27,18 +30,32 @@ class Code:
     """Other git repositories in the work tree, which are not submodules; git does not list their files."""
     commit: str = ""
     """The git commit, with `-dirty` appended if tracked files differ from it; empty outside of git."""
+    changed: int = 0
+    """The number of files that differ from the commit, new ones included."""
+    is_unnamed: bool = False
+    """No code is sent, because no argument names a file of the folder, which is outside of git, although programs are in it."""
+    left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The files and folders that are not sent, by the rule: a kind of files, or the ignore file."""
+
+    @property
+    def secrets(self) -> list[str]:
+        """The files that are sent although they usually hold passwords, keys or tokens."""
+        return [name for name in self.files if is_secret(name)]
 
 
-def find_code(cwd: Path, argv: Sequence[str], private: Sequence[str] = ()) -> Code:
+def find_code(cwd: Path, argv: Sequence[str], private: Sequence[str] = (), own: Sequence[Path] = ()) -> Code:
     """
     Find the code that a program started in `cwd` needs.
 
-    In a git work tree: all tracked files, and uncommitted files that are not ignored, also of submodules. Elsewhere, if an argument names a file
-    or folder below `cwd`: all files below `cwd` except hidden ones and virtual environments; otherwise no files.
+    In a git work tree: all tracked files, also of submodules, and new ones that are neither ignored nor left out by the rules of
+    code_rules.py. Elsewhere, if an argument, or a word in it, names a file or folder below `cwd`: all files below `cwd` under the same
+    rules; otherwise no files. A file that an argument names is sent unless an ignore file leaves it out.
 
     Args:
+        cwd: the working folder.
         argv: the program and its arguments.
         private: files that are not sent to the nodes.
+        own: folders of orch itself.
 
     Raises:
         UsageError: git cannot list the files; or, outside of git, `cwd` is a home folder or the root, which contain more than
@@ -47,21 +64,99 @@ def find_code(cwd: Path, argv: Sequence[str], private: Sequence[str] = ()) -> Co
     top = _git(cwd, "rev-parse", "--show-toplevel")
     if top is None:
         _require_no_repository(cwd)
-        if argv[0] != "-m" and not any(word and not word.startswith("/") and (cwd / word).exists() for word in argv):
-            return Code(cwd, "", ())
-        if cwd in {Path.home(), Path(cwd.anchor)}:
-            raise UsageError(
-                f"the code in {cwd} is not in a git work tree, and all of that folder would be sent to the nodes",
-                hint="start from a folder that holds only the code, or keep it in git",
-            )
-        return Code(cwd, "", tuple(sorted({*walk(cwd)} - {*_below(cwd, private)})))
+        return _code_outside_of_git(cwd, argv, private, own)
     root = Path(top.strip())
-    listed, absent = _work_tree_files(root)
-    names = sorted({name for name in listed if _is_file(root / name)} - {*_below(root, private)})
+    tracked, new, absent = _work_tree_files(root)
+    nested = sorted(name.removesuffix("/") for name in new if name.endswith("/"))
+    rules = CodeRules(root, _named_files(root, cwd, argv), own)
+    sent = {name for name in tracked if rules.travels(name, is_tracked=True)}
+    added = {name for name in new if not name.endswith("/") and rules.travels(name)}
+    sent |= added | {*rules.asked_for()}
+    files = sorted({name for name in sent if _is_file(root / name)} - {*_below(root, private)})
     below = PurePosixPath(cwd.resolve().relative_to(root.resolve()).as_posix())
-    nested = sorted(name.removesuffix("/") for name in listed if name.endswith("/"))
     path = "" if below == PurePosixPath() else str(below)
-    return Code(root, path, tuple(names), tuple(absent), tuple(nested), commit=_commit(root))
+    commit = _commit(root)
+    changed = len(added) + (len(_git_list(root, "diff", "--name-only", "-z", "HEAD")) if "-dirty" in commit else 0)
+    ignored = {name: GITIGNORE for name in _ignored(root) if name not in sent}
+    left_out = by_reason({**rules.left_out, **ignored})
+    parts = tuple(files), tuple(absent), tuple(nested)
+    return Code(root, path, *parts, commit=commit, changed=changed, left_out=left_out)
+
+
+def _code_outside_of_git(cwd: Path, argv: Sequence[str], private: Sequence[str], own: Sequence[Path]) -> Code:
+    named = _named_files(cwd, cwd, argv)
+    if argv[0] != "-m" and not named and not any(_exists(cwd, word) for word in _words(argv)):
+        has_programs = not argv[0].startswith("/") and any(path.suffix in (".py", ".sh") for path in cwd.iterdir())
+        return Code(cwd, "", (), is_unnamed=has_programs)
+    if cwd in {Path.home(), Path(cwd.anchor)}:
+        raise UsageError(
+            f"the code in {cwd} is not in a git work tree, and all of that folder would be sent to the nodes",
+            hint="start from a folder that holds only the code, or keep it in git",
+        )
+    rules = CodeRules(cwd, named, own)
+    files = {*_walk_by_rules(cwd, rules), *rules.asked_for()}
+    return Code(cwd, "", tuple(sorted(files - {*_below(cwd, private)})), left_out=by_reason(rules.left_out))
+
+
+def _words(argv: Sequence[str]) -> Iterator[str]:
+    """The arguments, and the words in those of `sh -c`."""
+    for argument in argv:
+        yield argument
+        if any(char.isspace() for char in argument):
+            lexer = shlex.shlex(argument, posix=True, punctuation_chars=True)
+            lexer.whitespace_split, lexer.commenters = True, ""
+            try:
+                yield from lexer
+            except ValueError:  # a quotation without an end: not a line of shell
+                yield from argument.split()
+
+
+def _exists(cwd: Path, word: str) -> bool:
+    try:
+        return bool(word) and not word.startswith("/") and (cwd / word).exists()
+    except (OSError, ValueError):  # too long for a name, or with a NUL
+        return False
+
+
+def _named_files(root: Path, cwd: Path, argv: Sequence[str]) -> set[str]:
+    """The files below `root` that a word of the command line names, as it is or after a `=`; relative to `root`."""
+    words = {part for word in _words(argv) for part in (word, word.partition("=")[2])}
+    names = (path_in_code(root, cwd / word) for word in words if _exists(cwd, word) and (cwd / word).is_file())
+    return {name for name in names if not name.startswith("../")}
+
+
+def path_in_code(root: Path, path: Path) -> str:
+    """The path relative to `root`; a link at its end is not followed. It begins with `../` outside of `root`."""
+    folder = os.path.relpath(os.path.realpath(path.parent), os.path.realpath(root))
+    return os.path.normpath(f"{folder}/{path.name}")
+
+
+def _walk_by_rules(root: Path, rules: CodeRules) -> Iterator[str]:
+    """Yield the files below a folder that is not in git and that the rules and .gitignore let travel."""
+    gitignore = IgnoreFiles(root, GITIGNORE)
+    for folder, folders, names in os.walk(root):
+        at = PurePosixPath(Path(folder).relative_to(root).as_posix())
+        kept = []
+        for name in sorted(folders):
+            path = str(at / name)
+            if (root / path).is_symlink():
+                names.append(name)
+            elif name == ".git" or gitignore.is_ignored(f"{path}/"):
+                rules.left_out[f"{path}/"] = GITIGNORE
+            elif rules.enters(path):
+                kept.append(name)
+        folders[:] = kept
+        for name in sorted(names):
+            path = str(at / name)
+            if gitignore.is_ignored(path):
+                rules.left_out[path] = GITIGNORE
+            elif _is_file(root / path) and rules.travels(path):
+                yield path
+
+
+def _ignored(root: Path) -> Iterable[str]:
+    """The files and folders that git ignores, a whole folder as one name."""
+    return _git_list(root, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
 
 
 def _commit(root: Path) -> str:
@@ -69,25 +164,27 @@ def _commit(root: Path) -> str:
     return (_git(root, "describe", "--always", "--dirty", "--abbrev=64", "--match=/") or "").strip()
 
 
-def _work_tree_files(root: Path) -> tuple[list[str], list[str]]:
+def _work_tree_files(root: Path) -> tuple[list[str], list[str], list[str]]:
     """
     List the tracked and the new files of a work tree and its submodules, and the submodules that are not checked out.
 
-    The name of another repository in the work tree ends with a slash.
+    The name of another repository in the work tree ends with a slash; it is among the new files.
     """
-    names = _git_list(root, "ls-files", "-z", "--others", "--exclude-standard")
+    new = _git_list(root, "ls-files", "-z", "--others", "--exclude-standard")
+    tracked: list[str] = []
     absent: list[str] = []
     for entry in _git_list(root, "ls-files", "-z", "--stage"):
         fields, _, name = entry.partition("\t")
         if not fields.startswith(_SUBMODULE):
-            names.append(name)
+            tracked.append(name)
         elif (root / name / ".git").exists():
-            files, missing = _work_tree_files(root / name)
-            names += [f"{name}/{file}" for file in files]
+            files, added, missing = _work_tree_files(root / name)
+            tracked += [f"{name}/{file}" for file in files]
+            new += [f"{name}/{file}" for file in added]
             absent += [f"{name}/{submodule}" for submodule in missing]
         else:
             absent.append(name)
-    return names, absent
+    return tracked, new, absent
 
 
 def _require_no_repository(cwd: Path) -> None:
@@ -140,13 +237,9 @@ def _is_file(path: Path) -> bool:
 
 
 def walk(root: Path) -> Iterator[str]:
-    """Yield the files below a folder, without hidden ones, byte code and virtual environments."""
+    """Yield the files of a package, such as orchestrator/node, without hidden ones and byte code."""
     for folder, folders, names in os.walk(root):
-        folders[:] = sorted(
-            name
-            for name in folders
-            if name not in _SKIPPED and not name.startswith(".") and not (Path(folder) / name / "pyvenv.cfg").exists()
-        )
+        folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
         for name in sorted(names):
             path = Path(folder) / name
             if not name.startswith(".") and not name.endswith(".pyc") and _is_file(path):

@@ -112,10 +112,14 @@ class ProgressLine:
 
     def warn(self, text: str) -> None:
         """Print a warning; the progress is shown again with its next change."""
+        self.inform(f"warning: {text}")
+
+    def inform(self, text: str) -> None:
+        """Print a message, as `warn`."""
         with self._lock:
             if not self._ended.is_set():
                 self._erase()
-            warn(text)
+            inform(text)
 
     def end(self) -> None:
         """Erase the line, and show no more progress."""

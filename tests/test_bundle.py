@@ -205,6 +205,7 @@ def test_lfs_pointers_are_sent_and_named(repository: Path) -> None:
         (repository / f"weights-{number}.pt").write_text(
             "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
         )
+    _git(repository, "add", ".")
     bundle = bundles.build(trainer=False, code=find_code(repository, ["x.py"]))
     assert "code/weights-0.pt" in dict(bundle.files)
     (warning,) = bundle.warnings

@@ -33,7 +33,7 @@ from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher, passed
 from orchestrator.launchers.cards import close_all, detect_cards
 from orchestrator.launchers.direct import DirectLauncher
-from orchestrator.node.files import user_name
+from orchestrator.node.files import absolute_path, user_name
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.progress import OnProgress, no_progress
@@ -62,6 +62,11 @@ class Planned:
     """The nodes that are checked before the start: none under Slurm, which chooses the nodes, and with --no-check."""
     skipped: Sequence[str] = ()
     """The names of checks that are left out."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is said about the code that is sent."""
+        return tuple(self.bundle.report.at_launch()) if self.bundle.report else ()
 
     def close(self) -> None:
         """Close the connections of a launch that does not begin."""
@@ -123,7 +128,8 @@ def _planned(
         inventory = for_steps(inventory)
     elif arguments.launcher == "slurm":
         warnings = [*warnings, *queued_warning(os.environ)]
-    request, bundle = make_request(arguments, inventory.private_files, allocation)
+    own = [home_store().path, *{Path(absolute_path(node.workdir)) for node in inventory.nodes}]
+    request, bundle = make_request(arguments, inventory.private_files, allocation, own)
     now = datetime.now(timezone.utc)
     run_id = new_run_id(arguments.name or inventory.name, now, os.urandom(2).hex())
     slurm_home = _home_of_slurm(inventory) if arguments.launcher == "slurm" else None

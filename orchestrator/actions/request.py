@@ -16,7 +16,8 @@ from typing import Any
 from orchestrator import bundle as bundles
 from orchestrator.actions.durations import seconds
 from orchestrator.actions.launch_arguments import LaunchArguments
-from orchestrator.code import Code, find_code
+from orchestrator.code import Code, find_code, path_in_code
+from orchestrator.code_rules import ORCHIGNORE
 from orchestrator.errors import UsageError
 from orchestrator.node.run_id import RUN_ID
 from orchestrator.resources import trainer_folder
@@ -45,10 +46,13 @@ def check_labels(arguments: LaunchArguments) -> None:
 
 
 def make_request(
-    arguments: LaunchArguments, private: Sequence[str] = (), allocation: Allocation | None = None
+    arguments: LaunchArguments,
+    private: Sequence[str] = (),
+    allocation: Allocation | None = None,
+    own: Sequence[Path] = (),
 ) -> tuple[Request, bundles.Bundle]:
     """
-    Make the request and the bundle that the nodes need for it; `private` files are not sent.
+    Make the request and the bundle that the nodes need for it; `private` files, and those in folders of orch itself (`own`), are not sent.
 
     Raises:
         UsageError: an argument is wrong, the program does not exist, or the trainer refuses its configuration.
@@ -57,7 +61,7 @@ def make_request(
         raise UsageError("there is no program after --", hint="-- train.py …, or omit -- to run the shared trainer")
     settings = trainer_config(arguments) if arguments.program is None else None
     argv = settings.user_module if settings else arguments.program
-    code = find_code(Path.cwd(), argv, private) if argv else None
+    code = find_code(Path.cwd(), argv, private, own) if argv else None
     program = _program(arguments, code)
     shape = _shape(arguments.shape) if arguments.shape else None
     config = settings.text if settings else None
@@ -154,12 +158,17 @@ def _require_file(name: str, code: Code) -> None:
         raise UsageError(
             f"program {name} does not exist in {Path.cwd()}", hint="name a file of this folder, or an absolute path"
         )
-    relative = os.path.relpath(path.resolve(), code.root.resolve())
-    if relative not in code.files:
-        raise UsageError(
-            f"program {name} would not be sent to the nodes: git ignores it, or it is outside {code.root}",
-            hint="git add it",
-        )
+    sent_name = path_in_code(code.root, path)
+    if {sent_name, path_in_code(code.root, path.resolve())} & {*code.files}:
+        return
+    if sent_name.startswith("../"):
+        above = os.path.commonpath((code.root.resolve(), path.resolve()))
+        hint = f"start orch in a folder that holds all of the code, such as {above}"
+        raise UsageError(f"program {name} would not be sent to the nodes: it is outside of {code.root}", hint=hint)
+    raise UsageError(
+        f"program {name} would not be sent to the nodes: an ignore file lists it",
+        hint=f"add the line !/{sent_name} to {code.root / ORCHIGNORE}",
+    )
 
 
 def _timeouts(arguments: LaunchArguments) -> dict[str, float]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from orchestrator.code_report import CodeReport
 from orchestrator.inventory.hooks import Hook
 from orchestrator.plan.files import PlannedFile, node_files, sbatch_command, start_command, step_command
 from orchestrator.plan.plan import LaunchPlan, NodePlan, redacted
 from orchestrator.plan.shell import shell_path
 
 
-def dry_run_text(plan: LaunchPlan) -> str:
-    """Every file and command in order; values of secret variables are redacted, equal files are written once."""
+def dry_run_text(plan: LaunchPlan, report: CodeReport | None = None) -> str:
+    """Every file and command in order, and the report about the code; values of secret variables are redacted, equal files are written once."""
     plan = redacted(plan)
     files = node_files(plan)
     spares = f" and {plan.spare_count} spare" if plan.spare_count else ""
@@ -21,6 +22,7 @@ def dry_run_text(plan: LaunchPlan) -> str:
     header = (
         f"#!/bin/bash\n# Run {plan.run_id}: {size}, bundle {plan.bundle}. Nothing was started.\nset -eu\numask 077\n"
     )
+    header += "".join(f"# {line}\n" for line in (report.in_full() if report else ()))
     if plan.launcher == "slurm":
         return f"{header}\n{_slurm(plan, files[plan.head.name])}"
     header += "".join(f"# Hook on {', '.join(hook['on'])}: {Hook.model_validate(hook)}\n" for hook in plan.hooks)

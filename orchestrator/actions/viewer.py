@@ -31,6 +31,10 @@ END_WAIT_S = 1.0
 DIAGNOSIS_S = 8.0  # the owner needs less
 
 
+def no_note(_text: str) -> None:
+    """Leave out what is said about the code."""
+
+
 class Owner:
     """The process that owns a run; leaving the `with` statement leaves the run to it."""
 
@@ -77,6 +81,7 @@ class Owner:
         on_planned: Callable[[str], None],
         on_warning: Callable[[str], None],
         on_progress: OnProgress = no_progress,
+        on_note: Callable[[str], None] = no_note,
     ) -> str:
         """
         Return the run's id when it has started and is supervised; Ctrl-C and SIGTERM cancel the launch.
@@ -84,6 +89,8 @@ class Owner:
         Args:
             on_planned: takes the warnings about the plan.
             on_warning: takes those of the launch.
+            on_progress: takes the progress.
+            on_note: takes what is said about the code.
 
         Raises:
             OrchError: the launch failed; what had started was stopped, or is named.
@@ -93,6 +100,8 @@ class Owner:
                 self._link.sendall(self._request)  # only now: the owner of a viewer that ends before does nothing
             for message in self._reported():
                 if message["kind"] == "planned":
+                    for text in message["notes"]:
+                        on_note(text)
                     for text in message["warnings"]:
                         on_planned(text)
                 elif message["kind"] == "warning":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from orchestrator.actions.launch_arguments import LaunchArguments
-from orchestrator.console import ProgressLine, print_text, warn
+from orchestrator.console import ProgressLine, inform, print_text, warn
 
 
 def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool, quiet: bool = False, fold: bool = False) -> int:
@@ -17,11 +17,13 @@ def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool, quiet: bo
 
     with ProgressLine() as progress:
         planned = plan_launch(arguments, progress.update)
+    for note in planned.notes if not dry_run and not quiet else ():
+        inform(note)
     for warning in planned.warnings:
         warn(warning)
     if dry_run:
         planned.close()
-        print_text(transcript.dry_run_text(planned.plan))
+        print_text(transcript.dry_run_text(planned.plan, planned.bundle.report))
         return 0
     with ProgressLine() as progress, started(planned, progress.warn, progress.update) as launched:
         progress.end()
@@ -36,12 +38,13 @@ def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool, quiet: bo
 
 
 def _launch_over_ssh(arguments: LaunchArguments, *, follow: bool, quiet: bool, fold: bool) -> int:
-    from orchestrator.actions.viewer import Owner  # noqa: PLC0415  not needed under Slurm
+    from orchestrator.actions.viewer import Owner, no_note  # noqa: PLC0415  not needed under Slurm
     from orchestrator.commands.watch import show  # noqa: PLC0415  as above
 
     with Owner.of_launch(arguments, follow=follow, quiet=quiet, fold=fold) as owner:
         with ProgressLine() as progress:
-            run = owner.until_launched(progress.warn, progress.warn, progress.update)
+            on_note = no_note if quiet else progress.inform
+            run = owner.until_launched(progress.warn, progress.warn, progress.update, on_note)
         if follow:
             return show(run, owner.to_end, partial(owner.diagnosed, warn), quiet=quiet, fold=fold)
     print_text(f"{run}\n")

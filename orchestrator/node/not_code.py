@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 
+from orchestrator.node.lean import suppress
+
 CACHES = frozenset(("__pycache__", "node_modules", "__pypackages__"))
 RESULTS = frozenset(
     ("outputs", "output", "work_dirs", "wandb", "runs", "checkpoints", "lightning_logs", "tb_logs", "mlruns")
 )  # of Hydra, transformers, MMEngine, Weights & Biases, TensorBoard, Lightning and MLflow
-PACKAGE = "__init__.py"
+PROGRAMS = (".py", ".sh")
 WORKDIR = ("bundles", "runs")
 ENVIRONMENT = ("pyvenv.cfg", "conda-meta")  # one of them is in each virtual environment
 
@@ -26,8 +28,12 @@ def reason_not_code(path: str) -> str:
 
 
 def is_results(name: str, path: str) -> bool:
-    """Return whether a folder of this name holds results; a package of Python does not."""
-    return name in RESULTS and not os.path.lexists(os.path.join(path, PACKAGE))
+    """Return whether a folder of this name holds results: not one with programs, as a package of Python."""
+    if name not in RESULTS:
+        return False
+    with suppress(OSError), os.scandir(path) as entries:
+        return not any(entry.name.endswith(PROGRAMS) for entry in entries)
+    return True
 
 
 def is_of_orch(path: str) -> bool:

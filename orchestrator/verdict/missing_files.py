@@ -30,9 +30,9 @@ def explain(verdict: Verdict, plan: LaunchPlan, code: Mapping[str, Any]) -> Verd
     in_code = _path_in_code(failure.missing, plan)
     if in_code is not None:
         path = Path(posixpath.normpath(posixpath.join(code["folder"], _from(plan.program.cwd, in_code))))
-        reason = "git ignores it, it is outside of the work tree, or it is newer than the launch"
+        reason = "git ignores it, a rule leaves it out, it is outside of the work tree, or it is newer than the launch"
         text = f"{path} exists on this machine, but is not in the code that was sent to {failure.node}: {reason}"
-        hint = "`git add` it, or pass an absolute path that exists on the node"
+        hint = "`git add` it, add !NAME to .orchignore, or pass an absolute path that exists on the node"
     else:
         path = Path(failure.missing)
         text, hint = f"it exists on this machine, but not on {failure.node}", "copy it there"
