@@ -86,6 +86,11 @@ _elastic = click.option(
     metavar="MIN:MAX",
     help="Restart on fewer nodes if one is lost, at least MIN; use at most MAX. Over SSH only.",
 )
+_wait_for_nodes = click.option(
+    "--wait-for-nodes",
+    metavar="SPAN",
+    help="Time for which a restart waits for a lost node that no other replaces (10m).",
+)
 
 
 def _say_which(_context: click.Context, _parameter: click.Parameter, run: str) -> str:
@@ -322,6 +327,7 @@ def submit(
 @click.option(
     "--isolation-timeout", metavar="SPAN", help="End the ranks of a node that is cut off for this time (60s)."
 )
+@_wait_for_nodes
 def ssh_launch(
     program: tuple[str, ...] | None,
     dry_run: bool,
@@ -446,11 +452,12 @@ def list_(sweep: str | None, up_to_date: bool, as_json: bool, **wanted: Any) -> 
 @app.command()
 @_run
 @_watch_options
-def attach(run: str, follow: bool, quiet: bool, fold: bool) -> int:
+@_wait_for_nodes
+def attach(run: str, follow: bool, quiet: bool, fold: bool, wait_for_nodes: str | None) -> int:
     """Supervise a run again whose supervisor has died. Watches the run."""
     from orchestrator.commands.attach import attach  # noqa: PLC0415
 
-    return attach(run, follow=follow, quiet=quiet, fold=fold)
+    return attach(run, follow=follow, quiet=quiet, fold=fold, wait_for_nodes=wait_for_nodes)
 
 
 @app.command()
@@ -495,6 +502,7 @@ def env(
 @_max_retries
 @_env
 @_slurm_options
+@_wait_for_nodes
 @_dry_run
 @_watch_options
 @click.pass_obj

@@ -18,6 +18,7 @@ from orchestrator.stored import known_fields
 LauncherName = Literal["ssh", "slurm"]
 REFUSED = 3  # exit code: a check of the nodes failed
 ISOLATION_TIMEOUT_S = 60.0
+WAIT_FOR_NODES_S = 600.0
 
 
 class RunState(str, Enum):
@@ -159,6 +160,8 @@ class Request:
     """Nodes on which more runs have failed than chance explains are left out."""
     isolation_timeout_s: float = ISOLATION_TIMEOUT_S
     """A node ends its ranks after this time without a supervisor and without a connection to any other node."""
+    wait_for_nodes_s: float = WAIT_FOR_NODES_S
+    """A restart waits for this time for a lost node that no other can replace."""
     variables: Mapping[str, str | None] = field(default_factory=dict)
     """Variables that the ranks get instead of those of the inventory, by --env or to prove a remedy; None: they do not get it."""
     is_trial: bool = False
@@ -248,6 +251,8 @@ class RunRecord:
     """The finding about ranks that are slow, or were at the end; None if none is."""
     slow_nodes: tuple[str, ...] = ()
     """The nodes with ranks that were slow at some time of the run."""
+    failing: dict[str, Any] | None = None
+    """The failure of the newest attempt, as long as its supervisor ends it or waits before the next one: see verdict/failing.py."""
     attempt: int = 1
     attempts: tuple[dict[str, Any], ...] = ()
     """The attempts over SSH that were followed by another one: attempt, ended, message, exit, class, saved and decision."""

@@ -8,7 +8,9 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
+from orchestrator.actions.durations import seconds
 from orchestrator.actions.launch import Launched
 from orchestrator.actions.refresh import refresh
 from orchestrator.actions.stop import stop
@@ -39,6 +41,12 @@ def require_unsupervised(folder: RunFolder) -> None:
     _refuse_second(folder, record)
     if is_launching(record):
         raise UsageError(f"run {record.id} is still being launched", hint=_hint(record))
+
+
+def plan_wait_for_nodes(folder: RunFolder, span: str) -> None:
+    """Record another time for which restarts wait for lost nodes, as typed after --wait-for-nodes."""
+    wait_s = seconds("--wait-for-nodes", span)
+    folder.write_plan(replace(folder.read_plan(), wait_for_nodes_s=wait_s))
 
 
 def _end_supervisor(folder: RunFolder) -> None:

@@ -15,7 +15,7 @@ from orchestrator.run import RunRecord
 from orchestrator.store import RunFolder
 
 UNRECORDED = "not recorded"
-_OPTIONS = ("debug", "no_check", "skipped", "orphan_timeout_s", "isolation_timeout_s", "after")
+_OPTIONS = ("debug", "no_check", "skipped", "orphan_timeout_s", "isolation_timeout_s", "wait_for_nodes_s", "after")
 _UNCOMPARED = {"checkpoint"}  # of the summary: a path with the run's id
 
 Values = Mapping[str, object]

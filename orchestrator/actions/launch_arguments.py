@@ -26,6 +26,7 @@ class LaunchArguments:
     program: tuple[str, ...] | None
     orphan_timeout: str | None = None
     isolation_timeout: str | None = None
+    wait_for_nodes: str | None = None
     bare: bool = False
     per_node: bool = False
     until_head: bool = False

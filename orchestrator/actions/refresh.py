@@ -26,6 +26,7 @@ from orchestrator.run import RunEntry, RunRecord, RunState
 from orchestrator.store import RunFolder
 from orchestrator.supervision.queries import observe_by_owner
 from orchestrator.verdict import observe
+from orchestrator.verdict.failing import waits
 from orchestrator.verdict.hangs import hang_findings
 from orchestrator.verdict.hardware import hardware_findings
 from orchestrator.verdict.judge import Verdict
@@ -106,6 +107,12 @@ class Refreshed:
         slow = None if self.record.slow else slow_ranks(self.nodes)
         compared = [differing, slow.finding if slow else None]
         return [*hang_findings(self.nodes), *hardware_findings(self.nodes), *filter(None, compared)]
+
+    @property
+    def waits(self) -> str:
+        """What the next attempt waits for, and until when; empty if it waits for nothing."""
+        text = waits(self.record)
+        return text if text and not self.record.state.final and self.folder.supervisor() is not None else ""
 
     def unsupervised(self) -> str:
         """The warning that nobody supervises a run over SSH, or some nodes; empty if there is no such case."""

@@ -172,7 +172,8 @@ def _require_file(name: str, code: Code) -> None:
 
 
 def _timeouts(arguments: LaunchArguments) -> dict[str, float]:
-    typed = {"orphan_timeout": arguments.orphan_timeout, "isolation_timeout": arguments.isolation_timeout}
+    names = ("orphan_timeout", "isolation_timeout", "wait_for_nodes")
+    typed = {name: getattr(arguments, name) for name in names}
     return {
         f"{name}_s": seconds(f"--{name.replace('_', '-')}", text) for name, text in typed.items() if text is not None
     }

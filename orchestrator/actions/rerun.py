@@ -16,7 +16,7 @@ from orchestrator.errors import UsageError
 from orchestrator.inventory.redaction import REDACTED
 from orchestrator.inventory.slurm_settings import LISTS
 from orchestrator.names.hostlist import expand
-from orchestrator.run import ISOLATION_TIMEOUT_S
+from orchestrator.run import ISOLATION_TIMEOUT_S, WAIT_FOR_NODES_S
 from orchestrator.version import __version__
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Changes:
     slurm: tuple[tuple[str, str], ...] = ()
     here: bool = False
     env: tuple[str, ...] = ()
+    wait_for_nodes: str | None = None
 
 
 def rerun_arguments(
@@ -73,6 +74,7 @@ def _arguments(run: RecordedRun, nodes: str | None, settings: tuple[str, ...], c
         program=None if is_trainer else changes.program or program.args,
         orphan_timeout=orphan_timeout,
         isolation_timeout=isolation_timeout,
+        wait_for_nodes=changes.wait_for_nodes or _wait_for_nodes(request),
         bare=program.bare,
         per_node=program.per_node,
         until_head=program.until_head,
@@ -167,6 +169,12 @@ def _timeouts(request: Mapping[str, Any]) -> tuple[str | None, str | None]:
     orphan_s, isolation_s = request.get("orphan_timeout_s"), request.get("isolation_timeout_s", ISOLATION_TIMEOUT_S)
     is_default = isolation_s == ISOLATION_TIMEOUT_S
     return None if orphan_s is None else f"{orphan_s:.0f}s", None if is_default else f"{isolation_s:.0f}s"
+
+
+def _wait_for_nodes(request: Mapping[str, Any]) -> str | None:
+    """--wait-for-nodes as it is typed; None for the default."""
+    wait_s = request.get("wait_for_nodes_s", WAIT_FOR_NODES_S)
+    return None if wait_s == WAIT_FOR_NODES_S else f"{wait_s:.0f}s"
 
 
 def _elastic(request: Mapping[str, Any]) -> str | None:

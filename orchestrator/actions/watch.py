@@ -20,6 +20,7 @@ from orchestrator.plan.plan import GRACE_S, LaunchPlan
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import KeptRun
 from orchestrator.verdict import observe
+from orchestrator.verdict.failing import waits
 from orchestrator.verdict.judge import Verdict, judge
 from orchestrator.verdict.last_lines import with_last_lines
 from orchestrator.verdict.launching import is_launching
@@ -80,6 +81,7 @@ class Watch:
         self._slow_ranks = SlowRankWatch()
         self._decision = ""
         """The decision by which the attempt that is followed was begun, and its nodes chosen."""
+        self._shown_wait: str | None = None
         self._shown_slow: str | None = None
         """The finding about slow ranks that was shown last; None if it was that no rank is slow any more."""
 
@@ -170,6 +172,7 @@ class Watch:
         self._warn_of_replicas(record.replicas)
         if self._poll is None:
             self._show_slow_ranks(record.slow)
+        self._show_wait(record)
         return record.state.ended
 
     def _next_phase(self) -> WatchPhase | None:
@@ -246,6 +249,13 @@ class Watch:
         if finding is not None and not self._has_warned_of_replicas:
             self._viewer.warn(finding)
             self._has_warned_of_replicas = True
+
+    def _show_wait(self, record: RunRecord) -> None:
+        """Show what the next attempt waits for, when that changes."""
+        text = waits(record)
+        if text and text != self._shown_wait and record.failing is not None:
+            self._viewer.inform("; ".join(filter(None, (record.failing["message"], text))))
+        self._shown_wait = text
 
     def _show_slow_ranks(self, finding: str | None) -> None:
         """Warn of ranks that are slow, if they are not those that were shown last; or inform that none is any more."""

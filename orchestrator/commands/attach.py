@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from orchestrator.actions.attach import attached, end_remaining, require_unsupervised
+from orchestrator.actions.attach import attached, end_remaining, plan_wait_for_nodes, require_unsupervised
 from orchestrator.actions.runs import find_run
 from orchestrator.actions.viewer import Owner
 from orchestrator.commands.failure import print_failure
@@ -12,7 +12,7 @@ from orchestrator.commands.watch import show, watch
 from orchestrator.console import ProgressLine, inform, print_text, warn
 
 
-def attach(run: str, *, follow: bool, quiet: bool, fold: bool) -> int:
+def attach(run: str, *, follow: bool, quiet: bool, fold: bool, wait_for_nodes: str | None = None) -> int:
     """Start a supervisor for the run and watch the run to its end; if the run has ended, end what is left and print its state."""
     folder = find_run(run)
     record = folder.read()
@@ -28,6 +28,8 @@ def attach(run: str, *, follow: bool, quiet: bool, fold: bool) -> int:
         with attached(folder) as launched:
             return watch(launched, quiet=quiet, fold=fold)
     require_unsupervised(folder)
+    if wait_for_nodes is not None:
+        plan_wait_for_nodes(folder, wait_for_nodes)
     with Owner.of_run(record.id, follow=follow, quiet=quiet, fold=fold) as owner:
         with ProgressLine() as progress:
             owner.until_launched(warn, progress.warn, progress.update)

@@ -74,8 +74,12 @@ def _headline(refreshed: Refreshed) -> str:
     lines += [f"attempt {ended['attempt']} failed: {ended['message']}" for ended in record.attempts]
     if record.attempts:
         lines.append(
-            f"attempt {record.attempt} is the last" if record.state.final else f"attempt {record.attempt} runs"
+            f"attempt {record.attempt} is the last"
+            if record.state.final
+            else f"attempt {record.attempt} {'has failed' if refreshed.waits else 'runs'}"
         )
+    if refreshed.waits:
+        lines.append(refreshed.waits)
     if record.exit is not None:
         lines.append(f"first failure: {record.exit}")
     found = {"replicas": record.replicas, "slow": record.slow}

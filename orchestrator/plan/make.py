@@ -90,6 +90,7 @@ def make_plan(
         slurm=_slurm_settings(inventory, request, by_count=chosen.by_count),
         orphan_timeout_s=request.orphan_timeout_s,
         isolation_timeout_s=None if request.launcher == "slurm" else request.isolation_timeout_s,
+        wait_for_nodes_s=request.wait_for_nodes_s,
         setup=(*inventory.setup, *(inventory.slurm.setup if request.launcher == "slurm" else ())),
         warnings=(*chosen.warnings, *warnings, *_env_warnings(inventory, chosen.nodes)),
         is_checked_in_job=_is_checked_in_job(inventory, request),

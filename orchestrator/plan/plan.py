@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.inventory.redaction import REDACTED
 from orchestrator.node.run_folder import attempt_folder
-from orchestrator.run import LauncherName, Program, trainer_setting
+from orchestrator.run import WAIT_FOR_NODES_S, LauncherName, Program, trainer_setting
 from orchestrator.stored import known_fields
 
 GRACE_S = 10.0
@@ -97,6 +97,8 @@ class LaunchPlan:
     slurm: Mapping[str, Any]
     orphan_timeout_s: float | None = None
     isolation_timeout_s: float | None = None
+    wait_for_nodes_s: float = WAIT_FOR_NODES_S
+    """A restart waits for this time for a lost node that no other can replace."""
     warnings: tuple[str, ...] = ()
     max_retries: int = 0
     """How often a failed run is restarted."""

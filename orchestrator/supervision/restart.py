@@ -149,6 +149,14 @@ class Restarts:
             return "not restarted: nothing was saved, and no node was lost"
         return reason_against_restart(attempts, self._max_retries)
 
+    def can_replace(self, plan: LaunchPlan, attempt: DirectAttempt) -> bool:
+        """True if there are enough nodes for another attempt without those that this one has lost."""
+        self._attempts.append(attempt)
+        try:
+            return bool(self._choose(plan, ()))
+        finally:
+            self._attempts.pop()
+
     def begin(
         self,
         plan: LaunchPlan,
@@ -276,6 +284,7 @@ class Restarts:
                     state=RunState.STARTING,
                     message=None,
                     slow=None,
+                    failing=None,
                     unsupervised={},  # each node has accepted a login
                 )
             )

@@ -33,6 +33,7 @@ from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.supervision.queries import Queries, make_folder
 from orchestrator.supervision.restart import DirectAttempt, Restarts, saves_apart
 from orchestrator.supervision.spares import Spares
+from orchestrator.verdict import failing
 from orchestrator.verdict.hangs import positions_without_progress, ras_facts
 from orchestrator.verdict.judge import Verdict, judge
 from orchestrator.verdict.last_lines import with_last_lines
@@ -51,6 +52,8 @@ SLOW_RANKS_EVERY_S = 5.0  # the comparison reads the progress of all ranks
 _OF_NODE = (FailureClass.NODE, FailureClass.NODE.retry)
 END_S = 5.0  # that an agent needs to kill its ranks after the grace
 KEEP_S = 20.0  # between two requests to an endpoint, which ends after 60 s without one, and its standby with it
+BACK_EVERY_S = 5.0  # between two decisions whether the run can be restarted without the nodes that are lost
+BOOT_S = 15.0  # from when a node that boots is reached until it answers
 RETURN_S = 30.0  # after the isolation timeout and this margin, a node that is cut off has ended its ranks itself
 
 
@@ -138,8 +141,10 @@ class Supervisor:
             self._end_standbys(name for name in self._states if name in self._poller.prepared)
             self._record(verdict)
             return False
+        self._keep_failure(verdict)
         ended = self._end(verdict)
         verdict, unreached = ended.verdict, ended.unreached
+        self._keep_failure(verdict)
         if restarts is not None and verdict.state is RunState.FAILED and not self._is_over():
             reason = self._restart(restarts, ended)
             if not reason:
@@ -166,6 +171,12 @@ class Supervisor:
         else:
             report()
         return False
+
+    def _keep_failure(self, verdict: Verdict, waits: str | None = None) -> None:
+        """Record the failure of the attempt before and while its ranks are ended, and what the next attempt waits for."""
+        if verdict.state in (RunState.FAILED, RunState.LOST):
+            with contextlib.suppress(OSError):  # a full disk must not end the supervision
+                self._folder.update(failing=failing.to_json(verdict, self._plan.attempt, waits))
 
     def _end_standbys(self, names: Iterable[str], excluded: Collection[str] = ()) -> None:
         """End what waits for another attempt, and free the memory that is kept for it, on connected nodes of these and on spare ones, but `excluded`."""
@@ -195,6 +206,11 @@ class Supervisor:
             if not reason or self._folder.read().attempt > self._plan.attempt:
                 return reason
             self._folder.add_event("restart-put-off", f"{reason}; {fold(cut_off)} may answer again")
+        wait_s = self._isolation_wait_s(ended.unreached) if ended.unreached else 0.0
+        deadline_s = time.monotonic() + max(wait_s, self._plan.wait_for_nodes_s)
+        if ended.unreached:
+            can_replace = restarts.can_replace(self._launcher.plan, attempt)
+            self._report_wait(ended, wait_s, deadline_s, can_replace=can_replace)
         isolated = self._isolated(cut_off, ended.refusing)
 
         def is_over() -> bool:
@@ -202,15 +218,58 @@ class Supervisor:
             isolated &= self._isolated(cut_off, ended.refusing)  # a node that reaches the head measures from 0 again
             return self._is_over()
 
-        unreached, running = self._until_isolated(ended.unreached, is_over)
+        unreached, running = self._until_isolated(ended.unreached, wait_s, is_over)
+        isolated &= self._isolated({node.name for node in unreached}, ended.refusing)
+
+        def can_restart(lost: set[str]) -> bool:
+            attempt = self._attempt(ended, lost, cut_off)
+            return lost <= isolated and restarts.can_replace(self._launcher.plan, attempt)
+
+        # a node that boots is reached by the head some time before it answers
+        deadline_s = max(deadline_s, time.monotonic() + BOOT_S) if unreached else deadline_s
+        unreached, refusing = self._until_back(unreached, deadline_s, can_restart)
         if self._is_over():
             return "not restarted: it was stopped"
         lost = {node.name for node in unreached}
-        isolated &= self._isolated(lost, ended.refusing)
-        if may_run := ended.running | running | (lost - isolated):
+        if may_run := ended.running | running | refusing | (lost - isolated):
             return f"not restarted: processes of the run may still run on {fold(may_run)}"
         attempt = self._attempt(ended, lost, cut_off)
-        return restarts.begin(self._launcher.plan, ended.verdict, attempt, self._on_record)
+        reason = restarts.begin(self._launcher.plan, ended.verdict, attempt, self._on_record)
+        return (
+            f"{reason}; waited for {self._plan.wait_for_nodes_s:.0f} s (--wait-for-nodes)"
+            if reason and lost
+            else reason
+        )
+
+    def _report_wait(self, ended: EndedAttempt, wait_s: float, deadline_s: float, *, can_replace: bool) -> None:
+        """Record and log what the next attempt waits for, and until when."""
+        names, begins = fold(node.name for node in ended.unreached), f"attempt {self._plan.attempt + 1} begins when"
+        answers, it = ("answers", "it") if len(ended.unreached) == 1 else ("answer", "they")
+        until = time.strftime(
+            "%H:%M:%S", time.localtime(time.time() + (wait_s if can_replace else deadline_s - time.monotonic()))
+        )
+        if can_replace:
+            text = f"{begins} {names} {answers}, at the latest at {until}, without {'it' if it == 'it' else 'them'}"
+        else:
+            text = f"{begins} {names} {answers}; the run ends if {it} {'does' if it == 'it' else 'do'} not by {until} (--wait-for-nodes)"
+        self._folder.add_event("restart-waits", text)
+        self._keep_failure(ended.verdict, text)
+
+    def _until_back(
+        self, unreached: Sequence[NodePlan], deadline_s: float, can_restart: Callable[[set[str]], bool]
+    ) -> tuple[Sequence[NodePlan], frozenset[str]]:
+        """Wait for lost nodes until the run can be restarted without those that are still lost; returns as _end_returning_nodes."""
+        running = frozenset[str]()
+        lost = {node.name for node in unreached}
+        kept = [node for node in self._plan.nodes if node.name not in lost]
+        with self._endpoints_kept([*kept, *self._spares.nodes]):
+            while (
+                lost and not running and not can_restart(lost) and time.monotonic() < deadline_s and not self._is_over()
+            ):
+                wait_s = min(BACK_EVERY_S, deadline_s - time.monotonic())
+                unreached, running = self._end_returning_nodes(unreached, wait_s, self._is_over)
+                lost = {node.name for node in unreached}
+        return unreached, running
 
     def _attempt(self, ended: EndedAttempt, lost: Collection[str], cut_off: Collection[str]) -> DirectAttempt:
         apart = saves_apart(self._plan)
@@ -304,20 +363,20 @@ class Supervisor:
         observation = self._states[name].observation
         return observation is not None and observation.stopped
 
+    def _isolation_wait_s(self, unreached: Sequence[NodePlan]) -> float:
+        """The time after which nodes that are cut off have ended their ranks themselves."""
+        # the attempt on the other nodes was ended meanwhile; a node that was not queried may have been cut off just now
+        now, cut_s = time.monotonic(), [self._states[node.name].unreached_s for node in unreached]
+        passed_s = min(0.0 if since_s is None else now - max(since_s, self._polled_until_s) for since_s in cut_s)
+        # the node counts its isolation only from SILENT_S after the last heartbeat
+        return max(RETRY_S, (self._plan.isolation_timeout_s or 0.0) + SILENT_S + GRACE_S + END_S - passed_s)
+
     def _until_isolated(
-        self, unreached: Sequence[NodePlan], is_over: Callable[[], bool]
+        self, unreached: Sequence[NodePlan], wait_s: float, is_over: Callable[[], bool]
     ) -> tuple[Sequence[NodePlan], frozenset[str]]:
         """Wait until nodes that are cut off have ended their ranks themselves; returns as _end_returning_nodes."""
         if not unreached:
             return (), frozenset()
-        # the attempt on the other nodes was ended meanwhile; a node that was not queried may have been cut off just now
-        now, cut_s = time.monotonic(), [self._states[node.name].unreached_s for node in unreached]
-        passed_s = min(0.0 if since_s is None else now - max(since_s, self._polled_until_s) for since_s in cut_s)
-        names = fold(node.name for node in unreached)
-        # the node counts its isolation only from SILENT_S after the last heartbeat
-        wait_s = max(RETRY_S, (self._plan.isolation_timeout_s or 0.0) + SILENT_S + GRACE_S + END_S - passed_s)
-        text = f"{names} must have ended its ranks before the run restarts: it does so itself within {wait_s:.0f} s"
-        self._folder.add_event("restart-waits", text)
         lost = {node.name for node in unreached}
         kept = [node for node in self._plan.nodes if node.name not in lost]
         with self._endpoints_kept([*kept, *self._spares.nodes]):
@@ -381,6 +440,8 @@ class Supervisor:
         """Judge the observations so far; None if they do not suffice yet."""
         nodes = self._observations()
         verdict = judge(self._plan, nodes, None, stop_requested=self._folder.is_stop_requested())
+        # of a supervisor that has died while it ended the attempt
+        verdict = failing.known_failure(self._folder.read(), verdict, self._plan.attempt)
         if verdict.state is RunState.LOST and len(nodes) < len(self._states):
             return None
         return verdict

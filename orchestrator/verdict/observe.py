@@ -17,6 +17,7 @@ from orchestrator.node.machine import stat_fields
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RunState
 from orchestrator.store import KeptRun, SupervisorProcess
+from orchestrator.verdict.failing import known_failure
 from orchestrator.verdict.judge import Verdict, judge
 
 LATE_WRITES_S = 5.0  # a shared file system shows the writes of other machines late
@@ -86,6 +87,7 @@ def _observe(
         nodes, missing = observe_folders(folders, straggler_s=straggler_s)
         batch_log = log.of_last_attempt if log else ""
         verdict = judge(plan, nodes, queue, stop_requested=run.is_stop_requested(), batch_log=batch_log)
+        verdict = known_failure(run.read(), verdict, attempt)
         is_settled = verdict.state is not RunState.LOST or queue is None or missing is not None
         if is_settled or time.monotonic() > deadline:
             return Status(verdict, nodes, queue, attempt, missing=missing)
@@ -110,6 +112,7 @@ def judge_observations(
 ) -> Status:
     """The status of a run without a scheduler."""
     verdict = judge(plan, nodes, None, stop_requested=run.is_stop_requested())
+    verdict = known_failure(run.read(), verdict, plan.attempt)
     return Status(verdict, nodes, None, plan.attempt, missing=missing)
 
 

@@ -61,6 +61,7 @@ def _settled(record: RunRecord, verdict: Verdict, nodes: Sequence[NodeObservatio
         ended=ended,
         summary=summary,
         refused=verdict.is_refused,
+        failing=None if verdict.state.final else record.failing,
         replicas=record.replicas or (None if differing is None else str(differing)),
         slow=record.slow if slow is None else slow.text,
         slow_nodes=tuple(dict.fromkeys((*record.slow_nodes, *slow_names))),

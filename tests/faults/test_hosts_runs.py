@@ -14,6 +14,8 @@ import pytest
 
 from orchestrator.node.files import read_json
 from orchestrator.node.run_folder import STANDBY_RECORD
+from orchestrator.store import RunFolder
+from orchestrator.verdict.failing import waits
 from tests.grounds.cli import Orch
 from tests.grounds.hosts import Host, Hosts
 from tests.grounds.keeper import kill
@@ -236,6 +238,40 @@ def test_host_that_is_cut_off_is_replaced_by_a_spare_one(hosts: Hosts, tmp_path:
     assert status["attempts"][0]["decision"].endswith("nothing was saved; h2 replaces h1")
     lines = [line["text"] for line in orch.lines(run) if line["stream"] == "out"]
     assert sorted(lines) == [f"rank {rank} of attempt {attempt} on {node}" for rank, attempt, node in RANKS_WITH_SPARE]
+
+
+@pytest.mark.slow
+def test_host_that_reboots_is_waited_for_and_used_again_also_by_a_later_supervisor(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """Status and a watching command name the failure and the end of the wait, not the stop of the other ranks."""
+    hosts.inventory(tmp_path, restart={"max_retries": 1})
+    orch = hosts.orch(tmp_path)
+    script = 'echo up; [ "$ORCH_ATTEMPT" = 2 ] || exec sleep 1000'
+    run = orch("ssh-launch", "--detach", "--isolation-timeout", "2s", "--", "sh", "-c", script).stdout.strip()
+    until(lambda: hosts.outputs(orch, run) == ["up\n"] * 3, awaited="the ranks")
+    until(lambda: orch.recorded(run) == "RUNNING", awaited="all nodes to answer the supervisor")
+    hosts[2].kill()
+    record = RunFolder(orch.home / "runs" / run)
+    until(lambda: waits(record.read()), awaited="the wait")
+    printed = orch("status", run, code=None).stdout
+    assert re.search(
+        r"RUNNING  h2 is gone: .*\nattempt 2 begins when h2 answers; the run ends if it does not by ", printed
+    ), printed
+    orch.kill_supervisor(run)
+    printed = orch("status", run, code=None).stdout
+    assert "RUNNING  h2 is gone: " in printed
+    with orch.start("attach", run, "--wait-for-nodes", "1h") as attached:
+        assert attached.stderr is not None
+        line = ""
+        while "attempt 2 begins" not in line:
+            line = attached.stderr.readline()
+            assert line, "the command ended"
+        assert "h2 is gone" in line
+        hosts[2].revive()
+        assert attached.wait(timeout=100) == 0
+    [failed] = record.read().attempts
+    assert failed["message"].startswith("h2 is gone")
 
 
 @pytest.mark.train

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
 import socket
 import threading
@@ -40,8 +41,10 @@ from orchestrator.supervision.restart import DirectAttempt, Restarts
 from orchestrator.supervision.spares import Spares
 from orchestrator.supervision.supervisor import END_S, EndedAttempt, Supervisor, supervise
 from orchestrator.transports.local import LocalTransport
+from orchestrator.verdict.failing import waits
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.launching import this_process
+from orchestrator.verdict.observe import judge_observations
 from tests.until import until
 
 
@@ -444,6 +447,8 @@ def test_node_that_reached_the_head_during_the_wait_may_still_run(
 ) -> None:
     """The node measures its isolation from 0 again, so the end of the wait proves nothing."""
     supervisor = _supervisor_of(tmp_path, 2)
+    supervisor._plan = replace(supervisor._plan, wait_for_nodes_s=0.0)  # noqa: SLF001
+    monkeypatch.setattr("orchestrator.supervision.supervisor.BOOT_S", 0.0)
     isolated = {"n1"}
     monkeypatch.setattr(supervisor, "_isolated", lambda *_: set(isolated))
 
@@ -457,6 +462,84 @@ def test_node_that_reached_the_head_during_the_wait_may_still_run(
     restarts = Restarts(supervisor._folder, 3, lambda *_: pytest.fail("it restarts"))  # noqa: SLF001
     ended = EndedAttempt(Verdict(RunState.FAILED), supervisor._plan.nodes[1:], frozenset(), frozenset())  # noqa: SLF001
     assert supervisor._restart(restarts, ended) == "not restarted: processes of the run may still run on n1"  # noqa: SLF001
+
+
+@pytest.mark.parametrize(
+    ("names", "is_reached", "most_waits"),
+    [(("n0", "n1"), True, 3), (("n0", "n1"), False, 3), (("n0", "n1", "s0"), True, 3), (("n0", "n1", "s0"), False, 1)],
+    ids=["it boots at the end of the wait", "it boots later", "it boots, and there is a spare", "a spare replaces it"],
+)
+def test_lost_node_is_waited_for_until_it_is_back_or_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: Sequence[str], *, is_reached: bool, most_waits: int
+) -> None:
+    """A node that boots is reached by the head before it answers. The record names what is waited for, and until when."""
+    supervisor = _supervisor_of(tmp_path, names=names)
+    folder, [_, lost] = supervisor._folder, supervisor._plan.nodes  # noqa: SLF001  nothing is polled here
+    answers = iter([(lost,), (lost,), ()])
+    records, started = list[RunRecord](), list[list[str]]()
+    monkeypatch.setattr(supervisor, "_isolated", lambda *_: set() if is_reached and records else {"n1"})
+
+    def wait(*_: object) -> tuple[Sequence[NodePlan], frozenset[str]]:
+        records.append(folder.read())
+        return next(answers), frozenset()
+
+    def start(plan: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
+        on_connected()
+        started.append([node.name for node in plan.nodes])
+        return plan
+
+    monkeypatch.setattr(supervisor, "_end_returning_nodes", wait)
+    verdict = Verdict(RunState.FAILED, message="n1 is gone", failed_nodes=("n1",))
+    ended = EndedAttempt(verdict, [lost], frozenset(), frozenset())
+    assert supervisor._restart(Restarts(folder, 3, start), ended) == ""  # noqa: SLF001
+    assert len(records) == most_waits
+    assert started == [["n0", "n1"] if most_waits > 1 else ["n0", "s0"]]
+    has_spare = "s0" in names
+    begins, clock = "attempt 2 begins when n1 answers", r"\d\d:\d\d:\d\d"
+    otherwise = "; the run ends if it does not by {} (--wait-for-nodes)", ", at the latest at {}, without it"
+    pattern = re.escape(begins + otherwise[has_spare]).replace(r"\{\}", clock)
+    assert re.fullmatch(pattern, str(waits(records[0])))
+    assert folder.read().failing is None
+
+
+def test_lost_node_is_waited_for_no_longer_than_wait_for_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = _supervisor_of(tmp_path, 2)
+    supervisor._plan = replace(supervisor._plan, wait_for_nodes_s=0.0)  # noqa: SLF001
+    monkeypatch.setattr("orchestrator.supervision.supervisor.BOOT_S", 0.0)
+    monkeypatch.setattr(supervisor, "_isolated", lambda *_: {"n1"})
+    monkeypatch.setattr(supervisor, "_end_returning_nodes", lambda nodes, *_: (nodes, frozenset()))
+    ended = EndedAttempt(Verdict(RunState.FAILED), supervisor._plan.nodes[1:], frozenset(), frozenset())  # noqa: SLF001
+    reason = supervisor._restart(Restarts(supervisor._folder, 3, lambda plan, _: plan), ended)  # noqa: SLF001
+    text = "no spare node is left; waited for 0 s (--wait-for-nodes)"
+    assert reason == f"not restarted: n1 cannot be reached, and {text}"
+
+
+def test_cause_of_an_attempt_is_known_to_all_while_its_ranks_are_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also to a later supervisor: the agents that were stopped are a consequence."""
+    supervisor = _supervisor_of(tmp_path, 2)
+    folder, plan = supervisor._folder, supervisor._plan  # noqa: SLF001  nothing is polled here
+    cause = Verdict(RunState.FAILED, message="n1 is gone: it has not answered", failed_nodes=("n1",))
+    stopped = NodeObservation(
+        "n0", AGENT, alive=False, same_boot=True, finished=Finished("STOPPED", 1.0, None), first_failure=None
+    )
+    seen = list[str | None]()
+
+    def end(verdict: Verdict) -> EndedAttempt:
+        seen.append(judge_observations(folder, plan, (stopped,), None).verdict.message)
+        later = Supervisor(folder, supervisor._launcher)  # noqa: SLF001
+        for state in later._states.values():  # noqa: SLF001
+            state.observation = replace(stopped, node=state.node.name)
+        verdict_of_later = later._judge()  # noqa: SLF001
+        assert verdict_of_later is not None
+        seen.append(verdict_of_later.message)
+        return EndedAttempt(verdict, (), frozenset(), frozenset())
+
+    monkeypatch.setattr(supervisor, "_end", end)
+    assert not supervisor._finish(cause, lambda: None, None)  # noqa: SLF001
+    assert seen == [cause.message, cause.message]
+    assert (folder.read().message, folder.read().failing) == (cause.message, None)
 
 
 @pytest.mark.parametrize(
@@ -723,13 +806,6 @@ def test_restart_waits_from_when_the_head_did_not_reach_the_lost_nodes(
 ) -> None:
     """The other nodes may need the grace to end, in which the lost one is cut off, too."""
     supervisor = _supervisor_of(tmp_path, 4)
-    waits: list[float] = []
-
-    def wait(nodes: Sequence[NodePlan], wait_s: float, _: object) -> tuple[Sequence[NodePlan], frozenset[str]]:
-        waits.append(wait_s)
-        return nodes, frozenset()
-
-    monkeypatch.setattr(supervisor, "_end_returning_nodes", wait)
     head, lost, lost_later = (supervisor._states[name] for name in ("n0", "n1", "n2"))  # noqa: SLF001  nothing is polled here
     for witnesses, has_moment in (([lost_later], False), ([head, lost_later], True)):
         answers = {state.node.name: False for state in witnesses}
@@ -739,14 +815,14 @@ def test_restart_waits_from_when_the_head_did_not_reach_the_lost_nodes(
         assert verdict is not None
         assert (lost.unreached_s is not None) is has_moment
     lost.unreached_s = time.monotonic() - 30  # the end of the others took so long
-    supervisor._until_isolated([lost.node], supervisor._is_over)  # noqa: SLF001
-    supervisor._until_isolated([lost.node, lost_later.node], supervisor._is_over)  # noqa: SLF001  n2 was lost meanwhile
+    waited = [supervisor._isolation_wait_s([lost.node])]  # noqa: SLF001
+    waited.append(supervisor._isolation_wait_s([lost.node, lost_later.node]))  # noqa: SLF001  n2 was lost meanwhile
     whole_s = 60 + SILENT_S + GRACE_S + END_S
-    assert waits[0] <= whole_s - 30
-    assert waits[1] == whole_s
+    assert waited[0] <= whole_s - 30
+    assert waited[1] == whole_s
     lost.unreached_s, supervisor._polled_until_s = time.monotonic() - 74, time.monotonic()  # noqa: SLF001
-    supervisor._until_isolated([lost.node], supervisor._is_over)  # noqa: SLF001  a heartbeat may have arrived after the query
-    assert waits[2] > waits[0] - 30
+    waited.append(supervisor._isolation_wait_s([lost.node]))  # noqa: SLF001  a heartbeat may have arrived after the query
+    assert waited[2] > waited[0] - 30
 
 
 @pytest.mark.processes
@@ -773,10 +849,10 @@ def test_endpoints_of_the_other_nodes_get_requests_while_the_restart_waits(
         launcher.reach(lost)
         monkeypatch.setattr(supervisor, "_end_returning_nodes", wait)
         monkeypatch.setattr(Endpoint, "clock_ahead", clock_ahead)
-        assert supervisor._until_isolated([lost], lambda: False) == ([lost], frozenset())  # noqa: SLF001  the wait alone
+        assert supervisor._until_isolated([lost], 0.0, lambda: False) == ([lost], frozenset())  # noqa: SLF001  the wait alone
         times_s.clear()
         monkeypatch.setattr(Spares, "nodes", [n0])
-        supervisor._until_isolated([n0, lost], lambda: False)  # noqa: SLF001  a spare node's endpoint, too
+        supervisor._until_isolated([n0, lost], 0.0, lambda: False)  # noqa: SLF001  a spare node's endpoint, too
 
 
 AGENT = AgentRecord(1, 1, 1, "boot", "host", "n0", "3.11", "n0", 0, (0,), 1, "127.0.0.1 29500 host", 0.0)
