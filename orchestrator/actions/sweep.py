@@ -6,8 +6,9 @@ import itertools
 import math
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -26,13 +27,13 @@ from orchestrator.actions.request import trainer_config
 from orchestrator.actions.runs import find_sweep, home_store
 from orchestrator.actions.stop import cancel_launch, stop, unended_runs, wait_for_launch
 from orchestrator.endpoint.access import Terminal
-from orchestrator.errors import LaunchError, NodeError, OrchError, UsageError
+from orchestrator.errors import LaunchError, NodeError, OrchError, RunNotFound, UsageError
 from orchestrator.fanout import each
 from orchestrator.launchers.slurm.host import slurm_host
 from orchestrator.launchers.slurm.launcher import SlurmLauncher
 from orchestrator.launchers.slurm.queue import array_id, job_statuses
 from orchestrator.plan.plan import Sweep
-from orchestrator.run import RunRecord, new_run_id
+from orchestrator.run import RunRecord, RunState, new_run_id
 from orchestrator.store import RunFolder
 from orchestrator.verdict.launching import is_launching
 
@@ -157,7 +158,8 @@ def submit(planned: Sequence[Planned], on_warning: Callable[[str], None]) -> str
 def _start(planned: Sequence[Planned], launcher: SlurmLauncher, on_warning: Callable[[str], None]) -> str:
     """Check that the cluster can run the sweep, write all records, then all files, then submit once."""
     store, folders = home_store(), list[RunFolder]()
-    with undo_on_failure(folders, launcher, "during the launch; no run of the sweep is left running"):
+    outcome = "during the launch; no run of the sweep is left running"
+    with _one_record_of_a_failure(folders), undo_on_failure(folders, launcher, outcome):
         for warning in launcher.connect():
             on_warning(warning)
         for run in planned:
@@ -172,6 +174,20 @@ def _start(planned: Sequence[Planned], launcher: SlurmLauncher, on_warning: Call
         for warning in record_changed_plan(folders[0], planned[0].plan, launcher.plan):
             on_warning(warning)
     return job
+
+
+@contextmanager
+def _one_record_of_a_failure(folders: Sequence[RunFolder]) -> Iterator[None]:
+    """If the block fails before anything is submitted, keep the record of the first run, with the reason, and remove the equal ones."""
+    try:
+        yield
+    except BaseException:
+        for folder in folders[1:]:
+            with suppress(RunNotFound):
+                record = folder.read()
+                if record.state is RunState.FAILED and not record.started:  # not LOST: Slurm may have the job
+                    shutil.rmtree(folder.path, ignore_errors=True)
+        raise
 
 
 def stop_sweep(runs: Sequence[tuple[RunFolder, RunRecord]], on_message: Callable[[str], None]) -> list[RunRecord]:

@@ -130,6 +130,14 @@ def test_sweep_that_the_cluster_cannot_run_leaves_no_records(orch: Orch, cluster
     assert not cluster.jobs()
 
 
+def test_sweep_that_sbatch_refuses_leaves_one_record_with_the_reason(orch: Orch, cluster: Cluster) -> None:
+    sweep = ("--sweep", "seed=1,2,3", "--set", "slurm.options=--begin=nonsense", "--", "true", "{seed}")
+    assert "nonsense" in orch("submit", "-j", "1x1", *sweep, code=4).stderr
+    (record,) = orch.records()
+    assert (record["state"], record["message"]) == ("FAILED", "sbatch refused the job: Invalid --begin specification")
+    assert not cluster.jobs()
+
+
 def test_script_of_a_sweep_passes_shellcheck(orch: Orch) -> None:
     shown = orch("submit", "-j", "1x1", "--sweep", "seed=1,2", "--dry-run").stdout
     script = shown[shown.index("#!/bin/bash\n#SBATCH") :]
