@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import tarfile
 import threading
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from orchestrator.code import Code, walk
@@ -70,7 +71,8 @@ class Bundle:
         self.size_bytes = sum(info.size for info, _ in self._members)
         self.code_size_bytes = sum(info.size for info, _ in self._members if info.name.startswith("code/"))
         digests = {info.name: hashlib.sha256(content).hexdigest() for info, content in self._members}
-        self.digest = _digest(self._members, digests)
+        self._entries = [(info.name, _mode(info), digests[info.name]) for info, _ in self._members]
+        self.digest = _digest(self._entries)
         """Hex digest of names, modes and contents; a node that has a bundle of this digest is sent none."""
         self.code = {
             name.removeprefix("code/"): text[:16] for name, text in digests.items() if name.startswith("code/")
@@ -78,6 +80,36 @@ class Bundle:
         """The beginning of the digest of each file of the code, by its name."""
         self._lock = threading.Lock()
         self._archive: tuple[bytes, str] | None = None
+        self._part: tuple[frozenset[str], tuple[bytes, str]] | None = None
+
+    @property
+    def manifest(self) -> bytes:
+        """Name, mode and digest of each file, as compressed JSON; `digest` is the digest of it."""
+        return zlib.compress(json.dumps(self._entries).encode(), 1)
+
+    def part(self, names: Collection[str]) -> tuple[bytes, str]:
+        """As `archive`, of the files of these names and the links only; the newest part is kept for other nodes."""
+        wanted = frozenset(names)
+        if wanted.issuperset(name for name, mode, _ in self._entries if mode != "l"):
+            return self.archive
+        with self._lock:
+            if self._part is None or self._part[0] != wanted:
+                members = ((info, content) for info, content in self._contents() if info.name in wanted or info.issym())
+                self._part = wanted, _with_checksum(_pack(members, self._cache_folders()))
+            return self._part[1]
+
+    def _contents(self) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
+        """The files, which packing has moved to the archive."""
+        if self._archive is None:
+            yield from self._members
+            return
+        with tarfile.open(fileobj=io.BytesIO(self._archive[0]), mode="r:gz") as packed:
+            yield from ((info, _content(packed, info)) for info in packed if not info.isdir())
+
+    def _cache_folders(self) -> list[str]:
+        """A rank would make these folders with mode 0777 less its umask."""
+        folders = {PurePosixPath(name).parent for name, _, _ in self._entries if name.startswith("trainer/")}
+        return sorted(f"{folder}/__pycache__" for folder in folders)
 
     @property
     def archive(self) -> tuple[bytes, str]:
@@ -91,17 +123,29 @@ class Bundle:
             if self._archive is None:
                 if len(self._members) < len(self.files):
                     raise OrchError("the code could not be packed", hint="free memory, or raise the limit: ulimit -v")
-                archive = _pack(self._members)
-                self._archive = archive, hashlib.sha256(archive).hexdigest()
+                self._archive = _with_checksum(_pack(_taken(self._members), self._cache_folders()))
             return self._archive
 
 
-def _digest(members: Iterable[tuple[tarfile.TarInfo, bytes]], digests: Mapping[str, str]) -> str:
+def _mode(info: tarfile.TarInfo) -> str:
+    return "l" if info.issym() else "x" if info.mode & 0o100 else "-"
+
+
+def _digest(entries: Iterable[tuple[str, str, str]]) -> str:
     total = hashlib.sha256()
-    for info, _ in members:
-        mode = "l" if info.issym() else "x" if info.mode & 0o100 else "-"
-        total.update(f"{info.name}\0{mode}\0{digests[info.name]}\n".encode(errors="surrogateescape"))
+    for name, mode, content in entries:
+        total.update(f"{name}\0{mode}\0{content}\n".encode(errors="surrogateescape"))
     return total.hexdigest()[:32]
+
+
+def _with_checksum(archive: bytes) -> tuple[bytes, str]:
+    return archive, hashlib.sha256(archive).hexdigest()
+
+
+def _taken(members: deque[tuple[tarfile.TarInfo, bytes]]) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
+    """Remove the members from the queue one by one, so that memory holds each content once."""
+    while members:
+        yield members.popleft()
 
 
 def _pointer_warnings(members: Iterable[tuple[tarfile.TarInfo, bytes]]) -> Iterator[str]:
@@ -110,21 +154,18 @@ def _pointer_warnings(members: Iterable[tuple[tarfile.TarInfo, bytes]]) -> Itera
         yield f"sent as Git LFS pointers, without their content: {first_names(pointers)}; `git lfs pull` fetches it"
 
 
-def _pack(members: deque[tuple[tarfile.TarInfo, bytes]]) -> bytes:
+def _pack(members: Iterable[tuple[tarfile.TarInfo, bytes]], folders: Iterable[str]) -> bytes:
     """
-    Pack the members, and remove them from the queue one by one, so that memory holds each content once.
+    Pack the members and make empty folders.
 
     Compression level 1: most files are small, and the network to the nodes is fast.
     """
     buffer = io.BytesIO()
-    folders = {PurePosixPath(info.name).parent for info, _ in members if info.name.startswith("trainer/")}
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
-        while members:
-            info, content = members.popleft()
+        for info, content in members:
             archive.addfile(info, io.BytesIO(content))
-        for folder in sorted(folders):
-            # a rank would create this folder with mode 0777 less its umask
-            cache = tarfile.TarInfo(f"{folder}/__pycache__")
+        for folder in folders:
+            cache = tarfile.TarInfo(folder)
             cache.type, cache.mode = tarfile.DIRTYPE, 0o700
             archive.addfile(cache)
     return buffer.getvalue()

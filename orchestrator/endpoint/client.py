@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -154,6 +155,30 @@ class Endpoint:
         """Unpack a tar.gz with this checksum as the bundle of this digest, unless another connection has done so."""
         request: messages.PutBundleRequest = {"workdir": workdir, "digest": digest, "sha256": sha256}
         self._connection.call(protocol.PUT_BUNDLE, request, tar, answer_s=UNPACK_S, hint=WORKDIR_HINT, on_sent=on_sent)
+
+    def lacking(self, workdir: str, digest: str, manifest: bytes) -> list[str]:
+        """The names of the files in the manifest of a bundle that are in no bundle on the node."""
+        request: messages.BundleRequest = {"workdir": workdir, "digest": digest}
+        answer = self._connection.call(protocol.LACKING, request, manifest, answer_s=UNPACK_S, hint=WORKDIR_HINT)
+        names: list[str] = json.loads(zlib.decompress(answer.payload))
+        return names
+
+    def put_part(
+        self, workdir: str, digest: str, manifest: bytes, part: tuple[bytes, str], *, on_sent: OnShare = no_progress
+    ) -> bool:
+        """Make a bundle of the files in a tar.gz, given with its checksum, and of files on the node; False if one of those is gone."""
+        tar, sha256 = part
+        request: messages.PutPartRequest = {
+            "workdir": workdir,
+            "digest": digest,
+            "sha256": sha256,
+            "manifest_bytes": len(manifest),
+        }
+        payload = manifest + tar
+        answer = self._connection.call(
+            protocol.PUT_PART, request, payload, answer_s=UNPACK_S, hint=WORKDIR_HINT, on_sent=on_sent
+        )
+        return answer.reply["is_complete"]
 
     def put_run(self, run: RunContent, *, claim: bool) -> messages.PutRunReply:
         """

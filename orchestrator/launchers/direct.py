@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 START_WAIT_S = 30.0
 SETUP_WAIT_S = 120.0  # in addition, for all setup lines together
 PORT_TRIES = 3
+LARGE_BYTES = 4 << 20  # a smaller bundle is sent as a whole, without a request for what the node lacks
 UNSHARED = "does not share the folder of the run"
 
 Result = TypeVar("Result")
@@ -164,7 +165,7 @@ class DirectLauncher:
 
         def push(node: NodePlan) -> None:
             on_sent = partial(self._reporter.advanced, node.name)
-            self.reach(node).put_bundle(node.workdir, bundle.digest, *bundle.archive, on_sent=on_sent)
+            send_bundle(self.reach(node), node.workdir, bundle, on_sent)
             put_run(node, claim=False)
 
         def follow(node: NodePlan) -> None:
@@ -195,7 +196,7 @@ class DirectLauncher:
             sizes = bundle.size_bytes, bundle.code_size_bytes
             run = RunContent(node.workdir, plan.run_id, bundle.digest, contents, *sizes)
             if not endpoint.put_run(run, claim=False)["is_written"]:
-                endpoint.put_bundle(node.workdir, bundle.digest, *bundle.archive)
+                send_bundle(endpoint, node.workdir, bundle)
                 endpoint.put_run(run, claim=False)
         endpoint.put_files(plan.node_dir(node), [])
         return True
@@ -413,7 +414,16 @@ def push_bundle(
 ) -> None:
     """Write the bundle to a workdir, unless it is there already; `bytes_more` is the disk space for what follows it."""
     if not endpoint.prepare(workdir, bundle.digest, bytes_unpacked=bundle.size_bytes, bytes_more=bytes_more):
-        endpoint.put_bundle(workdir, bundle.digest, *bundle.archive, on_sent=on_sent)
+        send_bundle(endpoint, workdir, bundle, on_sent)
+
+
+def send_bundle(endpoint: Endpoint, workdir: str, bundle: Bundle, on_sent: OnShare = no_progress) -> None:
+    """Send a bundle; of a large one only the files that no bundle on the node has."""
+    if bundle.size_bytes >= LARGE_BYTES:
+        part = bundle.part(endpoint.lacking(workdir, bundle.digest, bundle.manifest))
+        if endpoint.put_part(workdir, bundle.digest, bundle.manifest, part, on_sent=on_sent):
+            return
+    endpoint.put_bundle(workdir, bundle.digest, *bundle.archive, on_sent=on_sent)
 
 
 def write_files(endpoint: Endpoint, run_dir: str, files: Sequence[PlannedFile]) -> None:

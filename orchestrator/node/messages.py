@@ -79,6 +79,18 @@ class PutBundleRequest(BundleRequest):
     sha256: str
 
 
+class PutPartRequest(PutBundleRequest):
+    """The payload is the manifest, of `manifest_bytes`, and an archive with this SHA-256 of the files that the node lacks."""
+
+    manifest_bytes: int
+
+
+class PutPartReply(TypedDict):
+    """Nothing is written if the bundle is not complete: a file that the node had is gone."""
+
+    is_complete: bool
+
+
 class FileBody(TypedDict):
     path: str
     size: int

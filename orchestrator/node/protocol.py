@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     HELLO: Op[messages.Empty, messages.HelloReply]
     PREPARE: Op[messages.PrepareRequest, messages.PrepareReply]
     PUT_BUNDLE: Op[messages.PutBundleRequest, messages.Empty]
+    LACKING: Op[messages.BundleRequest, messages.Empty]
+    PUT_PART: Op[messages.PutPartRequest, messages.PutPartReply]
     PUT_RUN: Op[messages.PutRunRequest, messages.PutRunReply]
     PUT_FILES: Op[messages.PutFilesRequest, messages.Empty]
     RESERVE: Op[messages.ReserveRequest, messages.ReserveReply]
@@ -68,6 +70,8 @@ if not TYPE_CHECKING:
     HELLO = "hello"
     PREPARE = "prepare"
     PUT_BUNDLE = "put_bundle"
+    LACKING = "lacking"
+    PUT_PART = "put_part"
     PUT_RUN = "put_run"
     PUT_FILES = "put_files"
     RESERVE = "reserve"

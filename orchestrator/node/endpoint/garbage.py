@@ -49,7 +49,8 @@ class Size:
             for name in folders + files:
                 with contextlib.suppress(FileNotFoundError):  # a living run removes files
                     state = os.lstat(os.path.join(root, name))
-                    self.bytes += state.st_size if stat.S_ISREG(state.st_mode) else 0
+                    if stat.S_ISREG(state.st_mode):
+                        self.bytes += state.st_size // max(1, state.st_nlink)  # bundles share files
                     self.newest = max(self.newest, state.st_mtime)
                     if bundles is not None:
                         self.results.add([*parts, name], state)

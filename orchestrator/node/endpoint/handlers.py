@@ -28,6 +28,7 @@ from orchestrator.node.protocol import (
     FOLLOW,
     HEARTBEAT,
     HELLO,
+    LACKING,
     LAST_LINES,
     LINES_SINCE,
     LIST_FILES,
@@ -36,6 +37,7 @@ from orchestrator.node.protocol import (
     PREPARE,
     PUT_BUNDLE,
     PUT_FILES,
+    PUT_PART,
     PUT_RUN,
     RANKS,
     REACH,
@@ -130,6 +132,18 @@ def stop(request: messages.StopRequest) -> Steps[messages.StopReply]:
     from orchestrator.node.endpoint.stop import stop as handle  # noqa: PLC0415  most connections do not need it
 
     return handle(request)
+
+
+def lacking(request: messages.BundleRequest, payload: bytes) -> Tuple[messages.Empty, bytes]:
+    from orchestrator.node.endpoint.parts import lacking as handle  # noqa: PLC0415  as above
+
+    return handle(request, payload)
+
+
+def put_part(request: messages.PutPartRequest, payload: bytes) -> Tuple[messages.PutPartReply, bytes]:
+    from orchestrator.node.endpoint.parts import put_part as handle  # noqa: PLC0415  as above
+
+    return handle(request, payload)
 
 
 def active_runs(request: messages.ActiveRunsRequest, payload: bytes) -> Tuple[messages.ActiveRunsReply, bytes]:
@@ -292,6 +306,8 @@ def all_handlers(starter: Starter, umask: int) -> Handlers:
     handlers.add(HELLO, hello)
     handlers.add(PREPARE, prepare)
     handlers.add(PUT_BUNDLE, put_bundle)
+    handlers.add(LACKING, lacking)
+    handlers.add(PUT_PART, put_part)
     handlers.add(PUT_RUN, put_run)
     handlers.add(PUT_FILES, put_files)
     handlers.add(RESERVE, Reservation().reserve)

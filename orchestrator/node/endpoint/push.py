@@ -20,7 +20,7 @@ from orchestrator.node.files import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Tuple
+    from typing import Callable, Tuple
 
     from orchestrator.node import messages
 
@@ -80,12 +80,27 @@ def require_space(folder: str, size: int) -> None:
 
 
 def put_bundle(request: messages.PutBundleRequest, payload: bytes) -> Tuple[messages.Empty, bytes]:
-    """Unpack a bundle under a temporary name and rename it; if another connection was faster, its bundle is kept."""
+    """Unpack a bundle."""
+
+    def fill(fresh: str) -> bool:
+        unpack(payload, fresh)
+        return True
+
+    add_bundle(request, payload, fill)
+    return {}, b""
+
+
+def add_bundle(request: messages.PutBundleRequest, archive: bytes, fill: Callable[[str], bool]) -> bool:
+    """
+    Fill a bundle under a temporary name, and rename it if it is complete; if another connection was faster, its bundle is kept.
+
+    `fill` returns whether the folder that it was given is complete.
+    """
     import hashlib  # noqa: PLC0415  slow to import, and most connections push nothing
     import shutil  # noqa: PLC0415
     import tempfile  # noqa: PLC0415
 
-    found = hashlib.sha256(payload).hexdigest()
+    found = hashlib.sha256(archive).hexdigest()
     if found != request["sha256"]:
         raise ValueError(f"the bundle arrived damaged: sha256 {found}, expected {request['sha256']}")
     workdir = working_folder(request["workdir"])
@@ -94,7 +109,8 @@ def put_bundle(request: messages.PutBundleRequest, payload: bytes) -> Tuple[mess
     make_private_folder(bundles)
     fresh = tempfile.mkdtemp(prefix=".new-", dir=bundles)
     try:
-        unpack(payload, fresh)
+        if not fill(fresh):
+            return False
         try:
             os.rename(fresh, bundle)
         except OSError as error:
@@ -107,7 +123,7 @@ def put_bundle(request: messages.PutBundleRequest, payload: bytes) -> Tuple[mess
         raise OSError(error.errno, f"{error.strerror}, while code was unpacked", workdir) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)  # exists only if it was not renamed
-    return {}, b""
+    return True
 
 
 def unpack(payload: bytes, root: str) -> None:

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import bundle as bundles
 from orchestrator.endpoint.client import Endpoint, RunContent
 from orchestrator.errors import NodeError
-from orchestrator.node.code_folder import copy_folder
+from orchestrator.launchers.direct import send_bundle
+from orchestrator.node.code_folder import copy_file, copy_folder
 from orchestrator.node.endpoint import push as receive
 from orchestrator.transports.local import LocalTransport
 
@@ -193,6 +195,97 @@ def test_a_damaged_bundle_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="arrived damaged"):
         receive.put_bundle({"workdir": str(tmp_path), "digest": "abc", "sha256": sha256}, payload)
     assert list(tmp_path.iterdir()) == []
+
+
+def _bundle(root: Path, **texts: str) -> bundles.Bundle:
+    for name, text in texts.items():
+        (root / name).write_text(text)
+        (root / name).chmod(0o755 if name == "tool" else 0o644)
+    return bundles.Bundle([(f"code/{path.name}", path) for path in sorted(root.iterdir())])
+
+
+def _send(endpoint: Endpoint, workdir: Path, bundle: bundles.Bundle) -> list[str]:
+    """Send what the node lacks, as a launch does with a large bundle; return the names of it."""
+    names = endpoint.lacking(str(workdir), bundle.digest, bundle.manifest)
+    assert endpoint.put_part(str(workdir), bundle.digest, bundle.manifest, bundle.part(names))
+    return names
+
+
+def test_large_bundle_is_sent_without_the_files_of_earlier_ones_and_shares_them(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    source, work = tmp_path / "source", tmp_path / "work"
+    source.mkdir()
+    (source / "link").symlink_to("data")
+    first = _bundle(source, data="x" * 1000, tool="#!/bin/sh", train="1")
+    assert not endpoint.prepare(str(work), first.digest)
+    assert _send(endpoint, work, first) == ["code/data", "code/tool", "code/train"]
+    second = _bundle(source, train="2", copy="x" * 1000)
+    assert not endpoint.prepare(str(work), second.digest)
+    assert _send(endpoint, work, second) == ["code/train"]
+    old, new = (work / "bundles" / bundle.digest / "code" for bundle in (first, second))
+    assert [(path.name, path.read_text(), mode(path)) for path in sorted(new.iterdir()) if not path.is_symlink()] == [
+        ("copy", "x" * 1000, 0o600), ("data", "x" * 1000, 0o600), ("tool", "#!/bin/sh", 0o700), ("train", "2", 0o600)
+    ]  # fmt: skip
+    assert (new / "link").readlink() == Path("data")
+    assert (old / "data").samefile(new / "data")
+    assert (old / "train").read_text() == "1"
+    assert endpoint.put_run(RunContent(str(work), "x", second.digest, (), 0, 0), claim=False)["is_written"]
+    with (work / "runs/x/code/data").open("a") as file:
+        file.write("appended")
+    assert (old / "data").read_text() == "x" * 1000
+
+
+def test_bundle_that_needs_a_file_which_is_gone_or_has_changed_is_not_made(endpoint: Endpoint, tmp_path: Path) -> None:
+    source, work = tmp_path / "source", tmp_path / "work"
+    source.mkdir()
+    first = _bundle(source, data="x", train="1")
+    endpoint.prepare(str(work), first.digest)
+    _send(endpoint, work, first)
+    second = _bundle(source, train="2")
+    part = second.part(endpoint.lacking(str(work), second.digest, second.manifest))
+    data = work / "bundles" / first.digest / "code/data"
+    for spoil in (lambda: data.write_text("y"), data.unlink):
+        spoil()
+        assert not endpoint.put_part(str(work), second.digest, second.manifest, part)
+        assert [path.name for path in (work / "bundles").iterdir()] == [first.digest]
+    send_bundle(endpoint, str(work), second)
+    assert endpoint.prepare(str(work), second.digest)
+
+
+def test_manifest_of_another_bundle_is_refused(endpoint: Endpoint, tmp_path: Path) -> None:
+    bundle = _bundle(tmp_path, data="x")
+    with pytest.raises(NodeError, match="it is not that of bundle"):
+        endpoint.put_part(str(tmp_path), "0" * 32, bundle.manifest, bundle.part(["code/data"]))
+    evil = bundles.Bundle([("../evil", tmp_path / "data")])
+    endpoint.prepare(str(tmp_path / "work"), evil.digest)
+    with pytest.raises(NodeError, match="leads out"):
+        endpoint.put_part(str(tmp_path / "work"), evil.digest, evil.manifest, bundle.part([]))
+    assert list((tmp_path / "work/bundles").iterdir()) == []
+
+
+def test_part_of_a_bundle_is_the_same_before_and_after_all_of_it_is_packed(tmp_path: Path) -> None:
+    bundle = _bundle(tmp_path, data="x", tool="t", train="1")
+    before = bundle.part(["code/train"])
+    assert bundle.archive
+    bundle.part(["code/tool"])
+    assert bundle.part(["code/train"]) == before
+    with tarfile.open(fileobj=io.BytesIO(before[0])) as archive:
+        assert archive.getnames() == ["code/train"]
+
+
+def test_copy_shares_blocks_where_the_file_system_can_and_is_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(b"1")
+    copy_file(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert (tmp_path / "b").read_bytes() == b"1"
+    assert not (tmp_path / "a").samefile(tmp_path / "b")
+    cloned: list[tuple[int, ...]] = []
+    monkeypatch.setattr("fcntl.ioctl", lambda *numbers: cloned.append(numbers))
+    copy_file(str(tmp_path / "a"), str(tmp_path / "c"))
+    assert [numbers[1] for numbers in cloned] == [0x40049409]
+    assert (tmp_path / "c").read_bytes() == b""
 
 
 def test_first_node_on_a_file_system_claims_the_push_of_a_run(endpoint: Endpoint, tmp_path: Path) -> None:
