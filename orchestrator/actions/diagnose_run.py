@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from orchestrator.actions.diagnose import Diagnosed, user_signatures
+from orchestrator.actions.diagnose_code import with_module_path
 from orchestrator.actions.diagnose_context import changes_since_success, findings_of
 from orchestrator.actions.logs import BATCH_LOG_BYTES, recorded_run
 from orchestrator.actions.runs import find_run
@@ -106,7 +107,7 @@ def diagnosis_of(
         evidence += search_log([found_log[0].of_last_attempt.encode()], "batch log", signatures)
     evidence += _evidence_of_record(record, signatures)
     return Diagnosed(
-        with_last_lines(weigh(evidence), record.exit),
+        with_last_lines(with_module_path(weigh(evidence), run), record.exit),
         tuple(dict.fromkeys(f"{body['node']}/{body['name']}" for body in bodies)),
         sum(body["bytes"] for body in bodies),
         run=record.id,
