@@ -43,7 +43,8 @@ def _report(sites: Sequence[SiteGarbage], limits: Limits, searched: int) -> None
             warn(f"{site.node}: {site.stray_report.tool_error}")
     entries = [entry for site in sites for entry in site.entries]
     freed = sum(entry["bytes"] for entry in entries if entry["action"] == "remove")
-    young = sum(entry["action"] == "young" for entry in entries)
+    young = [entry["bytes"] for entry in entries if entry["action"] == "young"]
+    size = f" ({size_text(sum(young))})" if young else ""
     would = "would be " if limits.dry_run else ""
     held = [entry["result_bytes"] for entry in entries if entry["why"] == HOLDS_RESULTS]
     if held:
@@ -51,7 +52,7 @@ def _report(sites: Sequence[SiteGarbage], limits: Limits, searched: int) -> None
             f"{size_text(sum(held))} of results stay: `orch cp RUN:PATH DIR` copies them, and --results removes their runs"
         )
     inform(
-        f"{size_text(freed)} {would}freed; {young} younger than {worded(limits.older_than_s)} left alone; working folders searched: {searched}"
+        f"{size_text(freed)} {would}freed; {len(young)} younger than {worded(limits.older_than_s)} left alone{size}; working folders searched: {searched}"
     )
 
 
