@@ -190,11 +190,12 @@ class Watch:
             self._agents_since_s = math.inf
         elif math.isinf(self._agents_since_s):
             self._agents_since_s = time.monotonic()
-        if not result.is_outdated(self._agents_since_s):
-            text = change_message(self._shown_result, result, has_log=bool(self._reader.nodes))
-            self._shown_result = result
-            if text:
-                self._viewer.inform(text)
+        if result.is_outdated(self._agents_since_s):
+            return self._judged(JobStatus(SILENT))
+        text = change_message(self._shown_result, result, has_log=bool(self._reader.nodes))
+        self._shown_result = result
+        if text:
+            self._viewer.inform(text)
         return self._judged(result.status)
 
     def _recorded_phase(self) -> WatchPhase | None:

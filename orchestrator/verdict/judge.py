@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 LAST_LINES = 5
 # Written by slurmstepd; other causes add "DUE TO", and Slurm reports them by the state.
 _SIGNALLED_JOB = re.compile(r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
+# Written by slurmstepd if it ends a step whose tasks still run.
+_CANCELLED_STEP = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT ")
 # man squeue, JOB STATE CODES: Slurm ended these jobs itself; the signals to the ranks are a consequence.
 _ENDED_BY_SLURM = {
     "BOOT_FAIL": (FailureClass.NODE, Retry.ELSEWHERE),
@@ -219,8 +221,18 @@ UNSUBMITTED_CHECKS = DIRECT_CHECKS[:-1]
 # Checks for a Slurm job.
 
 
-def every_node_of_job_done(evidence: Evidence, _queue: JobStatus) -> Verdict | None:
-    return head_done(evidence) or every_node_done(evidence)
+def every_node_of_job_done(evidence: Evidence, queue: JobStatus) -> Verdict | None:
+    """
+    DONE if every node is, unless Slurm reports that it took the nodes from the ranks.
+
+    A shell whose command Slurm has ended may exit with 0 before the agent gets its signal. Ranks that reported done are done in any case.
+    """
+    verdict = head_done(evidence) or every_node_done(evidence)
+    if verdict is None or all(finished.reported_done for _, finished in evidence.finished):
+        return verdict
+    is_step_cancelled = queue.state == _CANCELLED and _CANCELLED_STEP.search(evidence.batch_log) is not None
+    is_cut_short = queue.waits or queue.state in _ENDED_BY_SLURM or is_step_cancelled
+    return None if is_cut_short else verdict
 
 
 def job_ended_by_slurm(evidence: Evidence, queue: JobStatus) -> Verdict | None:

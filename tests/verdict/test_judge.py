@@ -124,6 +124,33 @@ def test_ranks_that_fail_when_orch_stop_cancels_their_job_are_stopped() -> None:
     assert judge(_plan("slurm"), nodes, JobStatus("FAILED", over=True), stop_requested=True).state is RunState.FAILED
 
 
+CANCELLED_STEP = "slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-24T16:39:42 ***\n"
+
+
+@pytest.mark.parametrize(
+    ("queue", "log", "state"),
+    [
+        (JobStatus("PREEMPTED", over=True), "", RunState.FAILED),
+        (JobStatus("TIMEOUT", "TimeLimit", over=True), "", RunState.FAILED),
+        (JobStatus("NODE_FAIL", over=True), "", RunState.FAILED),
+        (JobStatus("PENDING", "BeginTime"), "", RunState.PENDING),
+        (JobStatus("CANCELLED", over=True), CANCELLED_STEP, RunState.STOPPED),
+        (JobStatus("CANCELLED", over=True), "", RunState.DONE),  # after its ranks had ended
+        (JobStatus("COMPLETED", over=True), "", RunState.DONE),
+    ],
+)
+def test_job_that_slurm_cut_short_is_done_only_if_its_ranks_reported_so(
+    queue: JobStatus, log: str, state: RunState
+) -> None:
+    ends = [node.finished for node in (_node("n0", "DONE"), _node("n1", "DONE")) if node.finished is not None]
+    for reported, expected in ((False, state), (True, RunState.DONE)):
+        nodes = [
+            replace(_node(name), finished=replace(end, reported_done=reported))
+            for name, end in zip(("n0", "n1"), ends, strict=True)
+        ]
+        assert judge(_plan("slurm"), nodes, queue, batch_log=log).state is expected
+
+
 def test_job_that_lost_the_node_of_its_batch_script_names_it_and_not_the_agents_that_died_with_it() -> None:
     nodes = [_node("n0", alive=False), _node("n1", "STOPPED")]
     verdict = judge(_plan("slurm"), nodes, JobStatus("FAILED", "JobLaunchFailure", over=True, lost_host="n0"))
@@ -188,11 +215,6 @@ def test_dead_agent_is_reported_unless_another_was_stopped() -> None:
     assert judge(_plan("ssh"), [_node("n0", "STOPPED"), _died("n1")], None).message == stopped
     assert judge(_plan("slurm"), [_died("n1")], OVER).message == died
     assert judge(_plan("slurm"), [_node("n0", "STOPPED"), _died("n1")], OVER).message == stopped
-
-
-def test_run_with_all_nodes_done_is_done_even_if_slurm_ended_the_job() -> None:
-    nodes = [_node("n0", "DONE"), _node("n1", "DONE")]
-    assert judge(_plan("slurm"), nodes, JobStatus("TIMEOUT", over=True)).state is RunState.DONE
 
 
 @pytest.mark.parametrize(
