@@ -26,6 +26,7 @@ NVLINK = "look at nvidia-smi nvlink -s; with NVSwitch, nvidia-fabricmanager must
 NVLINK_ERRORS = (
     "look again after some time (nvidia-smi nvlink -e): if they grow, reset the card (nvidia-smi -r) or replace it"
 )
+NO_GPU_REQUESTED = "the job requested no GPU: set slurm.gres: gpu in the inventory, or --set slurm.gres=gpu"
 RESET = "reset the card (nvidia-smi -r) or restart the node; replace the card if the error returns"
 
 
@@ -37,13 +38,15 @@ def count(cluster: Cluster) -> Iterator[Finding]:
         cards = [card for card in facts["cards"] if expected.accelerator in ("auto", card["kind"])]
         fields = "devices" if cards else "accelerator"
         if len(cards) < expected.ranks and not any(card["mig"] for card in cards):
+            lost = f"look for a card lost from the bus in the kernel log (dmesg), or correct {fields}: in the inventory"
+            is_unrequested = cluster.is_job_without_gpus and not cards and expected.accelerator == "cuda"
             yield Finding(
                 Severity.WARN if expected.accelerator == "auto" else Severity.FAIL,
                 "cards",
                 f"fewer cards ({len(cards)}) than ranks ({expected.ranks})",
                 (node,),
                 evidence=_tool_errors(facts),
-                remedy=f"look for a card lost from the bus in the kernel log (dmesg), or correct {fields}: in the inventory",
+                remedy=NO_GPU_REQUESTED if is_unrequested else lost,
             )
     if differs := difference({node: len(cluster.facts[node]["cards"]) for node in nodes}):
         text = f"the number of cards differs: {differs.text()}"

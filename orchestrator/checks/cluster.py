@@ -86,11 +86,13 @@ class Cluster:
     clocks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     rendezvous: Rendezvous | None = None
     shared: Sequence[SharedFolder] = ()
+    is_job_without_gpus: bool = False
+    """The nodes are those of a Slurm job that has requested no GPU."""
 
     def part(self, nodes: Sequence[str]) -> Cluster:
         """Some of the nodes, without the tests that take several nodes."""
         expected, facts, clocks = _of(self.expected, nodes), _of(self.facts, nodes), _of(self.clocks, nodes)
-        return Cluster(expected, facts, _of(self.failures, nodes), clocks)
+        return Cluster(expected, facts, _of(self.failures, nodes), clocks, is_job_without_gpus=self.is_job_without_gpus)
 
     def values(self, read: Callable[[NodeFacts], T | None]) -> dict[str, T]:
         """A value of each node that answered, without the nodes where it is None."""

@@ -113,11 +113,13 @@ def import_scontrol(text: str) -> str:
         head[0] += f"            # edit: Slurm lists no card on {unknown}"
     shared = set.intersection(*(set(record["Partitions"].split(",")) for record in records)) if records else set()
     partitions = sorted({name for record in records for name in record["Partitions"].split(",")} - {"", "(null)"})
+    cards = {name for record in records for name, _, _ in _cards(record["Gres"])}
+    gres = f", gres: {cards.pop()}" if len(cards) == 1 else ""  # one per rank; the type is left open
     if shared - {"", "(null)"}:
-        head.append(f"slurm: {{partition: {_quoted(min(shared - {'', '(null)'}))}}}")
+        head.append(f"slurm: {{partition: {_quoted(min(shared - {'', '(null)'}))}{gres}}}")
     elif partitions:
         head.append(
-            f"# slurm: {{partition: …}}      # edit: no partition has every node; there are {', '.join(partitions)}"
+            f"# slurm: {{partition: …{gres}}}      # edit: no partition has every node; there are {', '.join(partitions)}"
         )
     unusable = [
         record for record in records if re.search(r"DOWN|DRAIN|FAIL|NOT_RESPONDING|INVALID|UNKNOWN", record["State"])
@@ -138,13 +140,18 @@ def _value(block: str, key: str) -> str:
 
 def _slurm_host(record: Mapping[str, str]) -> _Host:
     """Build a host from a record; its Gres, such as `gpu:h800:8(S:0-1),nic:2`, may list several types of cards."""
-    cards = re.findall(r"(?:^|,)(gpu|gcu)(?::([^:,()]+))??:(\d+)(?=[(,]|$)", record["Gres"])
+    cards = _cards(record["Gres"])
     accelerator = "auto"
     if cards:
         enflame = any(name == "gcu" or _ENFLAME_TYPE.match(kind) for name, kind, _ in cards)
         accelerator = "gcu" if enflame else "cuda"
     count = sum(int(number) for _, _, number in cards)
     return _host(record["NodeName"], address=record["NodeAddr"], devices=count or None, accelerator=accelerator)
+
+
+def _cards(gres: str) -> list[tuple[str, str, str]]:
+    """Name, type and count of each kind of cards in a node's Gres."""
+    return re.findall(r"(?:^|,)(gpu|gcu)(?::([^:,()]+))??:(\d+)(?=[(,]|$)", gres)
 
 
 def _host(source_name: str, *, address: str = "", devices: int | None = None, accelerator: str = "auto") -> _Host:

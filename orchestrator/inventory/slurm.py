@@ -30,6 +30,10 @@ _RESERVED_OPTIONS = {
     **dict.fromkeys(("output", "error", "open-mode"), "`orch logs` prints the output"),
     **dict.fromkeys(("export", "export-file"), "env and env_file set the variables of the ranks"),
     **dict.fromkeys(("requeue", "no-requeue"), "slurm.requeue sets it"),
+    **dict.fromkeys(
+        ("gpus", "gpus-per-task", "gpus-per-socket", "tres-per-task", "ntasks-per-gpu", "gpu-bind"),
+        "slurm.gres: gpu requests one card per rank of a node, gpu:8 eight per node; a job of orch has one task per node",
+    ),
     "no-kill": "slurm.spare_nodes sets it",
     "signal": "slurm.warn_s sets it",
     "array": "--sweep submits an array",

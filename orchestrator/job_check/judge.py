@@ -83,6 +83,7 @@ def _cluster(job: JobCheck, begun_s: float) -> Cluster:
             name: (of_node["clock"]["time"] - now_s, of_node["clock"]["time"] - begun_s)
             for name, of_node in facts.items()
         },
+        is_job_without_gpus="SLURM_JOB_GPUS" not in os.environ,
     )
 
 

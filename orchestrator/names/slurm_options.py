@@ -48,6 +48,11 @@ def requests_gpus(slurm: Mapping[str, Any]) -> bool:  # Any: JSON
     return is_option or any(name.partition(":")[0] == "gpu" for name in gres.split(","))
 
 
+def requests_cards(slurm: Mapping[str, Any]) -> bool:  # Any: JSON
+    """Return whether a job requests devices of any kind."""
+    return requests_gpus(slurm) or bool(option_value(slurm, "gres"))
+
+
 def memory_mb(memory: str) -> float:
     """Return an amount of memory for --mem in megabytes; 0 if it is none."""
     found = re.fullmatch(r"([0-9]+)([KMGT]?)", memory.upper())

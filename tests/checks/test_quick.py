@@ -343,6 +343,16 @@ def test_a_node_without_an_answer_is_a_failure() -> None:
     assert found[0].text == "no answer for 30 s"
 
 
+@pytest.mark.parametrize(("is_job_without_gpus", "words"), [(True, "slurm.gres: gpu"), (False, "lost from the bus")])
+def test_missing_cards_of_a_job_that_requested_none_are_not_called_lost(
+    *, is_job_without_gpus: bool, words: str
+) -> None:
+    nodes = replace(cluster(gpu_node, 2, "cuda"), is_job_without_gpus=is_job_without_gpus)
+    nodes.facts["n0"]["cards"].clear()
+    [finding] = [found for found in check(nodes) if found.severity is FAIL and found.check == "cards"]
+    assert words in finding.remedy
+
+
 def test_cards_that_the_ranks_do_not_use_may_be_in_use() -> None:
     nodes = cluster(gpu_node, 1, "cuda", 1)
     nodes.facts["n0"]["cards"][1]["processes"] = [STRANGER]  # type: ignore[list-item]  # a plain dict

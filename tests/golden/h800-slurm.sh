@@ -95,6 +95,7 @@ cat >/data/orch/runs/h800-20260102-030405-0abc/attempt-1/submit.sbatch <<'END_OF
 #SBATCH --requeue
 #SBATCH --partition=gpu
 #SBATCH --time=1-00:00:00
+#SBATCH --gres=gpu:8
 #SBATCH --exclusive
 # Run h800-20260102-030405-0abc. Slurm runs this script on the head, the first node of the allocation, and from the start after a requeue.
 set -euo pipefail

@@ -32,9 +32,9 @@ CASES: list[tuple[str, LauncherName]] = [*product(SHIPPED, LAUNCHERS), *((name, 
 # The other three Slurm transcripts follow from DIRECTIVES and the files for SSH.
 RECORDED = [case for case in CASES if case[1] == "ssh" or case[0] in ("h800", *FULL)]
 DIRECTIVES = {
-    "h800": ["--partition=gpu", "--time=1-00:00:00", "--exclusive"],
-    "h800-roce": ["--partition=gpu", "--time=1-00:00:00", "--exclusive"],
-    "t20": ["--partition=t20", "--time=1-00:00:00", "--exclusive"],
+    "h800": ["--partition=gpu", "--time=1-00:00:00", "--gres=gpu:8", "--exclusive"],
+    "h800-roce": ["--partition=gpu", "--time=1-00:00:00", "--gres=gpu:8", "--exclusive"],
+    "t20": ["--partition=t20", "--time=1-00:00:00", "--gres=gcu:8", "--exclusive"],
     "local": ["--cpus-per-task=2"],
 }
 TRAINER = Program("trainer", ("steps=20", "model.layers=4"))

@@ -97,6 +97,7 @@ def test_scontrol_of_slurm_22_05(form: str, tmp_path: Path) -> None:
     ]
     assert "# Not usable when this was written: x0 (DOWN+NOT_RESPONDING)" in text
     assert "there are gpu, t20" in text
+    assert "# slurm: {partition: …, gres: gpu}" in text
 
 
 @pytest.mark.parametrize(

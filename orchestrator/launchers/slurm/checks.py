@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import LaunchError, UsageError
@@ -17,7 +17,7 @@ from orchestrator.inventory.document import did_you_mean
 from orchestrator.launchers.slurm.queue import RunCommand
 from orchestrator.launchers.slurm.submit import NO_CONFIGURATION
 from orchestrator.names.hostlist import expand, fold
-from orchestrator.names.slurm_options import memory_mb, option_value, time_limit_s
+from orchestrator.names.slurm_options import memory_mb, option_value, requests_cards, time_limit_s
 from orchestrator.plan.plan import LaunchPlan
 
 # The words in AccountingStorageEnforce that make slurmctld refuse an unknown account or QOS.
@@ -101,6 +101,30 @@ def gives_gpus_cores(run: RunCommand, plan: LaunchPlan, default_partition: str |
     names = requested.split(",") if requested else [found.name for found in partitions if found.is_default]
     used = [line for partition, line in partitions.items() if partition.name in names]
     return bool(used) and all("DefCpuPerGPU=" in line for line in used)
+
+
+def cards_not_requested(run: RunCommand, plan: LaunchPlan, applied: Iterable[str]) -> list[str]:
+    """
+    The warning that a job for cards requests none, on a cluster that has them to request.
+
+    Args:
+        applied: the SBATCH_* variables that apply to the job.
+    """
+    kinds = sorted({node.accelerator for node in plan.nodes} & {"cuda", "gcu"})
+    is_requested = requests_cards(plan.slurm) or any(
+        name.startswith(("SBATCH_GRES", "SBATCH_GPUS")) for name in applied
+    )
+    if not kinds or is_requested:
+        return []
+    config = run(["scontrol", "show", "config"]).stdout
+    known = re.search(r"^GresTypes\s*=\s*(\S+)", config, re.MULTILINE)
+    names = [name for name in ("gpu", "gcu") if known and name in known[1].split(",")]
+    if not names:
+        return []
+    warning = (
+        f"accelerator: {kinds[0]}, but the job requests no card, so its ranks may see none, also with slurm.exclusive"
+    )
+    return [f"{warning}: set slurm.gres: {names[0]} in the inventory, or --set slurm.gres={names[0]}"]
 
 
 def _partition(line: str) -> _Partition | None:

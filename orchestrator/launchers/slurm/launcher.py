@@ -63,7 +63,11 @@ class SlurmLauncher:
 
     def connect(self) -> Sequence[str]:
         """Check that the host can submit, that the cluster can run the job, and that the nodes' Python is there."""
-        from orchestrator.launchers.slurm.checks import check, gives_gpus_cores  # noqa: PLC0415  only before a submission
+        from orchestrator.launchers.slurm.checks import (  # noqa: PLC0415  only before a submission
+            cards_not_requested,
+            check,
+            gives_gpus_cores,
+        )
 
         with self._host_errors():
             self._host.require_sbatch()
@@ -76,6 +80,7 @@ class SlurmLauncher:
             )
             if is_open and not gives_gpus_cores(self._host.run, self._plan, partition):
                 self._plan = with_core_per_rank(self._plan)
+            warnings += cards_not_requested(self._host.run, self._plan, applied)
             warnings += environment.warnings(variables, options, self._host.name)
             self._host.endpoint()
         return warnings

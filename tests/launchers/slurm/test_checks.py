@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.inventory.slurm import SlurmOptions
-from orchestrator.launchers.slurm.checks import check, gives_gpus_cores
+from orchestrator.launchers.slurm.checks import cards_not_requested, check, gives_gpus_cores
 from orchestrator.launchers.slurm.launcher import SlurmLauncher
 from orchestrator.launchers.slurm.this_machine import ThisMachine
 from orchestrator.names.slurm_options import time_limit_s
@@ -204,3 +205,29 @@ def test_without_an_account_one_command_is_enough() -> None:
 )
 def test_elapsed_time_is_parsed(elapsed: str, seconds: float) -> None:
     assert time_limit_s(elapsed) == seconds
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "slurm", "variables", "types", "is_warned"),
+    [
+        ("cuda", {"exclusive": "true"}, [], "gpu,nic", True),
+        ("gcu", {}, [], "gcu", True),
+        ("cuda", {"gres": "gpu"}, [], "gpu", False),
+        ("cuda", {"options": ("--gpus-per-node=8",)}, [], "gpu", False),
+        ("cuda", {}, ["SBATCH_GRES"], "gpu", False),
+        ("cuda", {}, [], "(null)", False),  # nothing can be requested there
+        ("cpu", {}, [], "gpu", False),
+        ("auto", {}, [], "gpu", False),
+    ],
+)
+def test_job_for_cards_that_requests_none_is_warned_of(
+    accelerator: str, slurm: dict[str, Any], variables: list[str], types: str, *, is_warned: bool
+) -> None:
+    plan = _plan(SlurmOptions(**slurm))
+    plan = replace(plan, nodes=tuple(replace(node, accelerator=accelerator) for node in plan.nodes))
+
+    def run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(argv, 0, f"GresTypes               = {types}\n", "")
+
+    warnings = cards_not_requested(run, plan, variables)
+    assert [f"slurm.gres={types.partition(',')[0]}" in warning for warning in warnings] == [True] * is_warned
