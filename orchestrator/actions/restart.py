@@ -33,6 +33,7 @@ def restarts_of(launched: Launched, launcher: DirectLauncher, on_warning: Callab
         folder,
         max_retries,
         start,
+        at_any_step=launcher.plan.at_any_step,
         send_code=partial(launcher.send_code, bundle=planned.bundle),
         free_nodes=partial(_free_nodes, launcher),
         attempts=recorded_attempts(folder),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
     from typing import Protocol
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
         @property
         def saved(self) -> int | None:
             """The newest step that can be resumed; None if no rank has reported a step."""
+
+        @property
+        def step(self) -> int | None:
+            """The newest step that a rank has reported; None if no rank has."""
 
         @property
         def was_warned(self) -> bool:
@@ -63,40 +67,64 @@ def has_saved(progress: Mapping[str, object]) -> bool:
     return bool(progress.get("saved"))
 
 
+def newest_step(reports: Iterable[Mapping[str, object]]) -> int | None:
+    """The newest step in the progress of ranks; None if there is none."""
+    steps = (report.get("step") for report in reports)
+    return max((step for step in steps if isinstance(step, int)), default=None)
+
+
 def reports_exhausted_memory(text: str) -> bool:
     """True if an error or the last lines of a rank report that memory was exhausted: it would be again."""
     return any(words in text.lower() for words in OUT_OF_MEMORY)
 
 
-def attempts_without_progress(attempts: Sequence[EndedAttempt]) -> int:
+def attempts_without_progress(attempts: Sequence[EndedAttempt], *, at_any_step: bool = False) -> int:
     """
     Count the last attempts in a row without progress.
 
-    An attempt makes progress if it saves a new step; if it reports no steps, if it runs until Slurm's warning.
+    An attempt makes progress if it saves a new step; if it reports no saves, if it runs until Slurm's warning.
+
+    Args:
+        at_any_step: as for `retry_may_help`; until a step is saved, progress is a step that no attempt has made before.
     """
-    best, count = 0, 0
+    best, best_step, count = 0, 0, 0
     for attempt in attempts:
+        is_further = at_any_step and not best and (attempt.step or 0) > best_step
         has_progress = attempt.was_warned if attempt.saved is None else attempt.saved > best
-        count = 0 if has_progress else count + 1
-        best = max(best, attempt.saved or 0)
+        count = 0 if has_progress or is_further else count + 1
+        best, best_step = max(best, attempt.saved or 0), max(best_step, attempt.step or 0)
     return count
 
 
-def retry_may_help(attempts: Sequence[EndedAttempt]) -> bool:
-    """True if another attempt may succeed: a step was saved, or the cause of the failure was a node or Slurm."""
+def retry_may_help(attempts: Sequence[EndedAttempt], *, at_any_step: bool = False) -> bool:
+    """
+    True if another attempt may succeed: a step was saved, or the cause of the failure was a node or Slurm.
+
+    Args:
+        at_any_step: the user has requested restarts of this run, so a program that has made a step is taken to be able to.
+    """
     last = attempts[-1]
     start_failed = len(attempts) > 1 and not last.started  # the program can start: it did so before
-    return not last.no_retry and bool(last.broken or start_failed or any(attempt.saved for attempt in attempts))
+    has_advanced = any(attempt.saved or (at_any_step and attempt.step) for attempt in attempts)
+    return not last.no_retry and bool(last.broken or start_failed or has_advanced)
 
 
-def reason_against_restart(attempts: Sequence[EndedAttempt], max_retries: int) -> str:
+def reason_against_restart(attempts: Sequence[EndedAttempt], max_retries: int, *, at_any_step: bool = False) -> str:
     """The reason against any further attempt; empty if there is none."""
     newest = newest_saved(attempts)
-    if attempts_without_progress(attempts) >= MOST_WITHOUT_PROGRESS:
+    if attempts_without_progress(attempts, at_any_step=at_any_step) >= MOST_WITHOUT_PROGRESS:
         return f"{MOST_WITHOUT_PROGRESS} attempts in a row made no progress, so the run is not restarted: {newest}"
     if len(attempts) > max_retries:
         return f"attempt {len(attempts)} was the last: max_retries is {max_retries}; {newest}"
     return ""
+
+
+def reason_without_progress(attempts: Sequence[EndedAttempt], *, at_any_step: bool) -> str:
+    """Why no other attempt may help, if that is so because of what the attempts have reported."""
+    if at_any_step:
+        return "no rank has reported a step, and no node was lost"
+    reason = "nothing was saved, and no node was lost"
+    return f"{reason}; --max-retries N restarts it after any step" if any(each.step for each in attempts) else reason
 
 
 def newest_saved(attempts: Sequence[EndedAttempt]) -> str:

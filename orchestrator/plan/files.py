@@ -44,6 +44,8 @@ def job_json(plan: LaunchPlan) -> dict[str, Any]:
         if plan.launcher == "slurm"
         else {}
     )
+    if slurm_fields and plan.at_any_step:
+        slurm_fields["at_any_step"] = True
     if slurm_fields and not plan.slurm.get("shared", True):
         slurm_fields["shared"] = False
     chosen_by_slurm = plan.by_count or plan.spare_count > 0

@@ -84,6 +84,7 @@ def make_plan(
         commit=commit,
         ssh=inventory.ssh.model_dump(mode="json"),
         max_retries=_max_retries(inventory, request),
+        at_any_step=bool(request.max_retries),
         sizes=sizes,
         warm=_is_warm(inventory, request),
         spares=_spares(inventory, request, chosen, unused),

@@ -102,6 +102,8 @@ class LaunchPlan:
     warnings: tuple[str, ...] = ()
     max_retries: int = 0
     """How often a failed run is restarted."""
+    at_any_step: bool = False
+    """The number is of this launch: the run is restarted after any step, also if none is known to be saved."""
     is_shared: bool = False
     """The nodes of the first attempt share the folder of the run; known once that has started over SSH."""
     sizes: Sizes | None = None

@@ -18,7 +18,9 @@ from orchestrator.node.retry import (
     choose_nodes,
     has_saved,
     newest_saved,
+    newest_step,
     reason_against_restart,
+    reason_without_progress,
     reports_exhausted_memory,
     retry_may_help,
     saved_step,
@@ -35,6 +37,7 @@ class DirectAttempt:
     """A failed attempt over SSH, whose processes have been ended on the nodes that can be reached; see EndedAttempt."""
 
     saved: int | None
+    step: int | None
     started: frozenset[str]
     lost: frozenset[str]
     broken: frozenset[str]
@@ -71,6 +74,7 @@ class DirectAttempt:
         codes = {node.first_failure.code for node in nodes if node.first_failure is not None}
         return cls(
             saved=(min if saves_apart else max)(steps, default=None),
+            step=newest_step(progress for node in nodes for progress in node.progress.values()),
             started=frozenset(node.node for node in nodes if node.agent is not None),
             lost=frozenset(lost),
             broken=frozenset({*cut_off, *killed}),
@@ -108,6 +112,7 @@ class Restarts:
         max_retries: int,
         start: Callable[[LaunchPlan, Callable[[], None]], LaunchPlan] | None,
         *,
+        at_any_step: bool = False,
         unable: str = "",
         send_code: Callable[[NodePlan], bool] = lambda _: False,
         free_nodes: Callable[[Sequence[NodePlan]], Collection[str]] = lambda _: (),
@@ -120,6 +125,7 @@ class Restarts:
             start: connects to the nodes of an attempt, calls its second argument, checks the nodes and starts the agents; returns
                 the plan as it was carried out. OrchError if that fails, and nothing of it is left running. None if this process
                 cannot start any.
+            at_any_step: as for `retry_may_help`.
             unable: the reason why it cannot.
             send_code: see DirectLauncher.send_code.
             free_nodes: returns the given lost nodes that can be reached now, and on which nothing of the run is left.
@@ -128,6 +134,7 @@ class Restarts:
         self._folder = folder
         self._max_retries = max_retries
         self._start = start
+        self._at_any_step = at_any_step
         self._unable = unable
         self.send_code = send_code
         self._free_nodes = free_nodes
@@ -145,9 +152,9 @@ class Restarts:
         if attempt.no_retry:
             return "not restarted: " + _reason_never(verdict)
         requested = verdict.exit is not None and verdict.exit.code == REQUEUE
-        if not requested and not retry_may_help(attempts):
-            return "not restarted: nothing was saved, and no node was lost"
-        return reason_against_restart(attempts, self._max_retries)
+        if not requested and not retry_may_help(attempts, at_any_step=self._at_any_step):
+            return f"not restarted: {reason_without_progress(attempts, at_any_step=self._at_any_step)}"
+        return reason_against_restart(attempts, self._max_retries, at_any_step=self._at_any_step)
 
     def can_replace(self, plan: LaunchPlan, attempt: DirectAttempt) -> bool:
         """True if there are enough nodes for another attempt without those that this one has lost."""
@@ -270,6 +277,7 @@ class Restarts:
             "class": None if failure is None else failure.kind.value,
             "saved": attempt.saved,
             "savers": sorted(attempt.savers),
+            "step": attempt.step,
             "lost": sorted(attempt.lost),
             "decision": plan.restarted,
         }
@@ -298,6 +306,7 @@ def recorded_attempts(folder: RunFolder) -> list[DirectAttempt]:
     return [
         DirectAttempt(
             saved=entry["saved"],
+            step=entry.get("step"),
             started=frozenset(names),
             lost=frozenset(lost),
             broken=frozenset(lost),

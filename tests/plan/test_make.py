@@ -389,6 +389,7 @@ def test_retries_are_those_of_the_command_line_then_of_slurm_then_of_restart(
     request = Request(launcher, Program("executable", ("true",)), max_retries=typed)
     plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
     assert plan.max_retries == expected
+    assert plan.at_any_step is bool(typed)
     in_job = (job_json(plan).get("slurm") or {}).get("max_retries")
     assert in_job == (expected if launcher == "slurm" else None)
 

@@ -74,6 +74,26 @@ def test_run_is_restarted_if_that_may_help(
     assert restarts.reason_against(verdict, attempt) == reason
 
 
+@pytest.mark.parametrize(
+    ("step", "at_any_step", "reason"),
+    [
+        (7, True, ""),
+        (
+            7,
+            False,
+            "not restarted: nothing was saved, and no node was lost; --max-retries N restarts it after any step",
+        ),
+        (None, True, "not restarted: no rank has reported a step, and no node was lost"),
+    ],
+)
+def test_restart_that_was_requested_for_this_run_needs_a_step_and_no_save(
+    tmp_path: Path, step: int | None, *, at_any_step: bool, reason: str
+) -> None:
+    node = replace(_node(None), progress={} if step is None else {0: {"step": step, "saved": None}})
+    restarts = Restarts(RunFolder(tmp_path), 3, lambda plan, _: plan, at_any_step=at_any_step)
+    assert restarts.reason_against(_failed(), DirectAttempt.of(_failed(), [node], (), ())) == reason
+
+
 def test_run_is_not_restarted_by_a_process_that_lacks_a_part_of_the_launch(tmp_path: Path) -> None:
     restarts = Restarts(RunFolder(tmp_path), 3, None, unable="its code cannot be read")
     reason = restarts.reason_against(_failed(), DirectAttempt.of(_failed(), [_node(3)], (), ()))

@@ -1,8 +1,9 @@
-"""Progress of a script that writes none: count the steps of every optimizer, and write them once a second."""
+"""Progress of a script that writes none: its steps once a second, its saves and its end. Saves and frameworks are in `saves.py`."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import math
@@ -11,9 +12,10 @@ import sys
 import time
 import weakref
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, Callable, Dict, Iterator, Mapping, MutableMapping, Optional, Sequence
 
 from ..errors import UserError
+from ..io import replace_text
 from ..runtime.arrivals import Arrivals
 from ..runtime.channel import open_channel
 from ..runtime.progress import Progress
@@ -34,7 +36,8 @@ class StepCount:
     """
     A hook for all optimizers of the process; the step is counted by the optimizer with the most steps.
 
-    `saved` is written as null: no attempt can resume from a step that was not saved.
+    A framework that counts its own steps is followed instead (`follow`). `saved` is null until a save is reported: no attempt can
+    resume from a step that was not saved.
     """
 
     def __init__(self, rank: Rank, path: Path, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -44,30 +47,92 @@ class StepCount:
         )
         self.path = path
         self.clock_s = clock_s
+        self.pid = os.getpid()
         self.steps: MutableMapping[Any, int] = weakref.WeakKeyDictionary()
         self.step = 0
+        """The steps of this process."""
+        self.before = 0
+        """The steps of the state that the first optimizer has loaded."""
+        self.step_of_framework: Optional[int] = None
+        self.is_ahead = False
+        """An optimizer has made a step since the framework counted."""
         self.begun = 0
         self.due_s = clock_s()
+        self.exit_code: object = None
         self.arrivals = Arrivals()
         self.replicas = DdpReplicas()
         self.accelerator: Any = None
         """Set at the first step: until then a script may still change which devices it sees."""
+        self.on_first_step: Callable[[], object] = bool
+
+    @property
+    def position(self) -> int:
+        """The steps of the training, those of earlier attempts included as far as they are known."""
+        if self.step_of_framework is None:
+            return self.before + self.step
+        return self.step_of_framework + self.is_ahead
 
     def __call__(self, optimizer: Any, *_: object) -> None:  # noqa: ANN401
         if self.step == 0:
-            self.accelerator = accelerator_of_script()
-            warn_of_idle_cards(self.accelerator, _parameters(optimizer))
-            atexit.register(self.finish)
+            self._begin(optimizer)
         self.steps[optimizer] = done = self.steps.get(optimizer, 0) + 1
         self.step = max(self.step, done)
+        self.is_ahead = True
         now_s = self.clock_s()
         if now_s < self.due_s:
             return
         self.due_s = now_s + EVERY_S
         if _is_ours(self.path):
-            self.progress.write("step", self.step, **_ready(self.accelerator.distributed, optimizer))
+            self.progress.write("step", self.position, **_ready(self.accelerator.distributed, optimizer))
         else:
             self.due_s = float("inf")
+
+    def _begin(self, optimizer: Any) -> None:  # noqa: ANN401
+        self.accelerator = accelerator_of_script()
+        warn_of_idle_cards(self.accelerator, _parameters(optimizer))
+        self.before = _steps_of_state(optimizer)
+        self.progress.extra["saved"] = _saved_before(self.path)
+        atexit.register(self.finish)
+        self._watch_exit()
+        self.on_first_step()
+
+    def _watch_exit(self) -> None:
+        """Remember the code that the script passes to sys.exit(): an exit handler cannot find it."""
+        exit_ = sys.exit
+
+        @functools.wraps(exit_)
+        def exit_with(status: object = None, /) -> None:
+            self.exit_code = status
+            exit_(status)  # type: ignore[arg-type]
+
+        sys.exit = exit_with  # type: ignore[assignment]
+
+    def follow(self, step: int, total: Optional[int] = None) -> None:
+        """Take the step from the framework, and the number of steps that there will be."""
+        self.step_of_framework, self.is_ahead = step, False
+        self.progress.steps = total or self.progress.steps
+
+    def is_reporting(self) -> bool:
+        """True if this process writes the rank's progress: it has made a step, and the script writes none itself."""
+        return self.step > 0 and self.pid == os.getpid() and not math.isinf(self.due_s) and _is_ours(self.path)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Report a phase, and the one before it when it has ended."""
+        if not self.is_reporting():
+            yield
+            return
+        outer = self.progress.phase
+        self.progress.write(name, self.position)
+        try:
+            yield
+        finally:
+            self.progress.write(outer, self.position)
+
+    def has_saved(self, step: int) -> None:
+        """Report that a new attempt can continue from a step."""
+        if self.is_reporting() and step > 0 and step != self.progress.extra["saved"]:
+            self.progress.add(saved=step)
 
     def before_step(self, optimizer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:  # noqa: ANN401
         """A hook before each step: the gradients of a script that trains on several ranks are the same on all of them, unless a closure computes them in the step."""
@@ -86,22 +151,32 @@ class StepCount:
             )
 
     def finish(self) -> None:
-        """Write the steps since the last write; at the exit of the interpreter."""
-        if self.step > self.progress.step and _is_ours(self.path):
-            self.progress.step = self.step
-            self.progress.add()
+        """Write the steps since the last write, and `done` if the script has ended well; at the exit of the interpreter."""
+        if not self.is_reporting():
+            return
+        has_failed = getattr(sys, "last_value", None) is not None or self.exit_code not in (None, 0)
+        self.progress.write(self.progress.phase if has_failed else "done", self.position)
+
+
+@functools.lru_cache(maxsize=None)
+def step_count() -> Optional[StepCount]:
+    """The counter of this process; None if it is not a rank of a run."""
+    try:
+        rank = Rank.from_env(os.environ)
+    except UserError:  # a process that the script started with other rank variables
+        return None
+    if rank.progress_dir is None:
+        return None
+    return StepCount(rank, rank.progress_dir / f"{rank.global_rank}.json")
 
 
 def count_steps(module: Any) -> None:  # noqa: ANN401
     """Count from now on; `module` is torch.optim.optimizer."""
-    try:
-        rank = Rank.from_env(os.environ)
-    except UserError:  # a process that the script started with other rank variables
+    count = step_count()
+    if count is None:
         return
-    if rank.progress_dir is None:
-        return
-    count = StepCount(rank, rank.progress_dir / f"{rank.global_rank}.json")
-    open_channel(rank, lambda: (count.progress.phase, count.step))
+    _continue_after_done(count.path)
+    open_channel(count.progress.rank, lambda: (count.progress.phase, count.position))
     if hasattr(module, "register_optimizer_step_post_hook"):
         # torch does the same in optimizers: torch.compile warns of code that it cannot trace
         untraced = getattr(sys.modules["torch"], "_disable_dynamo", lambda function: function)
@@ -142,6 +217,41 @@ def _is_ours(path: Path) -> bool:
         return True
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def _report_of(path: Path) -> Dict[str, Any]:
+    """The progress that a counter has written, also one of an earlier process; empty if there is none."""
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        return dict(report) if report["source"] == SOURCE else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _saved_before(path: Path) -> Optional[int]:
+    """The step that an earlier process of this rank has saved in this attempt, as with torchrun's restarts."""
+    saved = _report_of(path).get("saved")
+    return saved if isinstance(saved, int) else None
+
+
+def _continue_after_done(path: Path) -> None:
+    """Another process of a rank begins after one has ended: the rank is not done."""
+    report = _report_of(path)
+    if report.get("phase") == "done":
+        with contextlib.suppress(OSError):
+            replace_text(path, json.dumps({**report, "phase": "init"}))
+
+
+def _steps_of_state(optimizer: Any) -> int:  # noqa: ANN401
+    """The steps before the one just made, by a state that counts them, as Adam's does; it is loaded with a checkpoint."""
+    try:
+        counts = (optimizer.state.get(parameter, {}).get("step") for parameter in _parameters(optimizer))
+        count = next((count for count in counts if count is not None), 1)
+        if getattr(count, "is_cuda", False) and sys.modules["torch"].cuda.is_current_stream_capturing():
+            return 0  # reading it would end the capture
+        return max(0, int(count) - 1)
+    except (TypeError, ValueError, AttributeError, RuntimeError):  # an optimizer with another kind of state
+        return 0
 
 
 def _ready(group: Any, optimizer: Any) -> Dict[str, str]:  # noqa: ANN401

@@ -50,6 +50,7 @@ SAME_SIGNAL_S = 1.0  # Slurm signals every process of a job: the guard's copy is
 # A signal to every process, as by scancel or a host's shutdown, may end a child of a shell before it reaches the agent.
 LATE_SIGNAL_S = 0.2
 SHELL_TERM = 128 + signal.SIGTERM  # the exit code of a shell whose command was ended by SIGTERM
+CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")  # of a library's teardown; nobody sends these
 AFTER_STOP_S = 1.0  # the grace, after a stop, of processes that the ranks left running
 
 
@@ -192,7 +193,7 @@ class Agent:
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         name = None if code is not None else signal_name(os.WTERMSIG(status))
         is_stopped = self.outcome is not None
-        is_done = self.has_reported_done(rank) or (code == 0 and not is_stopped)
+        is_done = self.has_reported_done(rank, crashed=name in CRASHES) or (code == 0 and not is_stopped)
         error, kind = (None, None) if code == 0 else failure_of(self.folder, rank, name, self.ranks_of(rank))
         missing = None
         if code:
@@ -238,13 +239,19 @@ class Agent:
         """The ranks of a process; of a program that starts the node's ranks, those ranks."""
         return started_ranks(self.folder, self.job.rank_numbers) if rank is None else (rank,)
 
-    def has_reported_done(self, rank: int | None) -> bool:
-        """True if every rank of the process has reported that its work is done."""
+    def has_reported_done(self, rank: int | None, *, crashed: bool = False) -> bool:
+        """
+        True if every rank of the process has reported that its work is done.
+
+        An end that the rank's Python reports by itself counts only if it crashed: an exit code is the program's own word.
+        """
         ranks = self.ranks_of(rank)
         if rank is None and len(ranks) < len(self.job.rank_numbers):  # not every rank has written its file
             return False
         files = (os.path.join(self.folder, "progress", f"{number}.json") for number in ranks)
-        return all((read_json(file) or {}).get("phase") == "done" for file in files)
+        reports = [read_json(file) or {} for file in files]
+        trusts_python = crashed and rank is not None
+        return all(report.get("phase") == "done" and (trusts_python or "source" not in report) for report in reports)
 
     def on_restart_request(self, text: str) -> None:
         """A rank has saved and requests another attempt, whether or not it was stopped."""

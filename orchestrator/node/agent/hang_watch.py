@@ -10,7 +10,7 @@ import os
 import time
 
 from orchestrator.node.agent.cpu_waits import CpuWaits
-from orchestrator.node.agent.phase_limits import STEP, PhaseLimits
+from orchestrator.node.agent.phase_limits import DONE, STEP, PhaseLimits
 from orchestrator.node.files import read_json, write_json
 from orchestrator.node.lean import suppress
 from orchestrator.node.rank_channel import query, rank_bodies
@@ -86,7 +86,8 @@ class HangWatch:
         found = {}
         for rank in started_ranks(self._folder, self._job.rank_numbers):
             report = read_json(os.path.join(self._folder, "progress", f"{rank}.json")) or {}
-            if isinstance(report.get("step"), int):
+            has_ended = "source" in report and report.get("phase") == DONE  # of a script that may end before the others
+            if isinstance(report.get("step"), int) and not has_ended:
                 found[rank] = (report["step"], str(report.get("phase", STEP)))
         return found
 

@@ -8,11 +8,13 @@ import time
 
 from orchestrator.node.events import NodeHistory, State, cause_s, read_history
 from orchestrator.node.files import read_json, tail
-from orchestrator.node.retry import reports_exhausted_memory, saved_step
+from orchestrator.node.retry import newest_step, reports_exhausted_memory, saved_step
 from orchestrator.node.run_folder import node_folders, output_stem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from orchestrator.node.events import Event
 
 POLL_S = 0.2
@@ -35,8 +37,10 @@ class Attempt:
         folders = list(node_folders({"attempt_dir": folder, "nodes": None}))
         self._folders = dict(folders)
         self.nodes: dict[str, NodeHistory] = {node: read_history(path) for node, path in folders}
-        steps = [newest_step(os.path.join(path, "progress")) for _, path in folders]
+        reports = [report for _, path in folders for report in progress_of(os.path.join(path, "progress"))]
+        steps = [saved_step(report) for report in reports]
         self.saved = max((step for step in steps if step is not None), default=None)
+        self.step = newest_step(reports)
 
     @property
     def started(self) -> set[str]:
@@ -127,12 +131,10 @@ class Attempt:
         return time.time() >= warnings.get(batch_host, max(warnings.values())) + warn_s - EARLY_S
 
 
-def newest_step(folder: str) -> int | None:
-    """The newest step that ranks of a node have saved."""
+def progress_of(folder: str) -> list[dict[str, Any]]:
+    """The progress of the ranks of a node."""
     names = os.listdir(folder) if os.path.isdir(folder) else []
-    files = (os.path.join(folder, name) for name in names if name.endswith(".json"))
-    steps = (saved_step(read_json(file) or {}) for file in files)
-    return max((step for step in steps if step is not None), default=None)
+    return [read_json(os.path.join(folder, name)) or {} for name in names if name.endswith(".json")]
 
 
 def wait_for_ends(folder: str, nodes: int, patience_s: float) -> Attempt:

@@ -20,6 +20,7 @@ from orchestrator.node.retry import (
     choose_nodes,
     newest_saved,
     reason_against_restart,
+    reason_without_progress,
     retry_may_help,
 )
 from orchestrator.node.run_folder import ATTEMPT_BEGINS, attempt_folder, newest_attempt
@@ -69,7 +70,7 @@ def next_attempt(path: str, status: str, ended: str) -> int:
         return 0
     if at_limit or last.restart_requested:
         return restart_from_queue(job, folder, attempts, int(status), at_limit=at_limit)
-    return restart(job, folder, attempts, int(status)) if retry_may_help(attempts) else int(status)
+    return restart(job, folder, attempts, int(status))
 
 
 def attempts_of(job: Job) -> list[Attempt]:
@@ -85,14 +86,18 @@ def nodes_for(path: str) -> list[str]:
 
 
 def restart(job: Job, folder: str, attempts: Sequence[Attempt], status: int) -> int:
-    """Prepare the next attempt in this allocation; requeue if it has too few usable nodes or too little time left."""
+    """Prepare the next attempt in this allocation if it may help; requeue if it has too few usable nodes or too little time left."""
     assert job.slurm is not None, "a job of Slurm"
+    events, at_any_step = node_events(folder), restarts_at_any_step(job)
+    if not retry_may_help(attempts, at_any_step=at_any_step):
+        if at_any_step and not attempts[-1].no_retry:  # the user has requested restarts
+            events.write_message(f"not restarted: {reason_without_progress(attempts, at_any_step=True)}")
+        return status
     names = choose_nodes(usable_nodes(job.run_dir, os.environ), len(job.ranks), attempts, job.slurm["spares"])
     last = attempts[-1]
     if len(names) < len(job.ranks) or last.was_warned or not last.started:
         return restart_from_queue(job, folder, attempts, status, at_limit=False)
-    reason = reason_against_restart(attempts, job.slurm["max_retries"])
-    events = node_events(folder)
+    reason = reason_against_restart(attempts, job.slurm["max_retries"], at_any_step=at_any_step)
     if reason:
         print(f"orch: {reason}", file=sys.stderr)
         events.write_message(reason)
@@ -128,7 +133,12 @@ def reason_against_requeue(job: Job, attempts: Sequence[Attempt], *, at_limit: b
         return "the run is not restarted: slurm.requeue is never"
     if at_limit and (attempts[-1].saved is None or attempts_without_progress(attempts)):
         return f"the time limit came before progress was saved, so the run is not restarted: {newest_saved(attempts)}"
-    return reason_against_restart(attempts, job.slurm["max_retries"])
+    return reason_against_restart(attempts, job.slurm["max_retries"], at_any_step=restarts_at_any_step(job))
+
+
+def restarts_at_any_step(job: Job) -> bool:
+    """True if the user has requested restarts of this run: then no step has to be saved."""
+    return job.slurm is not None and bool(job.slurm.get("at_any_step"))
 
 
 def node_events(folder: str) -> EventLog:

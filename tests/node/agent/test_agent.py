@@ -183,6 +183,17 @@ def test_a_crash_after_finished_work_is_done_with_a_warning(ground: Ground) -> N
     assert (ground.folder() / "DONE").exists()
 
 
+@pytest.mark.parametrize(
+    ("end", "state"), [("kill -ABRT $$", "DONE"), ("kill -KILL $$", "FAILED"), ("exit 1", "FAILED")]
+)
+def test_end_that_python_reports_by_itself_counts_only_if_it_crashes_then(ground: Ground, end: str, state: str) -> None:
+    """A crash of a library's teardown; an exit code may be the script's own, and SIGKILL that of memory which ran out later."""
+    progress = f'"{RUN}/attempt-$ORCH_ATTEMPT/$ORCH_NODE/progress/$RANK.json"'
+    ground.job(*sh(f'echo \'{{"phase": "done", "source": "optimizer"}}\' > {progress}; {end}'))
+    ground.run()
+    assert ground.finished()["state"] == state
+
+
 def test_offsets_cover_every_byte_even_of_a_descendant_that_writes_last(ground: Ground) -> None:
     last = f'trap "echo last; exit" TERM; echo $$ > "{RUN}/daemon"; while :; do :; done'
     ground.job(*sh(f"echo first; (setsid sh -c '{last}' &); until [ -s \"{RUN}/daemon\" ]; do :; done"))

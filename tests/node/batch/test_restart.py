@@ -111,6 +111,26 @@ def test_progress_is_a_step_that_no_attempt_had_saved_before(tmp_path: Path, sav
     assert attempts_without_progress(attempts) == expected
 
 
+@pytest.mark.parametrize(
+    ("progress", "expected"),
+    [
+        ([(15, None), (15, None), (15, None), (15, None)], 3),
+        ([(15, None), (20, None), (18, None), (21, None)], 0),
+        ([(15, 10), (12, None), (15, 10), (19, 10)], 3),
+        ([(15, None), (12, 10), (25, 20)], 0),
+        ([(None, None)] * 3, 3),
+    ],
+)
+def test_progress_of_a_requested_restart_is_a_newer_step_until_one_is_saved(
+    tmp_path: Path, progress: list[tuple[int | None, int | None]], expected: int
+) -> None:
+    attempts = [
+        _read(tmp_path, number, [], progress={"step": step, "saved": saved})
+        for number, (step, saved) in enumerate(progress, start=1)
+    ]
+    assert attempts_without_progress(attempts, at_any_step=True) == expected
+
+
 def test_program_that_reports_no_progress_makes_some_if_it_runs_until_it_is_warned(tmp_path: Path) -> None:
     at_once = [LEFT, REQUEUE]
     warned: list[dict[str, Any]] = [{"event": "warned"}, *at_once]
@@ -304,3 +324,11 @@ def test_failed_run_is_restarted_if_a_retry_may_help(
     tmp_path: Path, nodes: list[list[dict[str, Any]]], saved: int, *, expected: bool
 ) -> None:
     assert retry_may_help([_read(tmp_path, 1, *nodes, progress={"saved": saved})]) is expected
+
+
+@pytest.mark.parametrize(("step", "at_any_step", "expected"), [(1, True, True), (1, False, False), (None, True, False)])
+def test_requested_restart_needs_a_step_and_no_save(
+    tmp_path: Path, step: int | None, *, at_any_step: bool, expected: bool
+) -> None:
+    attempt = _read(tmp_path, 1, FINE, FAILS, progress={"step": step, "saved": None})
+    assert retry_may_help([attempt], at_any_step=at_any_step) is expected

@@ -1,11 +1,12 @@
-"""The optimizer steps of a script are its progress, but no saved state to resume from."""
+"""The optimizer steps of a script are its progress, but no saved state to resume from; its end is the interpreter's."""
 
 from __future__ import annotations
 
 import atexit
 import importlib
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from tests.grounds.gcu import try_each
 from trainer.runtime.accelerators import Accelerator, choose
 from trainer.runtime.rank import Rank
 from trainer.scripts import devices, progress
-from trainer.scripts.progress import EVERY_S, StepCount, count_steps
+from trainer.scripts.progress import EVERY_S, StepCount, count_steps, step_count
 
 
 class Clock:
@@ -40,6 +41,15 @@ def _file(tmp_path: Path) -> Path:
 def _read(tmp_path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(_file(tmp_path).read_text())
     return found
+
+
+@pytest.fixture(autouse=True)
+def of_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The counter of the process is that of one test, and the exit is not watched after it."""
+    monkeypatch.setattr(sys, "exit", sys.exit)
+    step_count.cache_clear()
+    yield
+    step_count.cache_clear()
 
 
 @pytest.fixture
@@ -69,7 +79,76 @@ def test_first_step_is_written_at_once_and_later_ones_once_per_second(
     count(optimizer, (), {})
     atexit.unregister(count.finish)
     count.finish()
-    assert _read(tmp_path).items() >= {"step": 5, "phase": "step"}.items()
+    assert _read(tmp_path).items() >= {"step": 5, "phase": "done"}.items()
+
+
+@pytest.mark.parametrize(
+    ("status", "exception", "phase"),
+    [
+        (None, None, "done"),
+        (0, None, "done"),
+        (3, None, "step"),
+        ("what is wrong", None, "step"),
+        (None, RuntimeError("3"), "step"),
+    ],
+)
+def test_script_is_done_at_its_exit_unless_it_exits_with_an_error(
+    tmp_path: Path,
+    count: StepCount,
+    monkeypatch: pytest.MonkeyPatch,
+    status: object,
+    exception: Exception | None,
+    phase: str,
+) -> None:
+    count(_optimizer(), (), {})
+    if status is not None:
+        with pytest.raises(SystemExit):
+            sys.exit(status)  # type: ignore[arg-type]
+    monkeypatch.setattr(sys, "last_value", exception, raising=False)
+    atexit.unregister(count.finish)
+    count.finish()
+    assert _read(tmp_path)["phase"] == phase
+
+
+def test_steps_of_a_loaded_state_are_counted(tmp_path: Path, count: StepCount) -> None:
+    """Adam's state counts them, and is equal on all ranks."""
+    first = torch.optim.Adam([torch.ones(1, requires_grad=True)])
+    first.param_groups[0]["params"][0].grad = torch.ones(1)
+    for _ in range(12):
+        first.step()
+    second = torch.optim.Adam([torch.ones(1, requires_grad=True)])
+    second.load_state_dict(first.state_dict())
+    second.param_groups[0]["params"][0].grad = torch.ones(1)
+    second.step()
+    count(second, (), {})
+    assert _read(tmp_path)["step"] == 13
+
+
+def test_step_of_a_framework_replaces_the_count_of_optimizers(tmp_path: Path, count: StepCount, clock: Clock) -> None:
+    """ZeRO-3 makes several steps of optimizers for one of the program's; the program may have resumed."""
+    optimizer = _optimizer()
+    count.follow(40, 100)
+    steps = []
+    for step in range(41, 44):
+        for _ in range(2):
+            clock.now_s += EVERY_S
+            count(optimizer, (), {})
+            steps.append(_read(tmp_path)["step"])
+        count.follow(step, 100)
+    assert steps == [41, 41, 42, 42, 43, 43]
+    assert _read(tmp_path)["steps"] == 100
+
+
+def test_rank_is_not_done_once_another_process_of_it_begins(
+    tmp_path: Path, count: StepCount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count(_optimizer(), (), {})
+    atexit.unregister(count.finish)
+    count.finish()
+    for name, value in _env(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    count_steps(SimpleNamespace(Optimizer=type("Optimizer", (), {})))
+    assert _read(tmp_path).items() >= {"step": 1, "phase": "init"}.items()
 
 
 def test_two_alternating_optimizers_count_as_one(tmp_path: Path, count: StepCount, clock: Clock) -> None:

@@ -1,0 +1,51 @@
+"""Programs that save and resume by the means of their framework are restarted with `--max-retries`, and continue at the newest save."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.grounds import components, resuming
+from tests.grounds.cli import Orch
+from tests.grounds.slurm import Cluster
+from tests.grounds.sshd import Farm
+
+pytestmark = [pytest.mark.train, pytest.mark.slow, pytest.mark.timeout(240)]
+
+ENV = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
+
+
+def _require_resumed(orch: Orch, step: int = resuming.STEPS) -> None:
+    status = orch.status()
+    printed = orch("logs").stdout
+    assert (status["state"], status["attempt"]) == ("DONE", 2), printed
+    lines = sorted(line["text"] for line in orch.lines("--grep", "^attempt") if line["stream"] == "out")
+    assert lines == [f"attempt 2 made 20 steps, last loss {resuming.last_loss()}"] * 2, printed
+    ranks = [rank for node in status["nodes"] for rank in node["progress"].values()]
+    assert [(rank["step"], rank["phase"]) for rank in ranks] == [(step, "done")] * 2
+    assert max(rank["saved"] or 0 for rank in ranks) == resuming.STEPS
+
+
+@pytest.mark.parametrize("framework", list(resuming.PROGRAMS))
+def test_program_with_a_killed_rank_continues_at_its_newest_save(farm: Farm, tmp_path: Path, framework: str) -> None:
+    """The checkpoints are in a relative folder: on a workdir that the nodes share, or saved on each node."""
+    if framework != "plain":
+        components.module(framework)
+    each = ["each"] if framework == "transformers" else []
+    farm.inventory(tmp_path, shared=not each, env=ENV)
+    (tmp_path / "train.py").write_text(resuming.PROGRAMS[framework])
+    orch = Orch(tmp_path)
+    done = orch("ssh-launch", "--max-retries", "2", "--", "train.py", "out", *each, timeout_s=200)
+    assert "attempt 2: rank 1 on n1 was killed by SIGKILL" in done.stdout
+    assert "the newest saved step is 10" in done.stdout
+    assert "begins at step 0" not in done.stdout
+    _require_resumed(orch)
+
+
+def test_program_with_a_killed_rank_continues_in_its_slurm_job(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.inventory(tmp_path, env=ENV)
+    (tmp_path / "train.py").write_text(resuming.PLAIN)
+    orch = Orch(tmp_path, env=cluster.env)
+    orch("submit", "-j", "2x1", "--max-retries", "2", "--", "train.py", "out", timeout_s=200)
+    _require_resumed(orch, 20)

@@ -1,0 +1,190 @@
+"""The saves of a script are reported once they are complete, with the step that they have, by the rank that has written them."""
+
+from __future__ import annotations
+
+import atexit
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save as save_of_all_ranks
+
+from trainer.scripts import progress, saves
+from trainer.scripts.progress import StepCount, step_count
+
+
+class Script:
+    """A rank of a run, which has imported torch."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, attempt: int = 1) -> None:
+        self.path = folder / f"attempt-{attempt}" / "n0" / "progress" / "0.json"
+        variables = {"ORCH_RUN_DIR": str(folder), "ORCH_NODE": "n0", "ORCH_ATTEMPT": str(attempt)}
+        for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", **variables}.items():
+            monkeypatch.setenv(name, value)
+        step_count.cache_clear()
+        saves.saves.cache_clear()
+        found = saves.saves()
+        assert found is not None
+        self.count: StepCount = found.count
+        self.torch = SimpleNamespace(save=torch.save, load=torch.load)
+        saves.watch_files(self.torch)
+        self.optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
+
+    def steps(self, number: int) -> None:
+        for _ in range(number):
+            self.count(self.optimizer, (), {})
+        atexit.unregister(self.count.finish)
+
+    def report(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.path.read_text("utf-8"))
+        return found
+
+
+@pytest.fixture
+def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Script]]:
+    """Begin an attempt of a script."""
+    monkeypatch.setattr(sys, "exit", sys.exit)
+    monkeypatch.chdir(tmp_path)
+    yield lambda attempt: Script(tmp_path / "run", monkeypatch, attempt)
+    step_count.cache_clear()
+    saves.saves.cache_clear()
+
+
+def test_file_that_torch_saves_is_reported_after_it_is_complete(begin: Callable[[int], Script]) -> None:
+    script = begin(1)
+    script.steps(3)
+    reports = []
+
+    class Noisy:
+        def __reduce__(self) -> tuple[object, ...]:
+            reports.append((script.report()["phase"], script.report()["saved"]))
+            return (int, ())
+
+    script.torch.save(Noisy(), "checkpoint.pt")
+    assert reports[-1] == ("save", None)
+    assert script.report().items() >= {"step": 3, "phase": "step", "saved": 3}.items()
+    script.steps(2)
+    with Path("other.pt").open("wb") as file:
+        script.torch.save({}, file)
+    assert script.report()["saved"] == 5
+
+
+def test_buffer_failed_save_and_file_before_the_first_step_are_no_saves(begin: Callable[[int], Script]) -> None:
+    script = begin(1)
+    script.torch.save({}, "data.pt")
+    script.steps(3)
+    script.torch.save({}, io.BytesIO())
+    with pytest.raises(RuntimeError):
+        script.torch.save({}, "no/such/folder.pt")
+    assert script.report().items() >= {"saved": None, "phase": "step"}.items()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_checkpoint_of_all_ranks_is_saved_once_its_description_is_written(
+    begin: Callable[[int], Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = begin(1)
+    base: Any = FileSystemWriter.__mro__[1]
+    for name in ("write_data", "finish"):
+        monkeypatch.setattr(base, name, getattr(base, name))
+    saves.watch_distributed_checkpoint(sys.modules[base.__module__])
+    monkeypatch.setattr(torch, "save", script.torch.save)
+    script.steps(4)
+    watched, reports = base.finish, []
+
+    def finish(*words: Any, **options: Any) -> None:  # noqa: ANN401
+        reports.append(script.report()["saved"])
+        watched(*words, **options)
+
+    monkeypatch.setattr(base, "finish", finish)
+    save_of_all_ranks({"weight": torch.ones(4)}, checkpoint_id="checkpoint", no_dist=True)
+    assert reports == [None]
+    assert script.report()["saved"] == 4
+
+
+def test_plain_script_continues_the_steps_of_the_file_that_it_loads(
+    begin: Callable[[int], Script], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Written beside it and renamed, as many do. The optimizer's state counts no steps, and only some ranks may load."""
+    script = begin(1)
+    script.steps(10)
+    script.torch.save({}, "new")
+    Path("new").replace("checkpoint.pt")
+    script = begin(2)
+    script.torch.load("checkpoint.pt")
+    script.steps(5)
+    script.torch.save({}, "checkpoint.pt")
+    assert script.report().items() >= {"step": 5, "saved": 15}.items()
+    assert capsys.readouterr().err == ""
+    script = begin(3)
+    script.torch.load("checkpoint.pt")
+    script.steps(2)
+    script.torch.save({}, "checkpoint.pt")
+    assert script.report()["saved"] == 17
+
+
+def test_attempt_that_does_not_resume_is_warned_of_with_what_is_certain(
+    begin: Callable[[int], Script], capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = begin(1)
+    script.steps(10)
+    script.torch.save({}, "checkpoint.pt")
+    script = begin(2)
+    script.steps(1)
+    warning = capsys.readouterr().err
+    assert warning.startswith("WARNING: attempt 2 makes its first step without having loaded (torch.load) a file that")
+    saves.warn_if_not_resumed(script.count, 0, "--resume")
+    text = "WARNING: attempt 2 begins at step 0, although step 10 was saved: the program does not resume; it needs --resume\n"
+    assert capsys.readouterr().err == text
+    saves.warn_if_not_resumed(script.count, 10, "--resume")
+    assert capsys.readouterr().err == ""
+
+
+def test_evaluation_with_a_save_in_it_is_reported_as_both(begin: Callable[[int], Script]) -> None:
+    script = begin(1)
+    script.steps(2)
+    found = saves.saves()
+    assert found is not None
+    phases = []
+    with script.count.phase("eval"):
+        phases.append(script.report()["phase"])
+        with found.save():
+            phases.append(script.report()["phase"])
+            script.torch.save({}, "part.pt")
+        phases.append(script.report()["phase"])
+    assert [*phases, script.report()["phase"]] == ["eval", "save", "eval", "step"]
+    assert script.report()["saved"] == 2
+
+
+def test_rank_that_writes_nothing_has_saved_nothing(begin: Callable[[int], Script]) -> None:
+    script = begin(1)
+    script.steps(2)
+
+    class Trainer:
+        args = SimpleNamespace(should_save=False)
+
+        def _save_checkpoint(self) -> None:
+            pass
+
+    saves.watch_trainer(SimpleNamespace(Trainer=Trainer))
+    Trainer()._save_checkpoint()  # noqa: SLF001
+    assert script.report()["saved"] is None
+    Trainer.args = SimpleNamespace(should_save=True)
+    Trainer()._save_checkpoint()  # noqa: SLF001
+    assert script.report()["saved"] == 2
+
+
+def test_progress_of_the_scripts_own_is_left_alone(begin: Callable[[int], Script]) -> None:
+    script = begin(1)
+    script.steps(2)
+    script.path.write_text('{"step": 7}')
+    script.torch.save({}, "checkpoint.pt")
+    assert script.report() == {"step": 7}
+    assert progress.SOURCE not in script.path.read_text()
