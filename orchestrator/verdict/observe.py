@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from orchestrator.endpoint.replies import NodeObservation
-from orchestrator.errors import NodesError, OrchError, Unreachable
+from orchestrator.errors import NodesError, OrchError, RunNotFound, Unreachable
 from orchestrator.fanout import each, each_but_stragglers, failed_nodes
 from orchestrator.launchers.base import AttemptFolder, Launcher
 from orchestrator.launchers.job import JobStatus
@@ -87,7 +88,7 @@ def _observe(
         nodes, missing = observe_folders(folders, straggler_s=straggler_s)
         batch_log = log.of_last_attempt if log else ""
         verdict = judge(plan, nodes, queue, stop_requested=run.is_stop_requested(), batch_log=batch_log)
-        verdict = known_failure(run.read(), verdict, attempt)
+        verdict = _as_recorded(run, verdict, attempt)
         is_settled = verdict.state is not RunState.LOST or queue is None or missing is not None
         if is_settled or time.monotonic() > deadline:
             return Status(verdict, nodes, queue, attempt, missing=missing)
@@ -112,8 +113,15 @@ def judge_observations(
 ) -> Status:
     """The status of a run without a scheduler."""
     verdict = judge(plan, nodes, None, stop_requested=run.is_stop_requested())
-    verdict = known_failure(run.read(), verdict, plan.attempt)
+    verdict = _as_recorded(run, verdict, plan.attempt)
     return Status(verdict, nodes, None, plan.attempt, missing=missing)
+
+
+def _as_recorded(run: KeptRun, verdict: Verdict, attempt: int) -> Verdict:
+    """The verdict of the supervisor on this attempt, if it has judged it as failed; else the given one."""
+    with suppress(RunNotFound):
+        return known_failure(run.read(), verdict, attempt)
+    return verdict
 
 
 def _reports(folder: AttemptFolder) -> list[NodeObservation]:
