@@ -19,6 +19,7 @@ from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.code import Code, find_code, path_in_code
 from orchestrator.code_rules import ORCHIGNORE
 from orchestrator.errors import UsageError
+from orchestrator.node.executable import shell_syntax
 from orchestrator.node.run_id import RUN_ID
 from orchestrator.resources import trainer_folder
 from orchestrator.run import Allocation, Elastic, Program, Request, Shape
@@ -155,6 +156,8 @@ def _require_file(name: str, code: Code) -> None:
         return
     path = Path.cwd() / name
     if not path.is_file():
+        if line := shell_syntax([name]):
+            raise UsageError(line, hint="orch starts programs, not lines of a shell")
         raise UsageError(
             f"program {name} does not exist in {Path.cwd()}", hint="name a file of this folder, or an absolute path"
         )

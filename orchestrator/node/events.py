@@ -66,6 +66,8 @@ EVENTS_LIMIT_BYTES = 16 << 20
 CLOCK_READINGS = 5  # the quickest is used: a process may be descheduled between two readings
 NO_RETRY = 93  # exit code of a rank: a retry cannot help (the convention of nvidia-resiliency-ext)
 REQUEUE = 99  # exit code of a rank: it has saved, and requests another attempt
+REFUSED = 4  # exit code of an agent: it could not start its ranks or write its record
+REFUSAL = "orch agent: "  # precedes the reason on its standard error
 PORT_TAKEN = errno.EADDRINUSE  # exit code of an agent: another program listens on the rendezvous port
 
 

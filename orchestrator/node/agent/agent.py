@@ -118,7 +118,10 @@ class Agent:
                     else spawn(command, environments[local_rank], self.open_output(rank), setup)
                 )
             except OSError as error:
-                raise Refused(f"{name} cannot be started: {error}") from error
+                from orchestrator.node.executable import why_not_started  # noqa: PLC0415  only if it is not
+
+                reason = why_not_started(error, command, cwd)
+                raise Refused(f"{name} cannot be started on {self.job.node}: {reason}") from error
             self.running[pid] = rank
             stat = stat_of(pid)  # of a zombie, too
             start_time = stat[2] if stat else None

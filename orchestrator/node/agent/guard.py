@@ -17,7 +17,7 @@ from orchestrator.node.agent.agent import EXIT_CODES, Agent
 from orchestrator.node.agent.binding import Unbound, bind_ranks
 from orchestrator.node.agent.environment import hostfile_text, inherited_environment, rank_environments, summary
 from orchestrator.node.agent.program import clear_folder, command_of, working_directory
-from orchestrator.node.events import PORT_TAKEN, Clock, EventLog, Kind, State
+from orchestrator.node.events import PORT_TAKEN, REFUSAL, REFUSED, Clock, EventLog, Kind, State
 from orchestrator.node.files import LEAST_FILE_BYTES, low_size_limit, open_for_write, write_json
 from orchestrator.node.isolation import Isolation
 from orchestrator.node.job import AlreadyRunning, Job, PortTaken, Refused, load_job
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from orchestrator.node.lean import Socket
     from orchestrator.node.messages import AgentBody, BindingBody
 
-REFUSED = 4
 UNKILLABLE_S = 2.0  # the agent has ended its ranks; under Slurm, a longer wait for a tool in the driver keeps the job's nodes allocated
 
 
@@ -183,7 +182,7 @@ def run_agent(options: AgentOptions, folder: str, inherited: Inherited, *, warm:
         return run_ranks(options, folder, events, inherited, warm=warm)
     except (Refused, OSError) as error:
         end_descendants()
-        print(f"orch agent: {error}", file=sys.stderr, flush=True)
+        print(f"{REFUSAL}{error}", file=sys.stderr, flush=True)
         if events is not None:
             write = events.write_message if isinstance(error, Refused) and not error.ends_run else events.write_failure
             write(str(error))

@@ -70,6 +70,9 @@ def command_of(job: Job, cwd: str) -> list[str]:
             raise Refused(f"{script}: no such script on {job.node}, looked for from {cwd}")
         return [sys.executable, *args]
     path = os.environ.get("PATH", os.defpath)
-    if find_program(os.path.join(cwd, args[0]) if "/" in args[0] else args[0], path) is None:
-        raise Refused(f"{args[0]}: no such executable on {job.node}" + ("" if "/" in args[0] else ", not on its PATH"))
+    file = os.path.join(cwd, args[0]) if "/" in args[0] else args[0]
+    if find_program(file, path) is None:
+        from orchestrator.node.executable import why_not_found  # noqa: PLC0415  only if there is none
+
+        raise Refused(why_not_found(args, path, job.node, file))
     return list(args)

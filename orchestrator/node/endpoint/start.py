@@ -7,7 +7,7 @@ import time
 
 from orchestrator.node.endpoint.child import Child
 from orchestrator.node.endpoint.report import LOG_TAIL_BYTES
-from orchestrator.node.events import PORT_TAKEN
+from orchestrator.node.events import PORT_TAKEN, REFUSAL, REFUSED
 from orchestrator.node.files import absolute_path, check_private_folder, expanded_argument, tail
 from orchestrator.node.lean import signal
 from orchestrator.node.machine import is_alive
@@ -79,6 +79,8 @@ class Starter:
         words, _, last = log.rstrip().rpartition("\n")
         if last.startswith("setup: "):  # by setup.sh; the words of the line that failed are before it
             return ChildProcessError(f"{last}\n{words}".rstrip())
+        if code == REFUSED and last.startswith(REFUSAL):
+            return ChildProcessError(last[len(REFUSAL) :])
         return ChildProcessError(f"the agent {outcome(code)} before it wrote agent.json\n{log}".rstrip())
 
     def _begin(self, request: messages.StartRequest, folder: str) -> Child:

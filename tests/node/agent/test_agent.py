@@ -392,7 +392,18 @@ def test_a_stale_record_does_not_block(ground: Ground, changed: str) -> None:
     [
         (["no-such-program"], {}, "no-such-program: no such executable on n0, not on its PATH"),
         (["./no-such-file"], {}, "./no-such-file: no such executable"),
-        (["/etc/passwd"], {}, "/etc/passwd: no such executable"),
+        (
+            ["/etc/passwd"],
+            {},
+            "/etc/passwd is not executable: chmod +x /etc/passwd, or for a script of bash: -- bash /etc/passwd",
+        ),
+        (["/etc"], {}, "/etc is a folder on n0"),
+        (
+            ["FOO=1", "python3", "x.py"],
+            {},
+            "'FOO=1' is an assignment, which only a shell knows: -- env FOO=1 python3 x.py, or `env: {FOO: …}`",
+        ),
+        (["true && true"], {}, "'true && true' is a line for a shell: -- bash -c 'true && true'"),
         (["-u", "-W", "error", "gone.py", "--x"], {"python": True}, "gone.py: no such script"),
         (["true"], {"cwd": "../.."}, "../..: not a folder of the code"),
     ],
@@ -408,6 +419,24 @@ def test_a_rank_that_cannot_be_executed_is_refused_and_leaves_none_running(groun
     program.chmod(0o700)
     ground.job(str(program), ranks=[3])
     refused(ground, "rank 0 cannot be started")
+
+
+@pytest.mark.parametrize("ground", PYTHONS[:1], indirect=True)
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("#!/bin/bash\r\necho hi\r\n", "ends its lines as Windows does (\\r\\n): sed -i 's/\\r$//' "),
+        ("echo hi\n", "has no first line such as #!/bin/bash, so nothing says what runs it: add one, or -- bash "),
+        ("#!/nope/python\n", "names /nope/python, which does not exist there"),
+    ],
+)
+def test_script_that_the_kernel_does_not_start_is_refused_with_the_reason(ground: Ground, text: str, why: str) -> None:
+    script = ground.bundle / "run.sh"
+    script.write_bytes(text.encode())
+    script.chmod(0o700)
+    ground.job(str(script))
+    refused(ground, why)
+    assert "rank 0 cannot be started on n0: " in ground.run()[1]
 
 
 @pytest.mark.parametrize(

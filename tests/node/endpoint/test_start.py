@@ -89,6 +89,8 @@ def test_the_record_of_an_agent_that_is_gone_is_not_taken_for_the_new_one(endpoi
 def test_an_agent_that_fails_at_once_is_reported_with_its_output(endpoint: Endpoint, ground: Ground) -> None:
     with pytest.raises(NodeError, match=r"exited with code 4 before it wrote agent.json\nno such program"):
         ground.start(endpoint, "print('no such program', flush=True); sys.exit(4)")
+    with pytest.raises(NodeError, match=r"^n0: no such program$"):
+        ground.start(endpoint, "print('orch agent: no such program', flush=True); sys.exit(4)")
     with pytest.raises(NodeError, match="was killed by SIGKILL before"):
         ground.start(endpoint, "os.kill(os.getpid(), signal.SIGKILL)")
 
