@@ -28,7 +28,10 @@ def diagnose(words: Sequence[str], signatures: Path | None, *, as_json: bool) ->
     if is_run(words):
         with ProgressLine() as progress:
             result = diagnose_run(words[0] if words else "latest", signatures, progress.update)
-        if result.state not in _FAILED:
+        if result.state == RunState.DONE.value:
+            has_lines = bool(result.diagnosis.cause or result.diagnosis.errors)
+            inform(f"run {result.run} is DONE: nothing failed" + ("; its logs have these lines:" if has_lines else ""))
+        elif result.state not in _FAILED:
             so_far = "" if RunState(result.state).ended else " so far"
             inform(f"run {result.run} is {result.state}; what its logs have{so_far}:")
     else:
@@ -60,6 +63,8 @@ def _report(result: Diagnosed) -> Iterator[str]:
         yield from labelled("began on", filter(None, [ranks_on_nodes(found.ranks, found.nodes)]))
         yield from labelled("errors", (hit.text for hit in found.errors))
         yield from labelled("next", ["read these lines and those above the first of them", *found.remedy])
+    elif result.state == RunState.DONE.value:
+        yield from labelled("cause", ["none: nothing failed"])
     elif result.positions:
         yield from labelled("cause", ["unknown: no error was found so far; `ranks` shows where the ranks are"])
     else:

@@ -28,6 +28,8 @@ _ESCAPE = re.compile(r"\\([^\w\s])")
 class Role(Enum):
     """The weight of a signature; the first of these that is present is the cause."""
 
+    VERDICT = "verdict"
+    """What orch itself has found out about the run, which no text of a program can know better."""
     ROOT = "root"
     """Names a cause."""
     ERROR = "error"

@@ -1,8 +1,8 @@
 """
 Weigh the evidence of a failed run: by cause, not by time alone. Pure.
 
-A signature that names a cause wins over an exception of the program, and that over a symptom such as a timeout. Signatures whose
-cause is present too are consequences, whatever their times are.
+A verdict of orch itself wins over a signature that names a cause, that over an exception of the program, and that over a symptom such
+as a timeout. Signatures whose cause is present too are consequences, whatever their times are.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _candidates(hits: Sequence[Hit]) -> list[list[Hit]]:
     possible = [hit for hit in hits if not hit.signature.explains or not present.isdisjoint(hit.signature.explains)]
     causes = {hit.signature.id for hit in possible}
     independent = [hit for hit in possible if causes.isdisjoint(hit.signature.follows)]
-    for role in (Role.ROOT, Role.ERROR, Role.SYMPTOM):
+    for role in (Role.VERDICT, Role.ROOT, Role.ERROR, Role.SYMPTOM):
         groups: dict[tuple[str, str], list[Hit]] = {}
         for hit in independent:
             if hit.signature.role is role:
@@ -287,12 +287,14 @@ def _results(cause: Hit, nodes: tuple[str, ...], hits: Iterable[Hit]) -> list[Hi
     ]
 
 
-def _confidence(  # noqa: PLR0911  one line per rule
+def _confidence(  # noqa: C901, PLR0911  one line per rule
     chosen: Sequence[Hit], alternatives: Sequence[Hit], hits: Sequence[Hit], *, is_survived: bool, is_located: bool
 ) -> tuple[Confidence, str]:
     """How certain the cause is, and why."""
     role, ranks = chosen[0].signature.role, {hit.rank for hit in chosen}
     earlier = hits[: hits.index(chosen[0])]
+    if role is Role.VERDICT:
+        return Confidence.HIGH, "orch has found that out itself"
     if is_survived:
         return Confidence.LOW, "the training continued for many lines after it"
     if all(_may_be_of_others(hit, hits) for hit in chosen):

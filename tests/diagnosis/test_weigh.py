@@ -42,6 +42,21 @@ RUNS = {
         "n1: [12345.678] Out of memory: Killed process 4711 (python3) total-vm:81234kB, anon-rss:71234kB\n"),
         "oom-killer", (2,), ("n1",), HIGH, {"killed", "gloo-closed"},
     ),
+    "a lost node, whose peers saw closed connections and an NCCL error": (
+        (f"[n0:0] {CLOSED}\n[n0:1] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79.10 GiB\n"
+        "n1 is gone: it has not answered for 7 s, and n0, n2 cannot reach it either\n"),
+        "node-lost", (), ("n1",), HIGH, {"cuda-oom", "gloo-closed"},
+    ),
+    "an agent that the kernel killed": (
+        ("the agent of n1 died without a last event\n"
+        "n1: [12345.678] Out of memory: Killed process 4711 (python3) total-vm:81234kB, anon-rss:71234kB\n"),
+        "oom-killer", (), ("n1",), HIGH, {"agent-killed"},
+    ),
+    "a program that exits with 93 after its own error": (
+        "[n1:3] [rank3]: KeyError: 'input_ids'\n[n1:-] rank 3 on n1 exited 93\n",
+        "python-error", (3,), ("n1",), MEDIUM, {"no-retry-code"},
+    ),
+    "a program that exits with 93": ("[n1:-] rank 3 on n1 exited 93\n", "no-retry-code", (3,), ("n1",), LOW, set()),
     "SIGKILL alone": (f"[n0:0] {CLOSED}\n[n1:-] rank 2 on n1 was killed by SIGKILL\n", "killed", (2,), ("n1",), LOW, {"gloo-closed"}),
     "a full /dev/shm": (
         ("[n0:1] RuntimeError: DataLoader worker (pid 46794) is killed by signal: Bus error. It is possible that dataloader's workers are out "

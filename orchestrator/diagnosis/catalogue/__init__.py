@@ -6,6 +6,7 @@ from orchestrator.diagnosis.catalogue.cuda import CUDA
 from orchestrator.diagnosis.catalogue.deepspeed import DEEPSPEED
 from orchestrator.diagnosis.catalogue.enflame import ENFLAME
 from orchestrator.diagnosis.catalogue.nccl import NCCL
+from orchestrator.diagnosis.catalogue.own import OWN
 from orchestrator.diagnosis.catalogue.processes import PROCESSES
 from orchestrator.diagnosis.catalogue.python import PYTHON
 from orchestrator.diagnosis.catalogue.slurm import SLURM
@@ -14,6 +15,7 @@ from orchestrator.diagnosis.catalogue.torch import TORCH
 from orchestrator.diagnosis.signature import Signature
 
 PROGRAMS: dict[str, tuple[Signature, ...]] = {
+    "What orch itself has found out": OWN,
     "NCCL": NCCL,
     "torch, DDP and gloo": TORCH,
     "Processes, memory, disks and Python": PROCESSES,
