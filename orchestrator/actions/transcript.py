@@ -20,7 +20,9 @@ def dry_run_text(plan: LaunchPlan, report: CodeReport | None = None) -> str:
     size = f"{plan.node_count} nodes{spares}, {plan.world_size} ranks"
     size += ", which the program starts" if plan.program.per_node else ""
     header = (
-        f"#!/bin/bash\n# Run {plan.run_id}: {size}, bundle {plan.bundle}. Nothing was started.\nset -eu\numask 077\n"
+        f"#!/bin/bash\n# Run {plan.run_id}: {size}, bundle {plan.bundle}. Nothing was started.\n"
+        "# The bundle, which has the agent and the code, is not in this text: a launch without --dry-run sends it before the commands.\n"
+        "set -eu\numask 077\n"
     )
     header += "".join(f"# {line}\n" for line in (report.in_full() if report else ()))
     if plan.launcher == "slurm":

@@ -1,5 +1,6 @@
 #!/bin/bash
 # Run slurm-apptainer-20260102-030405-0abc: 2 nodes, 16 ranks, bundle 00000000000000000000000000000000. Nothing was started.
+# The bundle, which has the agent and the code, is not in this text: a launch without --dry-run sends it before the commands.
 set -eu
 umask 077
 
@@ -163,6 +164,10 @@ run_dir=/data/orch/runs/slurm-apptainer-20260102-030405-0abc
 folder=$run_dir/attempt-1
 if [ "${SLURM_RESTART_COUNT:-0}" != 0 ]; then
     folder=$(/bin/sh "$folder/node.sh" attempt)
+elif compgen -G "$folder/*/agent.json" >/dev/null; then
+    # Somebody has submitted this script again: the ranks would write over the logs and the results of the run.
+    echo "orch: error: run ${run_dir##*/} has started before, and is not started a second time in its folder; next: orch rerun ${run_dir##*/}" >&2
+    exit 2
 fi
 
 # On SIGTERM, Slurm ends the job: `next` has until SIGKILL to decide whether the job is requeued.

@@ -1,5 +1,6 @@
 #!/bin/bash
 # Run t20-20260102-030405-0abc: 2 nodes, 16 ranks, bundle 00000000000000000000000000000000. Nothing was started.
+# The bundle, which has the agent and the code, is not in this text: a launch without --dry-run sends it before the commands.
 set -eu
 umask 077
 
