@@ -31,7 +31,7 @@ from orchestrator.node.byte_code import write_if_safe  # noqa: E402
 write_if_safe(sys.path[0])
 
 from orchestrator.node.agent.guard import AgentOptions, lead  # noqa: E402
-from orchestrator.node.rendezvous import hold_rendezvous  # noqa: E402
+from orchestrator.node.rendezvous import hold_rendezvous, read_record  # noqa: E402
 
 BATCH_VERBS = ("attempt", "nodes", "next", "forget", "watch")
 
@@ -41,7 +41,7 @@ def options_of(words: list[str]) -> AgentOptions:
     values = dict(zip(words[1::2], words[2::2]))
     rendezvous = values.get("--rendezvous")
     if rendezvous == "-":
-        rendezvous = sys.stdin.readline().strip()
+        rendezvous = read_record(sys.stdin)
     return AgentOptions(words[0], values["--node"], int(values["--node-rank"]), rendezvous)
 
 

@@ -12,11 +12,12 @@ from orchestrator.node.machine import host_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 SIOCGIFADDR = 0x8915
 IPV6_TABLE = "/proc/net/if_inet6"
 GLOBAL_SCOPE = "00"
+RECORD_WORDS = 3  # address, port, host id
 
 
 def hold_port(port: int = 0) -> Socket:
@@ -118,6 +119,15 @@ def reserve(candidates: Sequence[str], environ: Mapping[str, str]) -> tuple[str,
     """The rendezvous record of this host, and the socket that reserves its port until it is closed."""
     holder = hold_port()
     return f"{choose_address(candidates, environ)} {holder.getsockname()[1]} {host_id()}", holder
+
+
+def read_record(lines: Iterable[str]) -> str:
+    """Return the first line that is a record; empty if there is none. A TaskProlog of the cluster may print more."""
+    for line in lines:
+        words = line.split()
+        if len(words) == RECORD_WORDS and words[1].isdecimal():
+            return line.strip()
+    return ""
 
 
 def hold_rendezvous(candidates: Sequence[str]) -> int:

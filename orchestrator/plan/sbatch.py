@@ -26,6 +26,7 @@ def slurm_scripts(plan: LaunchPlan) -> dict[str, str]:
 
 def step_script(plan: LaunchPlan) -> str:
     """The script that starts the run as a step in an existing job."""
+    gres = _sbatch_value(plan, "gres")
     return render(
         "slurm_step.sh.j2",
         run_id=plan.run_id,
@@ -34,7 +35,7 @@ def step_script(plan: LaunchPlan) -> str:
         head=plan.head.name,
         nodes=fold(node.name for node in plan.nodes),
         node_count=plan.node_count,
-        srun_options=_srun_options(plan),
+        srun_options=[*([f"--gres={gres}"] if gres else []), *_srun_options(plan)],
     )
 
 

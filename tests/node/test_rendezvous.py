@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.node.machine import host_id
-from orchestrator.node.rendezvous import choose_address, hold_port
+from orchestrator.node.rendezvous import choose_address, hold_port, read_record
 from tests.grounds import components
 from tests.node.agent.test_agent_ground import AGENT, PYTHONS, Ground, ground
 from tests.until import until
@@ -239,3 +240,16 @@ def test_a_port_that_was_taken_meanwhile_is_refused(ground: Ground) -> None:
         code, err = ground.run(rendezvous=f"127.0.0.1 {port} {host_id()}")
     assert (code, f"rendezvous port {port}: Address already in use" in err) == (errno.EADDRINUSE, True)
     assert ground.lines("events.jsonl")[-1]["event"] == "note"  # not the last event: the launcher retries
+
+
+@pytest.mark.parametrize(
+    ("text", "record"),
+    [
+        ("10.0.0.1 29500 h\n", "10.0.0.1 29500 h"),
+        ("Welcome to n0\nloaded cuda/12.8 module\n10.0.0.1 29500 h\n10.0.0.1 29501 h\n", "10.0.0.1 29500 h"),
+        ("Welcome to n0\n", ""),
+        ("", ""),
+    ],
+)
+def test_lines_that_are_no_record_are_skipped(text: str, record: str) -> None:
+    assert read_record(io.StringIO(text)) == record

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,9 @@ from orchestrator.launchers.base import passed
 from orchestrator.launchers.job import SILENT, JobStatus
 from orchestrator.launchers.slurm.launcher import CANCEL_S, POLL_S, SlurmLauncher
 from orchestrator.launchers.slurm.queue import job_statuses
+from orchestrator.names.hostlist import expand
 from orchestrator.plan.files import step_command
+from orchestrator.plan.plan import LaunchPlan
 
 if TYPE_CHECKING:
     from orchestrator.bundle import Bundle
@@ -29,6 +32,36 @@ START_POLL_S = 0.2
 TERM_S = 15.0  # more than the grace period of the agents
 _TASK_END = re.compile(r"^srun: error: \S+: tasks? \d", re.MULTILINE)  # such as "n1: task 0: Killed"
 _STEP = ("%i", "%N", "%M", "%l", "%P", "%j")  # the name is last: it may contain the separator
+
+
+def with_cards_of_job(plan: LaunchPlan, shown: str) -> LaunchPlan:
+    """
+    The plan whose step requests all cards that the job has on each node; as Slurm would give it those per task of the user's job.
+
+    Args:
+        shown: the output of `scontrol --details --oneliner show job`.
+
+    Raises:
+        LaunchError: the nodes have different numbers of cards, or fewer than ranks.
+    """
+    counts: dict[str, dict[str, int]] = {"gpu": {}, "gcu": {}}
+    for nodes, gres in re.findall(r" Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", shown):
+        for name, count in re.findall(r"(?:^|,)(gpu|gcu)(?::[^:,()]+)??:(\d+)(?=[(,]|$)", gres):
+            for node in expand(nodes):
+                counts[name][node] = counts[name].get(node, 0) + int(count)
+    kind = next((name for name, of_nodes in counts.items() if of_nodes), None)
+    if kind is None:
+        return replace(plan, slurm={**plan.slurm, "gres": None})
+    cards = {node.name: counts[kind].get(node.name, 0) for node in plan.nodes}
+    short = any(cards[node.name] < len(node.ranks) for node in plan.nodes if node.accelerator in ("cuda", "gcu"))
+    if short or len(set(cards.values())) > 1:
+        found = ", ".join(f"{node}: {count}" for node, count in cards.items())
+        most = max(len(node.ranks) for node in plan.nodes)
+        raise LaunchError(
+            f"Slurm job {plan.allocation} has not the same cards for the ranks of each node ({kind} {found})",
+            hint=f"salloc --gres={kind}:{most} requests {most} on each node; --gpus and --gpus-per-task do not",
+        )
+    return replace(plan, slurm={**plan.slurm, "gres": f"{kind}:{min(cards.values())}"})
 
 
 class AllocationLauncher(SlurmLauncher):
@@ -50,6 +83,8 @@ class AllocationLauncher(SlurmLauncher):
                 hint="omit --here to queue a job",
             )
         with self._host_errors():
+            shown = self._host.run(["scontrol", "--details", "--oneliner", "show", "job", str(self._plan.allocation)])
+            self._plan = with_cards_of_job(self._plan, shown.stdout)
             self._host.endpoint()
         return ()
 

@@ -11,10 +11,12 @@ import pytest
 
 from orchestrator.errors import LaunchError
 from orchestrator.inventory.model import Inventory, Node
-from orchestrator.launchers.slurm.allocation import AllocationLauncher
+from orchestrator.inventory.slurm import SlurmOptions
+from orchestrator.launchers.slurm.allocation import AllocationLauncher, with_cards_of_job
 from orchestrator.launchers.slurm.this_machine import ThisMachine
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.plan.sbatch import step_script
 from orchestrator.run import Allocation, Program, Request
 
 
@@ -71,3 +73,29 @@ def test_array_task_in_which_orch_runs_is_found_by_its_job_id() -> None:
         status = AllocationLauncher(plan, Site(plan.head))._allocation_status()  # noqa: SLF001  connect() needs srun
         assert status is not None
         assert (status.state, status.job) == ("RUNNING", task)
+
+
+# Of scontrol --details --oneliner show job, Slurm 22.05 with GresTypes=gpu, after salloc --gpus=16, --gpus-per-task=1, and others
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        (" Nodes=n[0-1] CPU_IDs=0 Mem=0 GRES=gpu:8(IDX:0-7) MinCPUsNode=1", "--gres=gpu:8"),
+        (" Nodes=n0 CPU_IDs=0 Mem=0 GRES=gpu:h800:8(IDX:0-7) Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:a:4(IDX:0-3),gpu:b:4(IDX:0-3)", "--gres=gpu:8"),
+        (" Nodes=n[0-1] CPU_IDs=0 Mem=0 GRES= MinCPUsNode=1", ""),
+        (" Nodes=n0 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0) Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:8(IDX:0-7)", "gpu n0: 1, n1: 8"),
+        (" Nodes=n[0-1] CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0) MinCPUsNode=1", "gpu n0: 1, n1: 1"),
+    ],
+)  # fmt: skip
+def test_step_requests_the_cards_of_each_node_or_is_refused(nodes: str, expected: str) -> None:
+    request = Request("slurm", Program("executable", ("true",)), allocation=Allocation("7", ("n0", "n1")))
+    many = tuple(Node(name=name, accelerator="cuda", devices=8) for name in ("n0", "n1"))
+    inventory = Inventory(name="demo", nodes=many, slurm=SlurmOptions(gres="gpu:4"))
+    plan = make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b", home="/home/u")
+    if expected.startswith("gpu"):
+        with pytest.raises(LaunchError, match=expected) as caught:
+            with_cards_of_job(plan, nodes)
+        assert "salloc --gres=gpu:8" in str(caught.value.hint)
+        return
+    script = step_script(with_cards_of_job(plan, nodes))
+    assert ("--gres=gpu" in script) == bool(expected)
+    assert expected in script
