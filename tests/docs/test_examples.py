@@ -39,16 +39,18 @@ def test_python_of_a_page_compiles(page: str) -> None:
 
 @pytest.mark.processes
 def test_status_shows_the_progress_of_the_documented_example(tmp_path: Path) -> None:
-    example = next(text for text in _blocks("docs/programs.md", "python") if "def report(" in text)
+    """Also of a program that orch does not prepare."""
+    example = next(text for text in _blocks("docs/programs.md", "python") if "report(steps, done=True)" in text)
     folder = tmp_path / "code"
     folder.mkdir()
-    (folder / "train.py").write_text(f'{example}\n\nreport(120, 1000, "step", saved=100)\n')
+    begin = "first_step, steps, loss = 90, 120, 0.5\ntrain_one_step = save_checkpoint = lambda *_: None\n"
+    (folder / "train.py").write_text(begin + example)
     orch = Orch(folder, env={"HOME": str(tmp_path)})
-    orch("ssh-launch", "-i", "local", "-j", "2x1", "--", "train.py")
+    orch("ssh-launch", "-i", "local", "-j", "2x1", "--", sys.executable, "train.py")
 
-    status = orch.status()
-    assert [node["progress"][str(rank)]["saved"] for rank, node in enumerate(status["nodes"])] == [100, 100]
-    assert orch("status").stdout.count("120/1000") == 2
+    ranks = [node["progress"][str(rank)] for rank, node in enumerate(orch.status()["nodes"])]
+    assert [(rank["saved"], rank["phase"], rank["loss"]) for rank in ranks] == [(100, "done", 0.5)] * 2
+    assert orch("status").stdout.count("120/120") == 2
 
 
 @pytest.mark.processes

@@ -12,8 +12,9 @@ from orchestrator.node.stacks import STACKS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+REPORT_FOLDER = "orchestrator/node/report"  # in the bundle
 STALE_NAMES = frozenset(
     b"RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME "
     b"NNODES NODE_RANK NPROC_PER_NODE MASTER_ADDR MASTER_PORT ORCH_RUN_ID ORCH_RUN_DIR ORCH_NODE ORCH_NODE_RANK "
@@ -136,13 +137,22 @@ def rank_variables(job: Job, folder: str) -> list[dict[bytes, bytes]]:
     return environments
 
 
+def python_path(job: Job, kept: Mapping[bytes, bytes]) -> Iterator[bytes]:
+    """PYTHONPATH of the ranks: what the program needs, the node's, and last the module by which a user's program reports."""
+    folder = job.program["pythonpath"]
+    if folder is not None:
+        yield os.fsencode(os.path.normpath(os.path.join(job.bundle_dir, folder)))
+    if kept.get(b"PYTHONPATH"):
+        yield kept[b"PYTHONPATH"]
+    if folder != "":  # the shared trainer's
+        yield os.fsencode(os.path.join(job.bundle_dir, REPORT_FOLDER))
+
+
 def rank_environments(
     job: Job, rendezvous: str, kept: Mapping[bytes, bytes], node_folder: str
 ) -> list[dict[bytes, bytes]]:
     """The environment of each process, in local order: the inherited variables and the launch's."""
     shared = {**defaults(job, node_folder, kept), **kept}
-    if job.program["pythonpath"] is not None:
-        folder = os.fsencode(os.path.normpath(os.path.join(job.bundle_dir, job.program["pythonpath"])))
-        shared[b"PYTHONPATH"] = b":".join(filter(None, (folder, kept.get(b"PYTHONPATH"))))
+    shared[b"PYTHONPATH"] = b":".join(python_path(job, kept))
     shared.update(node_environment(job, rendezvous))
     return [{**shared, **variables} for variables in rank_variables(job, node_folder)]

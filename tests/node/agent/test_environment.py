@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.node.agent.environment import LOGIN_NAMES, RECORD_NAMES
+from orchestrator.node.agent.environment import LOGIN_NAMES, RECORD_NAMES, REPORT_FOLDER
 from orchestrator.node.agent.program import script_of
 from orchestrator.node.rendezvous import matching_interfaces
 from tests.node.agent.test_agent_ground import Ground, ground
@@ -187,16 +187,25 @@ def test_users_flight_record_path_wins_by_either_name(ground: Ground, name: byte
     assert env[b"TORCH_NCCL_DUMP_ON_TIMEOUT"] == b"0"
 
 
-@pytest.mark.parametrize("folder", ["", "trainer/scripts/site"])
-@pytest.mark.parametrize("before", [None, b"/a:/b"])
-def test_folder_of_the_bundle_is_first_on_the_python_path(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch, before: bytes | None, folder: str
+@pytest.mark.parametrize(
+    ("folder", "before", "expected"),
+    [
+        ("", None, ["{bundle}"]),
+        ("", b"/a:/b", ["{bundle}", "/a:/b"]),
+        ("trainer/scripts/site", b"/a:/b", ["{bundle}/trainer/scripts/site", "/a:/b", "{bundle}/{report}"]),
+        (None, None, ["{bundle}/{report}"]),
+        (None, b"/a:/b", ["/a:/b", "{bundle}/{report}"]),
+    ],
+)
+def test_python_path_begins_with_what_the_program_needs_and_ends_with_the_module_that_reports(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, before: bytes | None, folder: str | None, expected: list[str]
 ) -> None:
+    """The shared trainer reports by itself. A user's own `orch_progress` comes first."""
     monkeypatch.delenv("PYTHONPATH", raising=False)
     ground.job("cat", "/proc/self/environ", program={"pythonpath": folder})
     ground.run(env={} if before is None else {b"PYTHONPATH": before})
-    first = os.fsencode(ground.bundle / folder)
-    assert environment(ground)[b"PYTHONPATH"] == (first if before is None else first + b":" + before)
+    path = ":".join(expected).format(bundle=ground.bundle, report=REPORT_FOLDER)
+    assert environment(ground)[b"PYTHONPATH"] == os.fsencode(path)
 
 
 def test_a_rank_has_its_own_group_default_signals_and_no_input(ground: Ground) -> None:
