@@ -39,8 +39,8 @@ def test_program_with_a_killed_rank_continues_at_its_newest_save(farm: Farm, tmp
     done = orch("ssh-launch", "--max-retries", "2", "--", "train.py", "out", *each, timeout_s=200)
     assert "attempt 2: rank 1 on n1 was killed by SIGKILL" in done.stdout
     assert "the newest saved step is 10" in done.stdout
-    assert "begins at step 0" not in done.stdout
-    _require_resumed(orch)
+    assert "WARNING: attempt 2" not in done.stdout
+    _require_resumed(orch, 20 if framework == "plain" else 30)  # the state of SGD counts no steps
 
 
 def test_program_with_a_killed_rank_continues_in_its_slurm_job(cluster: Cluster, tmp_path: Path) -> None:
