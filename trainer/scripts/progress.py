@@ -26,6 +26,7 @@ from .replicas import DdpReplicas
 
 EVERY_S = 1.0
 DUMP_AFTER_S = 540.0  # before NCCL itself gives up, after 600 s; the duration of a script's steps is unknown
+FIRST_STEPS = 2  # torch makes one with a learning rate of 0 before it loads the states of sharded optimizers
 SOURCE = "optimizer"
 COUNTS = "orch_counts"  # marks a wrapped step
 
@@ -76,6 +77,8 @@ class StepCount:
         if self.step == 0:
             self._begin(optimizer)
         self.steps[optimizer] = done = self.steps.get(optimizer, 0) + 1
+        if done <= FIRST_STEPS and len(self.steps) == 1:
+            self.before = max(0, _steps_of_state(optimizer) - done)
         self.step = max(self.step, done)
         self.is_ahead = True
         now_s = self.clock_s()
@@ -90,7 +93,6 @@ class StepCount:
     def _begin(self, optimizer: Any) -> None:  # noqa: ANN401
         self.accelerator = accelerator_of_script()
         warn_of_idle_cards(self.accelerator, _parameters(optimizer))
-        self.before = _steps_of_state(optimizer)
         self.progress.extra["saved"] = _saved_before(self.path)
         atexit.register(self.finish)
         self._watch_exit()
@@ -243,13 +245,13 @@ def _continue_after_done(path: Path) -> None:
 
 
 def _steps_of_state(optimizer: Any) -> int:  # noqa: ANN401
-    """The steps before the one just made, by a state that counts them, as Adam's does; it is loaded with a checkpoint."""
+    """The steps of a state that counts them, as Adam's does, also before it was loaded with a checkpoint; 0 if it does not."""
     try:
         counts = (optimizer.state.get(parameter, {}).get("step") for parameter in _parameters(optimizer))
-        count = next((count for count in counts if count is not None), 1)
+        count = next((count for count in counts if count is not None), 0)
         if getattr(count, "is_cuda", False) and sys.modules["torch"].cuda.is_current_stream_capturing():
             return 0  # reading it would end the capture
-        return max(0, int(count) - 1)
+        return int(count)
     except (TypeError, ValueError, AttributeError, RuntimeError):  # an optimizer with another kind of state
         return 0
 

@@ -110,15 +110,22 @@ def test_script_is_done_at_its_exit_unless_it_exits_with_an_error(
     assert _read(tmp_path)["phase"] == phase
 
 
-def test_steps_of_a_loaded_state_are_counted(tmp_path: Path, count: StepCount) -> None:
+@pytest.mark.parametrize("makes_state_by_a_step", [False, True])
+def test_steps_of_a_loaded_state_are_counted(
+    tmp_path: Path, count: StepCount, clock: Clock, *, makes_state_by_a_step: bool
+) -> None:
     """Adam's state counts them, and is equal on all ranks."""
     first = torch.optim.Adam([torch.ones(1, requires_grad=True)])
     first.param_groups[0]["params"][0].grad = torch.ones(1)
     for _ in range(12):
         first.step()
     second = torch.optim.Adam([torch.ones(1, requires_grad=True)])
-    second.load_state_dict(first.state_dict())
     second.param_groups[0]["params"][0].grad = torch.ones(1)
+    if makes_state_by_a_step:  # torch.distributed.checkpoint.state_dict does, before it loads a state
+        second.step()
+        count(second, (), {})
+        clock.now_s += EVERY_S
+    second.load_state_dict(first.state_dict())
     second.step()
     count(second, (), {})
     assert _read(tmp_path)["step"] == 13
