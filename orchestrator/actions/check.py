@@ -106,7 +106,7 @@ def check_nodes(inventory: str | None, names: str | None, skipped: Sequence[str]
         loaded, Request("ssh", Program("executable", ("true",)), nodes=names), run_id=UNUSED, bundle=UNUSED
     )
     with closing(direct_launcher(plan)) as launcher:
-        cluster = survey(checked_nodes(plan), connected(plan, launcher.reach), code=_code())
+        cluster = survey(checked_nodes(plan, is_program_known=False), connected(plan, launcher.reach), code=_code())
     checked = Checked(cluster, check(cluster, skipped), time.monotonic() - begun, skipped)
     if not skipped:
         KeptFacts.of(home_store(), loaded.digest).update(facts_to_keep(cluster, checked.findings))

@@ -52,13 +52,16 @@ Reach = Callable[[str], "Endpoint"]
 """Returns the connection to a node, by name, and makes it if necessary; NodeError if that fails."""
 
 
-def checked_nodes(plan: LaunchPlan) -> tuple[CheckedNode, ...]:
+def checked_nodes(plan: LaunchPlan, *, is_program_known: bool = True) -> tuple[CheckedNode, ...]:
     """The nodes of a plan."""
+    needs_torch = plan.program.kind == "trainer" if is_program_known else None
 
     def checked(node: NodePlan) -> CheckedNode:
         address = LOOPBACK if plan.transport == "local" else node.address
         kinds = node.accelerator, node.network
-        expected = NodeRequest(address, len(node.ranks), *kinds, node.env, node.secrets, has_setup=bool(plan.setup))
+        expected = NodeRequest(
+            address, len(node.ranks), *kinds, node.env, node.secrets, needs_torch, has_setup=bool(plan.setup)
+        )
         folders = {"workdir": node.workdir}
         if out is not None and 0 in node.ranks:
             folders["out"] = out

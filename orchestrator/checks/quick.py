@@ -50,11 +50,12 @@ CHECKS: Mapping[str, Check] = {
     "python": software.python,
     "nccl": software.nccl,
     "packages": software.packages,
+    "trainer": software.trainer,
     "code": software.code,
 }
 """Every quick check by the name that its findings and --skip use; the order is that of the table."""
 
-_OF_PYTHON = ("python", "packages", "versions", "nccl")
+_OF_PYTHON = ("python", "packages", "versions", "nccl", "trainer")
 _BY_SEVERITY = {severity: rank for rank, severity in enumerate(Severity)}
 
 

@@ -83,6 +83,19 @@ def packages(cluster: Cluster) -> Iterator[Finding]:
         yield Finding(severity, "packages", text, nodes, evidence=evidence, remedy=remedy)
 
 
+def trainer(cluster: Cluster) -> Iterator[Finding]:
+    """The shared trainer needs torch; other programs may not. PYTHONPATH and setup lines may add a torch that the probe cannot find."""
+    for node, facts in cluster.facts.items():
+        expected, found = cluster.expected[node], facts["software"]
+        if expected.needs_torch is False or found["torch"] or not found["executable"] or "software" in facts["missing"]:
+            continue
+        may_have_it = expected.has_setup or "PYTHONPATH" in expected.env
+        severity = Severity.INFO if expected.needs_torch is None else Severity.WARN if may_have_it else Severity.FAIL
+        text = f"torch is not installed for {found['executable']}, so the shared trainer cannot start"
+        remedy = f"{found['executable']} -m pip install torch; or set python: in the inventory to one that has it, or start a program of yours with -- train.py"
+        yield Finding(severity, "trainer", text, (node,), remedy=remedy)
+
+
 def code(cluster: Cluster) -> Iterator[Finding]:
     """The user's code on the nodes: the same commit, changes and files. Of nodes that share the folder, the first counts."""
     answers = cluster.values(lambda facts: facts["code"])

@@ -21,5 +21,7 @@ class NodeRequest:
     env: Mapping[str, str] = field(default_factory=dict)
     private: frozenset[str] = frozenset()
     """The names in `env` whose values appear in no output."""
+    needs_torch: bool | None = False
+    """The shared trainer runs on the node; None: the program is not known yet."""
     has_setup: bool = False
     """Setup lines run before the ranks, and may change the variables that the node itself sets."""

@@ -46,6 +46,12 @@ class JobCheck:
         """The number of nodes that the ranks need; the others are spares."""
         return len(self.job["ranks"])
 
+    @property
+    def _runs_trainer(self) -> bool:
+        """True if the ranks run the shared trainer, or a module of it."""
+        args: list[str] = self.job.get("program", {}).get("args", [])
+        return [arg.partition(".")[0] for arg in args[1:3]] == ["-m", "trainer"]
+
     def node_request(self, node: str, environment: Mapping[str, str]) -> NodeRequest:
         """The part of the launch on a node. The values of variables are those in the environment of the probe."""
         given = {"address": node, **self.request["usual"], **self.request["nodes"].get(node, {})}
@@ -58,6 +64,7 @@ class JobCheck:
             given["network"],
             {name: environment[name] for name in names if name in environment},
             frozenset(given["private"]),
+            self._runs_trainer,
         )
 
     def names_to_resolve(self, node: str) -> list[str]:

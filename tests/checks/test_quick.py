@@ -453,3 +453,22 @@ def test_a_difference_names_the_minority_first() -> None:
     assert found is not None
     assert (found.majority, found.nodes, found.text()) == (1, ("n1", "n3"), "2 on n1, 3 on n3; 1 on the other 2")
     assert difference({"n0": 1, "n1": 1}) is None
+
+
+@pytest.mark.parametrize(
+    ("needs_torch", "env", "severity"),
+    [(True, {}, FAIL), (True, {"PYTHONPATH": "/data"}, WARN), (None, {}, Severity.INFO), (False, {}, None)],
+)
+def test_missing_torch_refuses_the_shared_trainer_alone(
+    needs_torch: bool | None, env: dict[str, str], severity: Severity | None
+) -> None:
+    nodes = cluster(cpu_node, 2)
+    for name, facts in nodes.facts.items():
+        facts["software"]["torch"] = None
+        expected = replace(nodes.expected[name], needs_torch=needs_torch, env=env)
+        nodes = replace(nodes, expected={**nodes.expected, name: expected})
+    found = [finding for finding in check(nodes) if finding.check == "trainer"]
+    assert [finding.severity for finding in found] == ([] if severity is None else [severity])
+    if found:
+        assert found[0].nodes == ("n0", "n1")
+        assert found[0].remedy.startswith("/usr/bin/python3 -m pip install torch; or set python:")
