@@ -10,11 +10,12 @@ from typing import Mapping
 import torch
 
 from trainer.announce import announce, announce_attention
+from trainer.checkpoint.find import saved_settings
 from trainer.checkpoint.initial import load_initial
 from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.checkpoint.roll_back import RollBack
 from trainer.checkpoint.saver import Saver
-from trainer.config.config import TrainConfig
+from trainer.config.config import TrainConfig, with_saved
 from trainer.config.defaults import Garbage
 from trainer.console import log_line
 from trainer.data.batches import Batches
@@ -44,6 +45,8 @@ class Trainer:
     """Training of one task on one group of ranks."""
 
     def __init__(self, config: TrainConfig, group: Group, progress: Progress, preemption: PreemptionSignal) -> None:
+        saved = saved_settings(group, config)
+        config = with_saved(config, saved or {})
         self.config, self.group, self.progress, self.preemption = config, group, progress, preemption
         self.task = group.on_all(lambda: load_task(config))
         split = "validation" if config.evaluate_only else "train"
@@ -139,8 +142,9 @@ class Trainer:
     def _begin(self, state: TrainState) -> None:
         """Start the learning rate, the metrics and the data at a loaded state."""
         self.schedule, change = Schedule.plan(self.config, state.step, state.planned_steps)
-        if change and self.group.rank.is_main:
-            log_line(change)
+        warnings = [change, self.schedule.warning() if state.step < self.config.steps else ""]
+        for text in filter(None, warnings if self.group.rank.is_main else ()):
+            log_line(text)
         self.metrics.begin(state.step, self.task.flops_per_sample(self.strategy.sizes))
         self.batches.begin(state.position)
         self.evaluation.begin()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, List
+from typing import Any, Callable, Dict, List
 
 from trainer.checkpoint import files
 from trainer.checkpoint.compatibility import check_compatible
@@ -13,7 +14,41 @@ from trainer.config.config import TrainConfig
 from trainer.console import log_line
 from trainer.errors import UserError
 from trainer.parallel.base import Strategy
+from trainer.runtime.group import Group
 from trainer.runtime.rank import Rank
+
+
+def out_folder(rank: Rank, config: TrainConfig) -> Path:
+    """The folder of the run's checkpoints, absolute."""
+    default = rank.run_dir / "checkpoints" if rank.run_dir else Path("out")
+    return (Path(config.out).expanduser() if config.out else default).absolute()
+
+
+def saved_settings(group: Group, config: TrainConfig) -> Dict[str, Any] | None:
+    """
+    The settings of the newest checkpoint that Finder.find() may select, unverified; a collective.
+
+    None if there is none. Otherwise find() returns a checkpoint, or raises UserError.
+    """
+    found: Dict[str, Any] | None = None
+    if group.rank.is_main:
+        present = files.newest_first(out_folder(group.rank, config))
+        if present and (config.resume == "auto" or group.rank.is_retry):
+            candidates = present
+        elif config.resume in ("auto", "none"):
+            candidates = []
+        else:
+            path = Path(config.resume).expanduser()
+            candidates = files.newest_first(path) or [path]
+        found = {} if candidates else None
+        for candidate in candidates:
+            try:
+                found = files.read_manifest(candidate, None)["config"]
+                break
+            except (DamagedError, OSError):
+                continue
+    settings: Dict[str, Any] | None = json.loads(group.broadcast_bytes(json.dumps(found).encode()))
+    return settings
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from trainer.checkpoint.background import ShardedSave, Writer
 from trainer.checkpoint.code import code_version
 from trainer.checkpoint.compatibility import check_parameters
 from trainer.checkpoint.files import Checkpoint
-from trainer.checkpoint.find import Finder
+from trainer.checkpoint.find import Finder, out_folder
 from trainer.checkpoint.initial import base_digest
 from trainer.checkpoint.memory import MemoryStates
 from trainer.checkpoint.named import named
@@ -110,10 +110,8 @@ class Checkpoints:
     @classmethod
     def open(cls, group: Group, config: TrainConfig, data_digest: str | None) -> Checkpoints:
         """Prepare the folder `out`, by default in the run folder. Raises UserError as prepare() does."""
-        run_dir = group.rank.run_dir
-        out = Path(config.out).expanduser() if config.out else (run_dir / "checkpoints" if run_dir else Path("out"))
         code = code_version(Path(__file__).parents[1], Path.cwd()) if group.rank.is_main else None
-        checkpoints = cls(group, config, out.absolute(), data_digest, code=code)
+        checkpoints = cls(group, config, out_folder(group.rank, config), data_digest, code=code)
         checkpoints.prepare()
         memory = MemoryStates.open(group, config, data_digest, os.environ)
         digest = base_digest(group, config)

@@ -222,6 +222,8 @@ GROUPS: Dict[str, Any] = {
     "lora": LoraConfig,
     "fsdp": FsdpConfig,
 }
+FINE_TUNING = ("lr", "optim.weight_decay", "optim.warmup_steps")
+FINE_TUNING_RATE, LORA_RATE, WARMUP_SHARE = 1e-5, 1e-4, 0.03
 # Below this number of parameters, this learning rate.
 RATES = (
     *((20e6, 3e-3), (80e6, 1e-3), (250e6, 6e-4), (550e6, 3e-4), (1e9, 2.5e-4), (2e9, 2e-4), (4.5e9, 1.6e-4)),
@@ -245,7 +247,35 @@ def load_config(path: str | None = None, words: Sequence[str] = ()) -> TrainConf
         if not equals or not key:
             raise UserError(f"expected key=value, got {word!r}; for example steps=20 or model.layers=2")
         values[key] = schema_of(key, source="").parse(key, text)
-    return _check_combinations(_build(values))
+    return _with_fine_tuning(_check_combinations(_build(values)))
+
+
+def with_values(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
+    """Return the settings with other values of these dotted keys, which count as not given."""
+    for key, value in values.items():
+        group, dot, name = key.rpartition(".")
+        changed = dataclasses.replace(getattr(config, group), **{name: value}) if dot else value
+        config = dataclasses.replace(config, **{group if dot else name: changed})
+    return config
+
+
+def _with_fine_tuning(config: TrainConfig) -> TrainConfig:
+    """Set the defaults of FINE_TUNING for weights that exist, init= or task=hf:, as the rates of a start from nothing would destroy them."""
+    if config.init is None:
+        return config
+    steps = config.optim.schedule_steps or config.steps
+    values = {"optim.weight_decay": 0.0, "optim.warmup_steps": int(WARMUP_SHARE * steps)}
+    if config.optim.name != "sgd":
+        values["lr"] = LORA_RATE if config.lora.rank else FINE_TUNING_RATE
+    return with_values(config, {key: value for key, value in values.items() if key not in config.given})
+
+
+def with_saved(config: TrainConfig, saved: Mapping[str, Any]) -> TrainConfig:
+    """Keep the settings of FINE_TUNING of the checkpoint to continue from, `saved`, that are not given: their defaults depend on `init` and `steps`."""
+    if config.init is None and saved.get("init") is None:
+        return config
+    flat = {**saved, **{f"optim.{name}": value for name, value in saved.get("optim", {}).items()}}
+    return with_values(config, {key: flat[key] for key in FINE_TUNING if key in flat and key not in config.given})
 
 
 def with_ranks(config: TrainConfig, world_size: int) -> TrainConfig:

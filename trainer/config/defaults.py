@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 from typing import Any, Dict, Iterator, MutableMapping, Sequence, Tuple
 
-from trainer.config.config import TrainConfig
+from trainer.config.config import TrainConfig, with_values
 
 WORKERS = 2
 SEGMENTS = "expandable_segments:True"
@@ -35,14 +34,7 @@ def with_device(config: TrainConfig, device: str, precisions: Sequence[str]) -> 
         wanted["precision"] = "bf16"
     found = {key: value for key, value in wanted.items() if key not in config.given}
     words = [f"{key}={str(value).lower()}" for key, value in found.items()]
-    for key, value in found.items():
-        group, dot, name = key.rpartition(".")
-        if dot:
-            config = dataclasses.replace(
-                config, **{group: dataclasses.replace(getattr(config, group), **{name: value})}
-            )
-        else:
-            config = dataclasses.replace(config, **{name: value})
+    config = with_values(config, found)
     return config, f"defaults for {device}: {' '.join(words)}" if words else ""
 
 

@@ -36,6 +36,16 @@ class Schedule:
             f"step {step} from {before:.3e} to {after:.3e}; optim.schedule_steps={wanted.steps} does that"
         )
 
+    def warning(self) -> str:
+        """Return a warning if the warm-up takes all steps, or ""."""
+        warmup_steps = self.settings.warmup_steps
+        if warmup_steps == 0 or warmup_steps < self.steps:
+            return ""
+        return (
+            f"WARNING: the learning rate only warms up: optim.warmup_steps={warmup_steps} of {self.steps} steps; it reaches "
+            f"{self.rate(self.steps):.3e} of lr={self.peak:g}: take fewer, such as optim.warmup_steps={self.steps // 10}"
+        )
+
     def rate(self, step: int) -> float:
         """The rate of a step, from 1 on."""
         warmup_steps = self.settings.warmup_steps

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.config.config import load_config
+from trainer.config.config import load_config, with_saved
 from trainer.config.defaults import COLLECT_STEPS, WHOLE_COLLECTIONS, Garbage, expand_segments, with_device
+from trainer.optim.schedule import Schedule
 from trainer.run_rank import common_precisions
 from trainer.runtime.seeds import set_tf32
 
@@ -76,6 +77,49 @@ def test_other_devices_keep_the_settings(device: str) -> None:
 )
 def test_learning_rate_falls_with_the_size_of_the_model(words: str, rate: float) -> None:
     assert load_config(words=words.split()).lr == rate
+
+
+@pytest.mark.parametrize(
+    ("words", "lr", "decay", "warmup"),
+    [
+        ("init=/w", 1e-5, 0.0, 30),
+        ("task=hf:/m", 1e-5, 0.0, 30),
+        ("task=hf:/m lora.rank=8", 1e-4, 0.0, 30),
+        ("init=/w steps=20", 1e-5, 0.0, 0),
+        ("init=/w optim.schedule_steps=200", 1e-5, 0.0, 6),
+        ("init=/w lr=0.01 optim.weight_decay=0.2 optim.warmup_steps=7", 0.01, 0.2, 7),
+        ("init=/w optim.name=sgd", 3e-3, 0.0, 30),
+        ("", 3e-3, 0.1, 10),
+    ],
+)
+def test_weights_that_exist_are_trained_further_with_rates_that_keep_them(
+    words: str, lr: float, decay: float, warmup: int
+) -> None:
+    config = load_config(words=["steps=1000", *words.split()])
+    assert (config.lr, config.optim.weight_decay, config.optim.warmup_steps) == (lr, decay, warmup)
+
+
+@pytest.mark.parametrize(
+    ("words", "saved", "expected"),
+    [
+        ("init=/w", "init=/w lr=0.003 optim.weight_decay=0.1 optim.warmup_steps=10", (0.003, 0.1, 10)),
+        ("init=/w lr=1e-3", "init=/w lr=0.003 optim.weight_decay=0.1 optim.warmup_steps=10", (0.001, 0.1, 10)),
+        ("steps=200", "init=/w", (1e-5, 0.0, 3)),  # init= may be left out then
+        ("steps=200", "lr=0.1", (3e-3, 0.1, 10)),
+    ],
+)
+def test_resumed_training_keeps_the_rates_of_its_checkpoint(
+    words: str, saved: str, expected: tuple[float, float, int]
+) -> None:
+    """An earlier trainer had other defaults."""
+    config = with_saved(load_config(words=words.split()), load_config(words=saved.split()).as_dict())
+    assert (config.lr, config.optim.weight_decay, config.optim.warmup_steps) == expected
+
+
+@pytest.mark.parametrize(("words", "warns"), [("steps=10", True), ("steps=11", False), ("optim.warmup_steps=0", False)])
+def test_warm_up_that_takes_all_steps_is_warned_of(words: str, *, warns: bool) -> None:
+    schedule, _ = Schedule.plan(load_config(words=words.split()), 0, None)
+    assert ("only warms up: optim.warmup_steps=10 of 10 steps" in schedule.warning()) is warns
 
 
 @pytest.mark.parametrize(

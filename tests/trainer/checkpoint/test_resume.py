@@ -1,0 +1,34 @@
+"""What a training that continues from a checkpoint takes from it, before it builds its model."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.grounds.trainings import TINY, train_alone
+from trainer.checkpoint.find import saved_settings
+from trainer.config.config import load_config
+from trainer.runtime.init import initialise
+
+WORDS = (*TINY, "steps=4", "save_steps=2", f"data.paths={__file__}")
+
+
+@pytest.mark.parametrize(
+    ("resume", "attempt", "steps"),
+    [("auto", "1", 4), ("none", "1", None), ("none", "2", 4), ("{other}", "1", 2), ("{other}", "2", 4)],
+)
+def test_settings_are_those_of_the_checkpoint_that_is_found_later(
+    tmp_path: Path, resume: str, attempt: str, steps: int | None
+) -> None:
+    """A retry prefers its own checkpoints; a damaged one is passed over."""
+    out, other = tmp_path / "out", tmp_path / "other"
+    train_alone(load_config(words=[*WORDS, f"out={out}"]))
+    train_alone(load_config(words=[*WORDS, "steps=2", f"out={other}"]))
+    shutil.copytree(out / "step_4", out / "step_9")  # whose manifest is of another step
+    (out / "step_9" / "manifest.json").write_text("{}")
+    group = initialise("cpu", 60.0, {"ORCH_ATTEMPT": attempt})
+    config = load_config(words=[*WORDS, f"out={out}", f"resume={resume.format(other=other)}"])
+    found = saved_settings(group, config)
+    assert (found and found["steps"]) == steps
