@@ -129,14 +129,25 @@ def _planned(
     elif arguments.launcher == "slurm":
         warnings = [*warnings, *queued_warning(os.environ)]
     own = [home_store().path, *{Path(absolute_path(node.workdir)) for node in inventory.nodes}]
-    request, bundle = make_request(arguments, inventory.private_files, allocation, own)
+    request, bundle = make_request(arguments, inventory.private_files, allocation, own=own, keep=inventory.keep)
     now = datetime.now(timezone.utc)
     run_id = new_run_id(arguments.name or inventory.name, now, os.urandom(2).hex())
     slurm_home = _home_of_slurm(inventory) if arguments.launcher == "slurm" else None
     slurm_user = user_name() if slurm_home is not None else None
     plan = make_plan(
-        inventory, request, run_id=run_id, bundle=bundle.digest, commit=bundle.commit, home=slurm_home, user=slurm_user
+        inventory,
+        request,
+        run_id=run_id,
+        bundle=bundle.digest,
+        commit=bundle.commit,
+        folder=str(Path.cwd()),
+        home=slurm_home,
+        user=slurm_user,
     )
+    if plan.keep:
+        from orchestrator.actions.kept import require_unused  # noqa: PLC0415  few inventories keep folders
+
+        require_unused(plan, arguments.after)
     record = replace(_record(plan, request, inventory, now), note=arguments.note, tags=arguments.tags)
     record = replace(record, rerun_of=arguments.rerun_of)
     warnings = (

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import posixpath
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,14 @@ def make_request(
     arguments: LaunchArguments,
     private: Sequence[str] = (),
     allocation: Allocation | None = None,
+    *,
     own: Sequence[Path] = (),
+    keep: Sequence[str] = (),
 ) -> tuple[Request, bundles.Bundle]:
     """
-    Make the request and the bundle that the nodes need for it; `private` files, and those in folders of orch itself (`own`), are not sent.
+    Make the request and the bundle that the nodes need for it.
+
+    `private` files, and those in folders of orch itself (`own`) and in folders that the nodes `keep`, are not sent.
 
     Raises:
         UsageError: an argument is wrong, the program does not exist, or the trainer refuses its configuration.
@@ -64,6 +69,7 @@ def make_request(
     argv = settings.user_module if settings else arguments.program
     code = find_code(Path.cwd(), argv, private, own) if argv else None
     program = _program(arguments, code)
+    sent = _without_kept(code, keep) if code and arguments.program is not None else code
     shape = _shape(arguments.shape) if arguments.shape else None
     config = settings.text if settings else None
     checks = arguments.launcher == "slurm" and not arguments.no_check
@@ -86,7 +92,30 @@ def make_request(
         is_trial=arguments.is_trial,
         **_timeouts(arguments),
     )
-    return request, bundles.build(trainer=program.needs_trainer, code=code, checks=checks)
+    bundle = bundles.build(trainer=program.needs_trainer, code=sent, checks=checks)
+    if code and sent and (left_out := len(code.files) - len(sent.files)):
+        are_not = "file is" if left_out == 1 else "files are"
+        bundle.warnings += (f"{left_out} {are_not} not sent, in folders that the nodes keep (keep: {', '.join(keep)})",)
+    return request, bundle
+
+
+def _without_kept(code: Code, keep: Sequence[str]) -> Code:
+    """
+    The code without files in folders that are kept on the nodes.
+
+    Raises:
+        UsageError: one of the folders is a file of the code.
+    """
+    folders = [posixpath.normpath(posixpath.join(code.cwd, path)) for path in keep]
+    for path, folder in zip(keep, folders, strict=True):
+        if file := next((name for name in code.files if folder == name or folder.startswith(f"{name}/")), None):
+            raise UsageError(
+                f"keep: {path}: {code.root / file} is a file of the code, and no folder",
+                hint="name another folder in keep: of the inventory",
+            )
+    return replace(
+        code, files=tuple(n for n in code.files if not any(n.startswith(f"{folder}/") for folder in folders))
+    )
 
 
 def _shape(text: str) -> Shape:

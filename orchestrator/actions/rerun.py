@@ -28,7 +28,7 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a new run gets instead of the recorded values; those of LaunchArguments, as typed."""
+    """The values that replace recorded ones in the new run, as typed; named like the fields of LaunchArguments."""
 
     program: tuple[str, ...] | None = None
     max_retries: int | None = None

@@ -98,6 +98,9 @@ def plan_sweep(arguments: LaunchArguments, axes: Sequence[str], at_once: int | N
     else:
         words = [with_values(arguments.program, values) for values in swept]
         first = plan_launch(replace(arguments, program=words[0]))
+        if first.plan.keep:
+            text = "keep: of the inventory is for single runs: the runs of a sweep would write to the same folders, so each has its own"
+            first = replace(first, warnings=(*first.warnings, text))
     now, tokens = datetime.now(timezone.utc), set[str]()
     while len(tokens) < 1 + len(swept):
         tokens.add(os.urandom(2).hex())
@@ -136,7 +139,7 @@ def _planned(
 ) -> Iterator[Planned]:
     for run_id, args, values in zip(sweep.runs, words, swept, strict=True):
         program = replace(first.plan.program, args=args)
-        plan = replace(first.plan, run_id=run_id, program=program, sweep=sweep)
+        plan = replace(first.plan, run_id=run_id, program=program, sweep=sweep, keep=(), kept_name="")
         request = {**first.record.request, "program": asdict(program)}
         record = replace(first.record, id=run_id, request=request, sweep=sweep.id, swept=dict(values))
         yield replace(first, plan=plan, record=record)

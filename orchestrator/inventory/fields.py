@@ -199,5 +199,31 @@ SetupLine: TypeAlias = Annotated[
 Environment: TypeAlias = dict[
     Annotated[str, AfterValidator(check_env_name)], Annotated[str, AfterValidator(_check_text_value)]
 ]
+
+
+def _check_kept(path: str) -> str:
+    """Return a folder relative to the ranks' working folder, without `./` and a slash at the end; ValueError if it is none."""
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if path.startswith(("/", "~", "$")) or ".." in parts or not parts or not path.isprintable():
+        raise ValueError(
+            f"{displayed(path)} is not a folder below the program's working folder; allowed: a relative path without .., as in outputs"
+        )
+    return "/".join(parts)
+
+
+def _check_not_nested(paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the paths; ValueError if one is the same as another one, or in it."""
+    for path in paths:
+        for parent in paths:
+            if path != parent and path.startswith(f"{parent}/"):
+                raise ValueError(f"{path} is in {parent}, which is kept as a whole; delete {path}")
+    if len(set(paths)) < len(paths):
+        raise ValueError("names a folder twice; delete one of them")
+    return paths
+
+
+KeptFolders: TypeAlias = Annotated[
+    tuple[Annotated[str, AfterValidator(_check_kept)], ...], AfterValidator(_check_not_nested)
+]
 # Values from an env_file; excluded from dumps and messages.
 Secrets: TypeAlias = Annotated[dict[str, str], Field(exclude=True, repr=False)]

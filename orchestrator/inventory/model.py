@@ -96,6 +96,7 @@ class _Cluster(_Model):
     bind: fields.Binding = "auto"  # of ranks to the CPUs near their cards
     transport: fields.TransportKind = "ssh"
     env: fields.Environment = {}
+    keep: fields.KeptFolders = ()  # folders of the program that its next runs see, too
     setup: tuple[fields.SetupLine, ...] = ()  # lines of shell that run on every node before its ranks
     ssh: SshOptions = SshOptions()
     slurm: SlurmOptions = SlurmOptions()

@@ -45,6 +45,8 @@ class Job:
     ranks: list[int]
     program: dict[str, Any]
     grace_s: float
+    keep: Sequence[str] = ()  # folders relative to the ranks' working folder, each a link into kept_dir
+    kept_dir: str = ""
     commit: str = ""  # of the code; empty if it is in no git work tree
     orphan_timeout_s: float | None = None
     isolation_timeout_s: float | None = None
@@ -94,8 +96,9 @@ def load_job(path: str, node: str, node_rank: int) -> Job:
         with open(path, encoding="utf-8") as file:
             raw = loads(file.read())
         version = raw.pop("version")
-        for name in ("run_dir", "bundle_dir"):
-            raw[name] = absolute_path(raw[name])
+        for name in ("run_dir", "bundle_dir", "kept_dir"):
+            if name in raw:
+                raw[name] = absolute_path(raw[name])
         job = Job(node=node, node_rank=node_rank, **raw)
         fault = fault_of(job, os.path.dirname(os.path.abspath(path)))
     except (OSError, ValueError) as error:

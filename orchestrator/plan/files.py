@@ -61,6 +61,7 @@ def job_json(plan: LaunchPlan) -> dict[str, Any]:
         "ranks": rank_counts,
         "program": _program(plan),
         **({"commit": plan.commit} if plan.commit else {}),
+        **({"keep": list(plan.keep), "kept_dir": plan.kept_dir(head)} if plan.keep else {}),
         "grace_s": GRACE_S,
         "orphan_timeout_s": plan.orphan_timeout_s,
         "isolation_timeout_s": plan.isolation_timeout_s,
@@ -115,7 +116,9 @@ def node_script_file(plan: LaunchPlan, node: NodePlan) -> PlannedFile:
 
 def shared_files(plan: LaunchPlan, node: NodePlan) -> list[PlannedFile]:
     """The files that are equal on all nodes with the workdir of this node."""
-    text = job_text(job_json(plan) | {"run_dir": plan.run_dir(node), "bundle_dir": plan.bundle_dir(node)})
+    folders = {"run_dir": plan.run_dir(node), "bundle_dir": plan.bundle_dir(node)}
+    folders |= {"kept_dir": plan.kept_dir(node)} if plan.keep else {}
+    text = job_text(job_json(plan) | folders)
     files = [PlannedFile(f"{plan.attempt_dir(node)}/job.json", text)]
     if plan.config is not None:
         files.append(PlannedFile(f"{plan.run_dir(node)}/config.json", plan.config))

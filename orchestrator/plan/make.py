@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import posixpath
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -45,6 +49,7 @@ def make_plan(
     run_id: str,
     bundle: str,
     commit: str = "",
+    folder: str = "",
     home: str | None = None,
     user: str | None = None,
 ) -> LaunchPlan:
@@ -54,6 +59,7 @@ def make_plan(
     Args:
         bundle: digest of the bundle that the nodes need.
         commit: the commit of the code in it.
+        folder: the folder of the launch on this machine; its runs of one name share the kept folders. Empty: none is kept.
         home: the user's home folder on the machine that runs sbatch, to expand "~/" (a container may have another home).
         user: the user's name there, to expand a folder "$USER". None: not known here.
 
@@ -96,8 +102,18 @@ def make_plan(
         warnings=(*chosen.warnings, *warnings, *_env_warnings(inventory, chosen.nodes)),
         is_checked_in_job=_is_checked_in_job(inventory, request),
         skipped=request.skipped,
+        keep=inventory.keep if (name := _kept_name(run_id, folder, request)) else (),
+        kept_name=name if inventory.keep else "",
         hooks=_hooks(inventory, request),
     )
+
+
+def _kept_name(run_id: str, folder: str, request: Request) -> str:
+    """`NAME/FOLDER-DIGEST`; empty for the shared trainer, whose `out` is not relative, and for trials, which must not write there."""
+    if not folder or request.is_trial or request.program.kind == "trainer":
+        return ""
+    project = re.sub(r"[^A-Za-z0-9._-]", "_", posixpath.basename(folder)) or "root"
+    return f"{run_id.rsplit('-', 3)[0]}/{project}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:6]}"
 
 
 def _hooks(inventory: Inventory, request: Request) -> tuple[dict[str, Any], ...]:

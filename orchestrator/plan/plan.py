@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from orchestrator.inventory.redaction import REDACTED
+from orchestrator.node.kept_folders import KEPT
 from orchestrator.node.run_folder import attempt_folder
 from orchestrator.run import WAIT_FOR_NODES_S, LauncherName, Program, trainer_setting
 from orchestrator.stored import known_fields
@@ -137,6 +138,10 @@ class LaunchPlan:
     """The batch script checks the nodes before the first attempt."""
     skipped: tuple[str, ...] = ()
     """The names of checks that are left out."""
+    keep: tuple[str, ...] = ()
+    """The folders, relative to the ranks' working folder, that runs of the same name and launch folder share."""
+    kept_name: str = ""
+    """Where they are below `kept` in the workdir."""
     hooks: tuple[Mapping[str, Any], ...] = ()
     """The hooks of a run over SSH, in the fields of the inventory: a program or a message for each new state. Without secrets."""
 
@@ -205,6 +210,10 @@ class LaunchPlan:
         """The script with the setup lines on that node, which later attempts also use; None if there are no lines."""
         return f"{self.attempt_dir(node)}/setup.sh" if self.setup else None
 
+    def kept_dir(self, node: NodePlan) -> str:
+        """The folder of the kept folders on that node."""
+        return f"{node.workdir}/{KEPT}/{self.kept_name}"
+
     def bundle_dir(self, node: NodePlan) -> str:
         """The bundle's folder on that node."""
         return f"{node.workdir}/bundles/{self.bundle}"
@@ -235,7 +244,7 @@ def from_json(data: Mapping[str, Any]) -> LaunchPlan:
     values |= {name: tuple(map(_node, data.get(name, ()))) for name in _NODES[1:]}
     values["sizes"] = _sizes(data["sizes"]) if data.get("sizes") else None
     values["earlier"] = tuple(map(tuple, data.get("earlier", ())))
-    values |= {name: tuple(data.get(name, ())) for name in ("warnings", "setup", "skipped", "hooks")}
+    values |= {name: tuple(data.get(name, ())) for name in ("warnings", "setup", "skipped", "hooks", "keep")}
     return LaunchPlan(**{**known, **values})
 
 

@@ -221,15 +221,15 @@ def test_rerun_of_a_slurm_run_takes_other_fields_of_slurm_and_keeps_the_others()
 
 
 @pytest.mark.usefixtures("folder")
-def test_secret_of_env_is_not_recorded_and_a_rerun_needs_it_again(tmp_path: Path) -> None:
+def test_secret_of_env_is_not_recorded_and_a_rerun_needs_its_value(tmp_path: Path) -> None:
     run = _recorded(replace(_arguments("first"), env=("HF_TOKEN=tr0ub4dor", "MODEL=/data/qwen")))
     written = "".join(path.read_text("utf-8") for path in run.path.rglob("*") if path.is_file())
     assert "/data/qwen" in written
     assert "tr0ub4dor" not in written
     with pytest.raises(UsageError, match="launched with --env HF_TOKEN, a secret, whose value is not recorded"):
         rerun_arguments("first", None)
-    again = rerun_arguments("first", None, (), Changes(env=("HF_TOKEN=again",)))
-    assert again.all_variables == {"MODEL": "/data/qwen", "HF_TOKEN": "again"}
+    repeated = rerun_arguments("first", None, (), Changes(env=("HF_TOKEN=again",)))
+    assert repeated.all_variables == {"MODEL": "/data/qwen", "HF_TOKEN": "again"}
     assert "tr0ub4dor" not in "".join(path.read_text("utf-8", "replace") for path in tmp_path.rglob("*.json"))
 
 

@@ -94,7 +94,7 @@ def test_several_unended_runs_of_a_name_are_listed_and_none_is_stopped(
 
 
 @pytest.mark.parametrize(("answer", "index"), [("2", 0), ("1", 1), ("", None), ("yes", None)])
-def test_at_a_terminal_stop_asks_which_run_is_meant(
+def test_stop_prompts_for_one_of_several_runs_at_a_terminal(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answer: str, index: int | None
 ) -> None:
     runs = [_add(store, second, RunState.RUNNING) for second in (1, 2)]
@@ -106,8 +106,8 @@ def test_at_a_terminal_stop_asks_which_run_is_meant(
         code = cli.run(["stop", "a"])
     stderr = capsys.readouterr().err
     assert f"1  {runs[1]}   RUNNING" in stderr
-    asked = [run for run in runs if store.find(run).is_stop_requested()]
-    assert asked == ([] if index is None else [runs[index]])
+    stopped = [run for run in runs if store.find(run).is_stop_requested()]
+    assert stopped == ([] if index is None else [runs[index]])
     assert index is not None or (code == 2 and "nothing is ended" in stderr)
 
 

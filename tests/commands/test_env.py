@@ -139,10 +139,10 @@ def test_variable_of_the_command_line_is_explained_with_the_value_that_it_replac
     facts_file: str, tmp_path: Path
 ) -> None:
     given = ["NCCL_DEBUG=INFO", "HF_TOKEN=tr0ub4dor", "NCCL_IB_HCA=mlx5_9"]
-    explained = explain(
+    explanation = explain(
         str(tmp_path / "inventory.yaml"), None, "n0", facts_file=tmp_path / facts_file, debug=False, given=given
     )
-    found = {variable.name: variable for variable in explained.variables["n0"]}
+    found = {variable.name: variable for variable in explanation.variables["n0"]}
     assert [
         (found[name].value, found[name].origin.value, found[name].replaces)
         for name in ("NCCL_DEBUG", "HF_TOKEN", "NCCL_IB_HCA")
@@ -151,7 +151,7 @@ def test_variable_of_the_command_line_is_explained_with_the_value_that_it_replac
         ("<redacted>", "flag", "<redacted> (inventory)"),
         ("mlx5_9", "flag", ""),
     ]
-    assert len(found) == len(explained.variables["n0"])
+    assert len(found) == len(explanation.variables["n0"])
 
 
 def test_export_can_be_sourced_and_holds_no_secret(orch: Orch, facts_file: str) -> None:

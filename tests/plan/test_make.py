@@ -44,6 +44,21 @@ def test_ranks_are_contiguous_from_zero_in_node_order(devices: list[int]) -> Non
     assert [node.node_rank for node in plan.nodes] == list(range(len(devices)))
 
 
+def test_runs_of_one_name_and_launch_folder_share_kept_folders_and_others_do_not() -> None:
+    inventory = THREE.model_copy(update={"keep": ("outputs",)})
+
+    def kept(
+        run_id: str = "a-20260102-030405-0abc", folder: str = "/home/u/my code", *, is_trial: bool = False
+    ) -> str | None:
+        request = Request("ssh", Program("python", ("train.py",)), is_trial=is_trial)
+        return job_json(make_plan(inventory, request, run_id=run_id, bundle="b", folder=folder)).get("kept_dir")
+
+    assert kept() == kept("a-20270102-030405-0abd") == "~/.orch/kept/a/my_code-6878f4"
+    assert len({kept(), kept("b-20260102-030405-0abc"), kept(folder="/home/v/my code")}) == 3
+    assert kept(is_trial=True) is None
+    assert "keep" not in job_json(_plan(inventory))
+
+
 def test_spare_nodes_are_left_out_unless_named() -> None:
     assert [node.name for node in _plan(THREE).nodes] == ["n0", "n1"]
     assert [node.name for node in _plan(THREE, nodes="s0,n0").nodes] == ["n0", "s0"]

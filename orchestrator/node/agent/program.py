@@ -45,7 +45,25 @@ def working_directory(job: Job) -> str:
     if os.path.commonpath((cwd, code)) != code:
         raise Refused(f"{job.program['cwd']}: not a folder of the code that was sent to {job.node}")
     os.makedirs(cwd, exist_ok=True)  # a bundle has no empty folders
+    keep_folders(job, cwd)
     return cwd
+
+
+def keep_folders(job: Job, cwd: str) -> None:
+    """Link the folders that outlive the run, as the inventory asks."""
+    if not job.keep:
+        return
+    from orchestrator.node.kept_folders import link_kept  # noqa: PLC0415  few inventories keep any
+
+    try:
+        replaced = link_kept(os.path.dirname(os.path.dirname(job.run_dir)), job.kept_dir, cwd, job.keep)
+    except OSError as error:
+        raise Refused(f"keep: {error.filename}: {error.strerror or error}") from error
+    if replaced:
+        raise Refused(
+            f"keep: {replaced[0]} in {cwd} is no link to {job.kept_dir}/{replaced[0]} any more: the program has replaced it; "
+            f"move its content there, and remove it"
+        )
 
 
 def script_of(args: Sequence[str]) -> str | None:

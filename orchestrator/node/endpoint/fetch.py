@@ -6,12 +6,12 @@ import contextlib
 import os
 import stat
 
-from orchestrator.node.files import absolute_path, link_target, raise_unless_missing, read_at, relative
+from orchestrator.node.files import absolute_path, link_target, raise_unless_missing, read_at, read_json, relative
 from orchestrator.node.run_folder import node_folders
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterator, List, Tuple
+    from typing import Iterator, List, Sequence, Tuple
 
     from orchestrator.node import messages
 
@@ -25,14 +25,15 @@ def list_files(request: messages.ListFilesRequest, _payload: bytes) -> Tuple[mes
     The path is searched for in the folder that the ranks run in, in the node's folder and in the run's folder; the first one
     that has it counts. Nodes that share the path are listed once.
     """
-    run, path = run_folder(request), relative(request["path"]) if request["path"] else ""
+    folders, path = run_folders(request), relative(request["path"]) if request["path"] else ""
+    run = folders[0]
     cwd = relative(request["cwd"]) if request["cwd"] else ""
     found: List[messages.FoundBody] = []
     for node, folder in node_folders(request):
         bases = (os.path.join(run, "code", cwd), os.path.join(folder, "code", cwd), folder, run)
         first = next((base for base in bases if os.path.lexists(os.path.join(base, path))), None)
         if first is not None:
-            root = inside(run, os.path.join(first, path))
+            root = inside(folders, os.path.join(first, path))
             if root not in [body["root"] for body in found]:
                 found.append(tree(node, root))
     return {"found": found}, b""
@@ -41,17 +42,21 @@ def list_files(request: messages.ListFilesRequest, _payload: bytes) -> Tuple[mes
 def read_file(request: messages.ReadFileRequest, _payload: bytes) -> Tuple[messages.Empty, bytes]:
     """Read a part of a file that `list_files` has listed."""
     path = os.path.join(request["root"], relative(request["path"])) if request["path"] else request["root"]
-    return {}, read_at(inside(run_folder(request), path), request["offset"], request["size"])
+    return {}, read_at(inside(run_folders(request), path), request["offset"], request["size"])
 
 
-def run_folder(request: messages.NodeFolders) -> str:
-    return os.path.realpath(os.path.dirname(absolute_path(request["attempt_dir"])))
+def run_folders(request: messages.NodeFolders) -> List[str]:
+    """The run's folder, and those that it keeps: their names in the code folder are links."""
+    attempt = absolute_path(request["attempt_dir"])
+    job = read_json(os.path.join(attempt, "job.json")) or {}
+    kept = [os.path.join(absolute_path(job["kept_dir"]), path) for path in job.get("keep", ())]
+    return [os.path.realpath(folder) for folder in (os.path.dirname(attempt), *kept)]
 
 
-def inside(folder: str, path: str) -> str:
-    """The path with all links resolved; ValueError if it is outside of the folder."""
+def inside(folders: Sequence[str], path: str) -> str:
+    """The path with all links resolved; ValueError if it is outside of all the folders."""
     real = os.path.realpath(path)
-    if os.path.commonpath((folder, real)) != folder:
+    if all(os.path.commonpath((folder, real)) != folder for folder in folders):
         raise ValueError(f"{path} leads out of the run's folder, to {real}")
     return real
 
@@ -103,7 +108,7 @@ def entry_of(root: str, path: str) -> messages.EntryBody | None:
     target = os.readlink(full) if stat.S_ISLNK(state.st_mode) else "/"
     try:
         link_target(path, target)  # the controller refuses such a link
-        inside(root, full)
+        inside([root], full)
     except ValueError:
         return None
     return {**entry, "kind": "link", "target": target}

@@ -15,6 +15,7 @@ import time
 from orchestrator.node.endpoint.results import Results
 from orchestrator.node.events import read_history
 from orchestrator.node.files import absolute_path, raise_unless_missing, read_json
+from orchestrator.node.kept_folders import KEPT
 from orchestrator.node.machine import boot_id, is_alive
 from orchestrator.node.memory_folder import remove_memory, unused_folders
 from orchestrator.node.ownership import agent_owner, rank_owner, user_processes
@@ -71,7 +72,7 @@ def clear(request: messages.ClearRequest, _payload: bytes) -> Tuple[messages.Cle
     clearing = Clearing(request["older_than_s"], results=request["results"], dry_run=request["dry_run"])
     runs = clearing.runs(os.path.join(workdir, "runs"))
     removed = {entry["name"] for entry in runs if entry["action"] == "remove"}
-    return {"entries": runs + clearing.bundles(workdir, removed) + clearing.memory()}, b""
+    return {"entries": runs + clearing.bundles(workdir, removed) + clearing.memory() + kept_entries(workdir)}, b""
 
 
 class Clearing:
@@ -179,6 +180,31 @@ class Clearing:
             entry["action"] = "fail"
             entry["why"] = f"{error.filename}: {error.strerror}"
         return entry
+
+
+def kept_entries(workdir: str) -> List[messages.GarbageBody]:
+    """An entry for each folder with kept folders (`keep:` in the inventory): none is ever removed, but each is named."""
+    root = os.path.join(workdir, KEPT)
+    entries: List[messages.GarbageBody] = []
+    for name in sorted(os.listdir(root)) if is_user_folder(root) else ():
+        folder = os.path.join(root, name)
+        for project in sorted(os.listdir(folder)) if is_user_folder(folder) else ():
+            path = os.path.join(folder, project)
+            size = Size(path)
+            entries.append(
+                {
+                    "kind": "kept",
+                    "name": f"{name}/{project}",
+                    "path": path,
+                    "bytes": size.bytes,
+                    "result_bytes": 0,
+                    "results": [],
+                    "age_s": max(0.0, time.time() - size.newest),
+                    "action": "keep",
+                    "why": "by keep: of the inventory; remove it by hand",
+                }
+            )
+    return entries
 
 
 def remove_tree(path: str) -> None:

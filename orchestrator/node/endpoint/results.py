@@ -29,13 +29,13 @@ OWN_IN_NODE = re.compile(
 UNFINISHED = re.compile(r"(.+)\.tmp|\.(.+)\.[a-z0-9_]{8}")  # a file of orch that a crash has left half written
 CODE = "code"
 CACHES = frozenset(("__pycache__", ".triton", "torch_extensions", ".nv"))
-CACHE_TAG = "CACHEDIR.TAG"  # bford.info/cachedir: whoever makes a cache marks it as one, as pytest, mypy, ruff and huggingface_hub do
+CACHE_TAG = "CACHEDIR.TAG"  # bford.info/cachedir; pytest, mypy, ruff and huggingface_hub write it
 CACHE_SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"
 MOST_NAMED = 5
 
 
 class Results:
-    """The results found in a run's folder, or in that of its record; `bundles` are those whose code was sent for the run."""
+    """The results found in a run's folder, or in the folder of the record; `bundles` are those whose code was sent for the run."""
 
     def __init__(self, folder: str, bundles: Sequence[str]) -> None:
         self.bytes = 0
@@ -49,7 +49,7 @@ class Results:
 
     @property
     def names(self) -> List[str]:
-        """What a user would call them, relative to the run's folder: files and folders, the largest first; a few of many."""
+        """Files and folders with results, relative to the run's folder: the largest ones, and the number of the others."""
         names = sorted(self._size_of, key=lambda name: (-self._size_of[name], name))
         more = len(names) - MOST_NAMED
         return [*names[:MOST_NAMED], *([f"{more} more"] if more > 0 else [])]

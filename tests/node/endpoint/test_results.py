@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.node.endpoint.garbage import Size
 
-OWN = [
+OF_ORCH = [
     "config.json",
     ".claimed",
     "comm.json",
@@ -73,7 +73,7 @@ def _results(run: Path, names: list[str]) -> list[str]:
     return Size(str(run), ()).results.names
 
 
-@pytest.mark.parametrize("name", OWN + CACHES)
+@pytest.mark.parametrize("name", OF_ORCH + CACHES)
 def test_file_of_orch_or_of_a_cache_is_no_result(tmp_path: Path, name: str) -> None:
     assert _results(tmp_path, [name]) == []
 
