@@ -53,14 +53,14 @@ def test_environment_value_arrives_byte_equal_and_never_in_the_script(cluster: C
 
 def test_script_of_a_run_that_has_started_refuses_to_start_it_again(orch: Orch) -> None:
     orch("submit", "-j", "1x1", "--", "true")
-    [script] = orch.home.rglob("submit.sbatch")
-    again = subprocess.run([program("sbatch"), "--wait", str(script)], check=False, capture_output=True, text=True)
-    assert again.returncode == 2, again.stderr
     record = orch.status()
     folder = orch.node_folders(record["id"])[0].parent
+    argv = [program("sbatch"), "--wait", "submit.sbatch"]
+    again = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=folder)
+    assert again.returncode == 2, again.stderr
     log = "".join(path.read_text("utf-8") for path in folder.glob("slurm-*.log"))
     assert f"run {record['id']} has started before, and is not started a second time in its folder" in log
-    assert record["state"] == "DONE"
+    assert orch.status()["state"] == "DONE"
 
 
 def test_job_runs_on_the_named_nodes_with_one_rank_per_device(cluster: Cluster, tmp_path: Path) -> None:
