@@ -38,6 +38,7 @@ class Bundle:
             code: the user's code among them.
         """
         self.commit = code.commit if code else ""
+        self.root = code.root if code and code.files else None
         read = [(name, path, member) for name, path in files if (member := _member(name, path)) is not None]
         self.files = tuple((name, path) for name, path, _ in read)
         self._describe(member for _, _, member in read)

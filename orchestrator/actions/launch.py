@@ -309,6 +309,7 @@ def begin_check_of(
     """Begin to check the nodes; return the function that waits for the result, and raises PreflightRefused if it is a failure."""
     if not planned.checked or not isinstance(launcher, DirectLauncher):
         return passed
+    from orchestrator.actions.editable import editable_warnings  # noqa: PLC0415  only launches over SSH check
     from orchestrator.actions.launch_check import begin_check, require_passed, software_versions  # noqa: PLC0415  only launches over SSH check
     from orchestrator.checks.variables import discovery  # noqa: PLC0415  as above
     from orchestrator.kept_facts import KeptFacts  # noqa: PLC0415  as above
@@ -327,6 +328,10 @@ def begin_check_of(
         checked = result.result()
         folder.write_software(software_versions(checked.cluster))
         require_passed(checked.findings, folder, on_warning)
+        if planned.bundle.root is not None:
+            folders = {name: facts["software"]["import_folders"] for name, facts in checked.cluster.facts.items()}
+            for warning in editable_warnings(planned.plan, planned.bundle.root, folders):
+                on_warning(warning)
         if not nothing_to_discover(planned.plan):
             found = discovery(checked.cluster)
             launcher.add_defaults({name: found.environment(name) for name in by_name})

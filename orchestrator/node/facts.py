@@ -177,6 +177,7 @@ class Software(TypedDict):
     Versions of the training Python and of what it imports; None: not installed.
 
     `packages` is the version by name of every installed distribution, `packages_hash` the sha256 of that table.
+    `import_folders` are the folders of sources from which it also imports, as after `pip install -e`.
     """
 
     python: str
@@ -191,6 +192,7 @@ class Software(TypedDict):
     nccl: Optional[Library]
     packages: Dict[str, str]
     packages_hash: Optional[str]
+    import_folders: List[str]
 
 
 class Code(TypedDict):

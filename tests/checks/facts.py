@@ -45,6 +45,7 @@ def cpu_node(name: str, address: str = "10.0.0.1") -> NodeFacts:
             "nccl": None,
             "packages": {"torch": "2.6.0", "numpy": "2.1.0"},
             "packages_hash": "same",
+            "import_folders": [],
         },
         "code": None,
         "kernel_messages": [],

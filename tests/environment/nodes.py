@@ -38,6 +38,7 @@ def facts(node: str, **changes: object) -> NodeFacts:
             "nccl": {"path": "libnccl.so.2", "version": "2.26.2", "sha256": None},
             "packages": {},
             "packages_hash": None,
+            "import_folders": [],
         },
         "code": None,
         "kernel_messages": [],

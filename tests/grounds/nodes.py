@@ -276,6 +276,7 @@ def software(packages: Mapping[str, str], torch_cuda: str | None, python: str = 
         "executable": "/opt/conda/bin/python3",
         "packages": dict(packages),
         "packages_hash": "ab" * 32,
+        "import_folders": [],
         "torch_cuda": torch_cuda,
     }
 

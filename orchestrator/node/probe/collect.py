@@ -144,6 +144,7 @@ def collect(request: ProbeRequest, source: Source, run: Runner = run_groups) -> 
             "nccl": value["software.nccl"],
             "packages": packages,
             "packages_hash": found.get("packages_hash"),
+            "import_folders": found.get("import_folders") or [],
         },
         "code": value.get("code"),
         "kernel_messages": value["kernel_messages"] or [],

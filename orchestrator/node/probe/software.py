@@ -8,6 +8,8 @@ import os
 import re
 import sys
 
+from orchestrator.node.lean import suppress
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
         executable: str
         packages: Dict[str, str]
         packages_hash: Optional[str]
+        import_folders: List[str]
         torch_cuda: Optional[str]
 
 
@@ -34,6 +37,10 @@ os.write(1, b"\\n" + os.fsencode("\\0".join(words)))"""
 VERSION_NUMBER = re.compile(r"\d+\.\d+\.\d+\Z")
 METADATA = re.compile(r"(.+?)-([^-]+)(-py[\d.]+)?\.(dist|egg)-info\Z")
 VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
+PYTHONS_OWN = re.compile(r"/(site-packages|dist-packages|lib-dynload|python[\d.]+(\.zip)?)(/|\Z)")
+FINDER = re.compile(r"__editable___.+_finder\.py\Z")  # of setuptools
+MAPPING = re.compile(r"^MAPPING\b[^=]*= (\{.*\})", re.MULTILINE)
+MAPPED = re.compile(r"'([^']*)': '([^']*)'")
 TORCH_CUDA = re.compile(r"^cuda\b.*?=\s*['\"]([\d.]+)['\"]", re.MULTILINE)
 
 
@@ -68,8 +75,22 @@ def installed(source: Source) -> Installed:
         "executable": executable,
         "packages": packages,
         "packages_hash": hashlib.sha256(table.encode()).hexdigest() if paths else None,
+        "import_folders": import_folders(paths),
         "torch_cuda": torch_cuda(source, paths),
     }
+
+
+def import_folders(paths: Sequence[str]) -> List[str]:
+    """The folders of sources from which Python also imports: those of editable installations, in .pth files and finders, and of PYTHONPATH."""
+    found = [path for path in paths if os.path.isabs(path) and not PYTHONS_OWN.search(path)]
+    for path in paths:
+        with suppress(OSError):
+            finders = [name for name in os.listdir(path) if FINDER.match(name)]
+            for name in sorted(finders):
+                with open(os.path.join(path, name), encoding="utf-8", errors="replace") as file:
+                    mapping = MAPPING.search(file.read(1 << 16))
+                found += [os.path.dirname(folder) for _, folder in MAPPED.findall(mapping.group(1) if mapping else "")]
+    return sorted(set(found))
 
 
 def names_in(path: str) -> List[str]:

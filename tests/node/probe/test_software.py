@@ -69,6 +69,23 @@ def test_versions_are_read_without_an_import_of_torch(tmp_path: Path) -> None:
     assert without["packages_hash"] != found["packages_hash"] == software.installed(_source(tmp_path))["packages_hash"]
 
 
+def test_folders_of_editable_installations_are_found(tmp_path: Path) -> None:
+    """By a path, as of a .pth file, and by setuptools' finder, which has the folder of each package."""
+    (tmp_path / "__editable___mine_0_1_finder.py").write_text(
+        "import sys\nMAPPING: dict[str, str] = {'mypkg': '/home/u/proj/src/mypkg', 'tools': '/home/u/tools'}\nNAMESPACES = {}\n"
+    )
+    found = software.import_folders(
+        [
+            "/usr/lib/python3.11",
+            "/usr/lib/python311.zip",
+            "/usr/lib/python3.11/lib-dynload",
+            str(tmp_path),
+            "/opt/env/lib/python3.9/site-packages",
+        ]
+    )
+    assert found == sorted([str(tmp_path), "/home/u", "/home/u/proj/src"])
+
+
 def test_nccl_is_the_library_that_the_loader_finds(tmp_path: Path) -> None:
     """LD_LIBRARY_PATH comes before the path of torch's wheel (RUNPATH), but not before an RPATH."""
     _torch(tmp_path, WHEEL, "-Wl,--enable-new-dtags")
