@@ -452,12 +452,20 @@ def list_(sweep: str | None, up_to_date: bool, as_json: bool, **wanted: Any) -> 
 @app.command()
 @_run
 @_watch_options
+@click.option(
+    "--tail",
+    type=click.IntRange(min=0),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Begin with the last N lines.",
+)
 @_wait_for_nodes
-def attach(run: str, follow: bool, quiet: bool, fold: bool, wait_for_nodes: str | None) -> int:
+def attach(run: str, follow: bool, quiet: bool, fold: bool, tail: int, wait_for_nodes: str | None) -> int:
     """Supervise a run again whose supervisor has died. Watches the run."""
     from orchestrator.commands.attach import attach  # noqa: PLC0415
 
-    return attach(run, follow=follow, quiet=quiet, fold=fold, wait_for_nodes=wait_for_nodes)
+    return attach(run, follow=follow, quiet=quiet, fold=fold, tail=tail, wait_for_nodes=wait_for_nodes)
 
 
 @app.command()

@@ -192,6 +192,8 @@ def _watch(link: OwnerLink, folder: RunFolder, launcher: DirectLauncher) -> None
     """Show the logs until the run ends or the viewer leaves."""
     try:
         reader = LogReader(launcher, folder.read_plan(), link, watched_lines(quiet=link.request["quiet"]))
+        if "run" in link.request:  # it may have run for weeks
+            reader.past(tail=link.request["tail"], unfinished=False)
         record = Watch(folder, launcher, reader, link, ends_failed=True).to_end()
         link.post("ended", record=record.to_json())
     except ViewerGone:

@@ -72,9 +72,9 @@ class Owner:
         return cls({"arguments": typed, "is_benchmark": is_benchmark, **watched})
 
     @classmethod
-    def of_run(cls, run: str, *, follow: bool, quiet: bool, fold: bool = False) -> Owner:
-        """Supervise a run that has no owner."""
-        return cls({"run": run, "follow": follow, "quiet": quiet, "fold": fold})
+    def of_run(cls, run: str, *, follow: bool, quiet: bool, fold: bool = False, tail: int | None = None) -> Owner:
+        """Supervise a run that has no owner; show the last `tail` of its lines so far, or all."""
+        return cls({"run": run, "follow": follow, "quiet": quiet, "fold": fold, "tail": tail})
 
     def until_launched(
         self,

@@ -12,7 +12,9 @@ from orchestrator.commands.watch import show, watch
 from orchestrator.console import ProgressLine, inform, print_text, warn
 
 
-def attach(run: str, *, follow: bool, quiet: bool, fold: bool, wait_for_nodes: str | None = None) -> int:
+def attach(
+    run: str, *, follow: bool, quiet: bool, fold: bool, tail: int | None = None, wait_for_nodes: str | None = None
+) -> int:
     """Start a supervisor for the run and watch the run to its end; if the run has ended, end what is left and print its state."""
     folder = find_run(run)
     record = folder.read()
@@ -26,11 +28,11 @@ def attach(run: str, *, follow: bool, quiet: bool, fold: bool, wait_for_nodes: s
             print_text(f"{record.id}\n")
             return 0
         with attached(folder) as launched:
-            return watch(launched, quiet=quiet, fold=fold)
+            return watch(launched, quiet=quiet, fold=fold, tail=tail)
     require_unsupervised(folder)
     if wait_for_nodes is not None:
         plan_wait_for_nodes(folder, wait_for_nodes)
-    with Owner.of_run(record.id, follow=follow, quiet=quiet, fold=fold) as owner:
+    with Owner.of_run(record.id, follow=follow, quiet=quiet, fold=fold, tail=tail) as owner:
         with ProgressLine() as progress:
             owner.until_launched(warn, progress.warn, progress.update)
         if follow:

@@ -21,18 +21,20 @@ def watch(
     *,
     quiet: bool,
     fold: bool = False,
+    tail: int | None = None,
     stream: TextIO | None = None,
 ) -> int:
     """Follow a run that this process has launched or attached to, and print its outcome; return its exit code."""
-    run = WatchedRun(launched, quiet=quiet)
+    run = WatchedRun(launched, quiet=quiet, tail=tail)
     return show(launched.folder.path.name, run.to_end, run.diagnosed, quiet=quiet, fold=fold, stream=stream)
 
 
 class WatchedRun:
     """A run that this process follows to its end, and diagnoses if it has failed."""
 
-    def __init__(self, launched: Launched, *, quiet: bool) -> None:
-        self._folder, self._launcher, self._quiet = launched.folder, launched.launcher, quiet
+    def __init__(self, launched: Launched, *, quiet: bool, tail: int | None = None) -> None:
+        """Prepare to show all lines, or from the last `tail` of those so far."""
+        self._folder, self._launcher, self._quiet, self._tail = launched.folder, launched.launcher, quiet, tail
 
     def to_end(self, view: Viewer) -> RunRecord:
         """Show the run to its end; return its record."""
@@ -40,6 +42,8 @@ class WatchedRun:
         from orchestrator.actions.watch import Watch, watched_lines  # noqa: PLC0415  as above
 
         reader = LogReader(self._launcher, self._folder.read_plan(), view, watched_lines(quiet=self._quiet))
+        if self._tail is not None:
+            reader.past(tail=self._tail, unfinished=False)
         return Watch(self._folder, self._launcher, reader, view, ends_failed=True).to_end()
 
     def diagnosed(self, on_warning: Callable[[str], None] = warn) -> RunRecord | None:

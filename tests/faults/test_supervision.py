@@ -145,8 +145,9 @@ def test_run_continues_without_its_supervisor_and_attach_ends_it_after_a_failure
     until(lambda: any(e["event"] == "agent-finished" for e in orch.events(orch.node_folder(run, "n2"))), awaited="n2")
     assert len(orch.processes_of(run)) > 1
     assert "exclude each other" in orch("attach", "--fold", "--detach", run, code=2).stderr
-    done = orch("attach", "--fold", run, code=1)
+    done = orch("attach", "--fold", "--tail", "1", run, code=1)
     assert "rank 4 on n2 was killed by SIGKILL" in done.stderr
+    assert done.stdout.count("last words") <= 1, "it begins with the last line, not with the first of each node"
     assert _record(orch, run)["exit"]["rank"] == 4
     until(lambda: _has_no_process(orch, run), awaited="every process of the run to be gone")
 

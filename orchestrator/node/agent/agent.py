@@ -16,7 +16,7 @@ from orchestrator.node.events import NO_RETRY, REQUEUE, EventLog, Kind, State
 from orchestrator.node.fence import Fence
 from orchestrator.node.files import read_json, write_json
 from orchestrator.node.job import Job, Refused
-from orchestrator.node.lean import signal
+from orchestrator.node.lean import signal, suppress
 from orchestrator.node.memory_folder import memory_folder, remove_memory, remove_unused
 from orchestrator.node.oom_kills import kills_of_run
 from orchestrator.node.processes import (
@@ -313,9 +313,24 @@ class Agent:
         if not self.is_sweeping:
             self.is_sweeping = True
             self.cards.close()
+            self.report_daemons()
             # After a stop the ranks have used up the grace: their descendants must not double it.
             self.terminate(self.job.grace_s if self.outcome is None else min(self.job.grace_s, AFTER_STOP_S))
         signal_descendants(signal.SIGTERM, self.terminated)
+
+    def report_daemons(self) -> None:
+        """Name the programs in sessions of their own that ranks which are done have left running: nothing outlives the agent."""
+        session = os.getsid(0)
+        left = []
+        for pid in descendants() if self.outcome is None else ():
+            with suppress(OSError), open(f"/proc/{pid}/comm", errors="replace") as file:  # it may have just ended
+                if os.getsid(pid) != session:
+                    left.append(f"pid {pid} ({file.read().strip()})")
+        if left:
+            text = f"warning: the ranks have ended, and these programs that they left running are ended, too: {', '.join(left)}"
+            self.events.write_message(
+                f"{text}; a run lasts as long as its ranks: start such a program without setsid or nohup, and wait for it"
+            )
 
     def kill_if_due(self) -> None:
         is_forced = len(self.stop_requests) > 1

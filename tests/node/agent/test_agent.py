@@ -284,7 +284,10 @@ def test_hangup_is_ignored_and_other_signals_are_passed_on(ground: Ground) -> No
 def test_a_daemonised_grandchild_is_gone_after_the_end(ground: Ground, trap: str) -> None:
     ground.job("sh", "-c", DAEMON.format(trap=trap.replace("'", "'\\''")), grace_s=0.5)
     assert ground.run() == (0, "")
-    assert not alive(ground.pid_in("daemon"))
+    daemon = ground.pid_in("daemon")
+    assert not alive(daemon)
+    [warning] = [event["text"] for event in ground.events("note") if "left running" in event["text"]]
+    assert f"pid {daemon} (sh)" in warning
 
 
 def test_what_a_rank_left_running_is_killed_even_while_another_rank_waits_in_the_kernel(
