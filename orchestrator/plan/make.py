@@ -99,7 +99,12 @@ def make_plan(
         isolation_timeout_s=None if request.launcher == "slurm" else request.isolation_timeout_s,
         wait_for_nodes_s=request.wait_for_nodes_s,
         setup=(*inventory.setup, *(inventory.slurm.setup if request.launcher == "slurm" else ())),
-        warnings=(*chosen.warnings, *warnings, *_env_warnings(inventory, chosen.nodes)),
+        warnings=(
+            *chosen.warnings,
+            *warnings,
+            *_env_warnings(inventory, chosen.nodes),
+            *_restart_warnings(request),
+        ),
         is_checked_in_job=_is_checked_in_job(inventory, request),
         skipped=request.skipped,
         keep=inventory.keep if (name := _kept_name(run_id, folder, request)) else (),
@@ -269,6 +274,18 @@ def _env_warnings(inventory: Inventory, nodes: Sequence[Node]) -> Iterator[str]:
             yield f"env: {name} on {fold(affected)} loads code into every program there, the agent included"
     if inventory.file in inventory.private_files:
         yield f"{inventory.file} holds secrets, so it is not sent to the nodes with the code; move them to an env_file:"
+
+
+def _restart_warnings(request: Request) -> Iterator[str]:
+    """Warn if the user requests restarts of a program whose steps are not counted."""
+    program = request.program
+    if not request.max_retries or program.kind == "trainer" or program.is_prepared:
+        return
+    name = f"{program.args[0]}{' with --bare' if program.bare else ''}"
+    yield (
+        f"--max-retries {request.max_retries}: steps of {name} are not counted, so it is restarted only after exit code 99, after the loss of a "
+        "node, or if it reports its steps (`from orch_progress import report`)"
+    )
 
 
 def _select_nodes(inventory: Inventory, request: Request) -> tuple[tuple[Node, ...], list[int], tuple[str, ...]]:

@@ -410,6 +410,29 @@ def test_retries_are_those_of_the_command_line_then_of_slurm_then_of_restart(
 
 
 @pytest.mark.parametrize(
+    ("program", "max_retries", "name"),
+    [
+        (Program("executable", ("sh", "train.sh")), 2, "sh"),
+        (Program("python", ("train.py",), bare=True), 2, "train.py with --bare"),
+        (Program("python", ("train.py",)), 2, None),
+        (Program("executable", ("torchrun", "train.py"), per_node=True), 2, None),
+        (Program("trainer", ()), 2, None),
+        (Program("executable", ("sh", "train.sh")), None, None),
+    ],
+)
+def test_requested_restarts_of_a_program_whose_steps_are_not_counted_are_warned_of(
+    program: Program, max_retries: int | None, name: str | None
+) -> None:
+    inventory = Inventory(name="here", nodes=(Node(name="n0"),))
+    request = Request("ssh", program, max_retries=max_retries)
+    plan = make_plan(inventory, request, run_id="x-20261120-101500-ab12", bundle="b")
+    found = [warning for warning in plan.warnings if "are not counted" in warning]
+    assert [warning.partition(", so it is restarted only after exit code 99")[0] for warning in found] == (
+        [f"--max-retries 2: steps of {name} are not counted"] if name else []
+    )
+
+
+@pytest.mark.parametrize(
     ("program", "launcher", "max_retries", "setup", "warm", "expected"),
     [
         (Program("trainer", ()), "ssh", 1, (), True, True),

@@ -14,13 +14,29 @@ import os
 import sys
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Tuple
 
+from ..errors import NO_RETRY, UserError, report
+from .devices import warn
 from .progress import StepCount, step_count
 
 WEIGHTS_ONLY = (2, 6)  # the version of torch from which on torch.load reads tensors alone by default
 KEPT_FILES = 4
 """The files in the progress file; a script that keeps one checkpoint may write a few at a time."""
 
+MIXED = (
+    "their checkpoints differ, as each node reads files that it has alone; let each node save (Hugging Face: --save_on_each_node), or name "
+    "a folder that all nodes see"
+)
+
 # `Any` below stands for classes of torch and the frameworks, which are not imported here.
+
+
+SHARED = "name a folder that all nodes see (an absolute path, or a workdir that they share)"
+
+
+class MixedStates(UserError):
+    """The ranks of one training continue from different checkpoints."""
+
+    exit_code = NO_RETRY
 
 
 class Saves:
@@ -31,6 +47,31 @@ class Saves:
         self.is_saving = False
         self.steps_before: Optional[int] = None
         """The step of a file that an earlier attempt has saved and this one has loaded."""
+        self.trainings = 0
+        self.unchecked_begin: Optional[int] = None
+        """The step at which the present training began, until it is compared with that of rank 0."""
+
+    def begin_training(self, step: int) -> None:
+        """Publish where this rank begins, without waiting for others: some ranks may not train."""
+        self.trainings, self.unchecked_begin = self.trainings + 1, step
+        store = _store()
+        if store is not None:
+            store.set(self._key(self.count.progress.rank.global_rank), str(step))
+
+    def require_same_begin(self) -> None:
+        """After a step, which rank 0 has made as well: end this rank if its training began at another step than that of rank 0."""
+        begin, self.unchecked_begin = self.unchecked_begin, None
+        store = None if begin is None else _store()
+        if store is None or not store.check([self._key(0)]):
+            return
+        of_main = int(store.get(self._key(0)))
+        if of_main != begin:
+            rank = self.count.progress.rank
+            text = f"rank {rank.global_rank} on {rank.node} began at step {begin}, and rank 0 at step {of_main}"
+            sys.exit(report(MixedStates(f"{text}: {MIXED}"), os.environ))
+
+    def _key(self, rank: int) -> str:
+        return f"orch/began/{self.trainings}/{rank}"
 
     @contextlib.contextmanager
     def save(self, is_writer: Callable[[], bool] = lambda: True) -> Iterator[None]:
@@ -51,6 +92,15 @@ class Saves:
             self.is_saving = False
         if is_writer():
             self.count.has_saved(step)
+
+    def warn_of_unshared(self, folder: str, remedy: str) -> None:
+        """Warn once, on rank 0, that it saves to a folder of the run that the other nodes do not see."""
+        rank = self.count.progress.rank
+        if rank.run_dir is None or not rank.is_main or rank.nodes == 1 or "ORCH_SHARED_DIR" in os.environ:
+            return
+        if os.path.realpath(folder).startswith(os.path.join(os.path.realpath(str(rank.run_dir)), "")):
+            text = f"{folder} is saved on {rank.node} alone, as the nodes share no workdir: ranks on other nodes cannot resume from it"
+            warn(f"{text}; {remedy}")
 
     def step(self) -> int:
         """The step that a save has now. A plain script whose optimizer counts none continues from the step of the file that it has loaded."""
@@ -205,6 +255,8 @@ def watch_trainer(module: Any) -> None:  # noqa: ANN401 -- transformers.trainer
     """Hugging Face's Trainer: checkpoints, evaluations and predictions."""
 
     def save(found: Saves, trainer: Any, *_: object, **__: object) -> ContextManager[None]:  # noqa: ANN401
+        if not trainer.args.save_on_each_node:
+            found.warn_of_unshared(trainer.args.output_dir, f"add --save_on_each_node, or {SHARED}")
         is_sharded = getattr(trainer, "is_deepspeed_enabled", False) or getattr(trainer, "is_fsdp_enabled", False)
         return found.save(lambda: bool(is_sharded or trainer.args.should_save))
 
@@ -223,7 +275,7 @@ def follow_trainer(module: Any) -> None:  # noqa: ANN401 -- transformers.trainer
 
     @contextlib.contextmanager
     def end_step(found: Saves, _: object, __: object, state: Any, *___: object, **____: object) -> Iterator[None]:  # noqa: ANN401
-        found.count.follow(state.global_step, state.max_steps)
+        _follow(found, state.global_step, state.max_steps)
         yield
 
     _surround(module.CallbackHandler, "on_train_begin", begin)
@@ -263,11 +315,12 @@ def watch_lightning(module: Any) -> None:  # noqa: ANN401 -- lightning.pytorch.t
     def save(
         found: Saves,
         trainer: Any,  # noqa: ANN401
-        _: object,
+        filepath: object,
         weights_only: Optional[bool] = None,  # noqa: FBT001 -- Lightning's
         *__: object,
         **___: object,
     ) -> ContextManager[None]:
+        found.warn_of_unshared(os.path.dirname(str(filepath)), SHARED)
         strategy = trainer.strategy
         is_sharded = type(strategy).__name__ in ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
         is_complete = not weights_only and "Async" not in type(getattr(strategy, "checkpoint_io", None)).__name__
@@ -284,7 +337,7 @@ def follow_lightning(module: Any) -> None:  # noqa: ANN401 -- lightning.pytorch.
         if hook_name == "on_train_start":
             _begin(found, trainer.global_step, max(0, trainer.max_steps), 'trainer.fit(..., ckpt_path="last")')
         elif hook_name == "on_train_batch_end":
-            found.count.follow(trainer.global_step)
+            _follow(found, trainer.global_step)
         yield
 
     _surround(module, "_call_callback_hooks", follow)
@@ -313,10 +366,17 @@ def watch_runner(module: Any) -> None:  # noqa: ANN401 -- mmengine.runner.runner
         if fn_name == "before_train":
             _begin(found, runner.iter, runner.max_iters, "--resume (`resume = True` in its configuration)")
         elif fn_name == "after_train_iter":
-            found.count.follow(runner.iter + 1, runner.max_iters)  # it counts after its hooks
+            _follow(found, runner.iter + 1, runner.max_iters)  # it counts after its hooks
         yield
 
-    def save(found: Saves, runner: Any, *_: object, save_optimizer: bool = True, **__: object) -> ContextManager[None]:  # noqa: ANN401
+    def save(
+        found: Saves,
+        runner: Any,  # noqa: ANN401
+        *_: object,
+        save_optimizer: bool = True,
+        **__: object,
+    ) -> ContextManager[None]:
+        found.warn_of_unshared(runner.work_dir, SHARED)
         return found.save(lambda: save_optimizer and runner.rank == 0)
 
     @contextlib.contextmanager
@@ -351,4 +411,20 @@ def _begin(found: Saves, step: int, total: int, remedy: str) -> None:
     """A framework begins or continues a training."""
     found.count.follow(step, total)
     found.count.progress.keep({"resumed": step})
+    found.begin_training(step)
     warn_if_not_resumed(found.count, step, remedy)
+
+
+def _follow(found: Saves, step: int, total: Optional[int] = None) -> None:
+    """A framework has made a step."""
+    found.count.follow(step, total)
+    found.require_same_begin()
+
+
+def _store() -> Any:  # noqa: ANN401
+    """The store of the process group of all ranks; None if there is none, or this torch has another name for it."""
+    group: Any = sys.modules.get("torch.distributed")
+    if group is None or not group.is_available() or not group.is_initialized() or group.get_world_size() == 1:
+        return None
+    store = getattr(group.distributed_c10d, "_get_default_store", lambda: None)()
+    return store if hasattr(store, "check") else None

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_of_all_ranks
 
-from trainer.scripts import progress, saves
+from trainer.scripts import devices, progress, saves
 from trainer.scripts.progress import StepCount, step_count
 
 
@@ -168,7 +169,7 @@ def test_rank_that_writes_nothing_has_saved_nothing(begin: Callable[[int], Scrip
     script.steps(2)
 
     class Trainer:
-        args = SimpleNamespace(should_save=False)
+        args = SimpleNamespace(should_save=False, save_on_each_node=True)
 
         def _save_checkpoint(self) -> None:
             pass
@@ -176,9 +177,73 @@ def test_rank_that_writes_nothing_has_saved_nothing(begin: Callable[[int], Scrip
     saves.watch_trainer(SimpleNamespace(Trainer=Trainer))
     Trainer()._save_checkpoint()  # noqa: SLF001
     assert script.report()["saved"] is None
-    Trainer.args = SimpleNamespace(should_save=True)
+    Trainer.args = SimpleNamespace(should_save=True, save_on_each_node=True)
     Trainer()._save_checkpoint()  # noqa: SLF001
     assert script.report()["saved"] == 2
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shared", "folder", "is_warned"),
+    [
+        ("2", False, "run/code/out", True),
+        ("1", False, "run/code/out", False),
+        ("2", True, "run/code/out", False),
+        ("2", False, "out", False),
+    ],
+)
+def test_save_in_the_runs_folder_of_one_node_is_warned_of_once(
+    begin: Callable[[int], Script],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    nodes: str,
+    shared: bool,
+    folder: str,
+    is_warned: bool,
+) -> None:
+    monkeypatch.setenv("GROUP_WORLD_SIZE", nodes)
+    monkeypatch.delenv("ORCH_SHARED_DIR", raising=False)
+    if shared:
+        monkeypatch.setenv("ORCH_SHARED_DIR", "shared")
+    devices.warn.cache_clear()
+    begin(1)
+    found = saves.saves()
+    assert found is not None
+    for _ in range(2):
+        found.warn_of_unshared(folder, "add --save_on_each_node")
+    text = "WARNING: run/code/out is saved on n0 alone, as the nodes share no workdir: ranks on other nodes cannot resume from it; add --save"
+    assert capsys.readouterr().err.count(text) == is_warned
+
+
+@pytest.mark.parametrize(("of_main", "code"), [("10", 93), ("0", None), (None, None)])
+def test_rank_that_begins_at_another_step_than_rank_0_ends_after_its_first_step(
+    begin: Callable[[int], Script],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    of_main: str | None,
+    code: int | None,
+) -> None:
+    """Nodes without a shared folder, where rank 0 alone has saved. Without the key of rank 0, which may not train, nothing is known."""
+    store = HashStore()
+    monkeypatch.setattr(saves, "_store", lambda: store)
+    script = begin(2)
+    found = saves.saves()
+    assert found is not None
+    monkeypatch.setattr(found, "_key", lambda rank: "main" if rank == 0 and found.unchecked_begin is None else "own")
+    found.begin_training(0)
+    if of_main is not None:
+        store.set("main", of_main)
+    script.steps(1)
+    if code is None:
+        found.require_same_begin()
+        assert capsys.readouterr().err == ""
+    else:
+        with pytest.raises(SystemExit) as exit_:
+            found.require_same_begin()
+        assert exit_.value.code == code
+        error = "error: rank 0 on n0 began at step 0, and rank 0 at step 10: their checkpoints differ, as each node reads files that it has alone;"
+        assert error in capsys.readouterr().err
+    found.require_same_begin()  # the others steps are not compared
 
 
 def test_progress_of_the_scripts_own_is_left_alone(begin: Callable[[int], Script]) -> None:
