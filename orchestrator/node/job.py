@@ -75,6 +75,12 @@ class Job:
         return bool(self.program.get("until_head")) and self.node_rank > 0
 
     @property
+    def typed_words(self) -> Sequence[str]:
+        """The program and its arguments as the user typed them: orch has added -u to Python's."""
+        words: Sequence[str] = self.program["args"]
+        return words[1:] if self.program["python"] and words[0] == "-u" else words
+
+    @property
     def hostfile(self) -> str:
         """The list of the nodes that the programs of this node may read."""
         return os.path.join(attempt_folder(self.run_dir, self.attempt), self.node, "hostfile")

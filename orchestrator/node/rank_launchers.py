@@ -181,6 +181,8 @@ def per_node_command(command: str, words: Sequence[str]) -> str:
         return f"`orch {command} … --per-node --until-head -- bash -c {_quoted([line])}`"
     options = OPTIONS.get(launcher.key, "")
     line = _with_options(words, launcher.words, options)
+    if options and words[0] == "-m":  # orch starts the node's Python, a shell does not
+        line = f"python3 {line}"
     return f"`orch {command} … --per-node -- {f'bash -c {_quoted([line])}' if options else line}`"
 
 

@@ -8,8 +8,9 @@ from orchestrator.node.files import absolute_path, read_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List, Optional, Sequence, Tuple
+    from typing import Dict, List, Optional, Sequence, Tuple
 
+    from orchestrator.node.files import Json
     from orchestrator.node.messages import AgentBody, NodeFolders
 
 ATTEMPT = "attempt-"
@@ -58,6 +59,19 @@ def started_ranks(folder: str, planned: Sequence[int]) -> Sequence[int]:
         return planned
     reported = {int(stem) for stem in stems if stem.isdecimal()}
     return planned if reported.issubset(planned) else sorted(reported)
+
+
+def read_progress(folder: str) -> Dict[int, Json]:
+    """The progress files in a node folder, by rank."""
+    try:
+        names = os.listdir(os.path.join(folder, "progress"))
+    except FileNotFoundError:
+        return {}
+    stems = [name[: -len(".json")] for name in names if name.endswith(".json")]
+    found = {
+        int(stem): read_json(os.path.join(folder, "progress", f"{stem}.json")) for stem in stems if stem.isdecimal()
+    }
+    return {rank: report for rank, report in found.items() if report is not None}
 
 
 def read_agent(folder: str) -> Optional[AgentBody]:

@@ -40,6 +40,7 @@ from orchestrator.verdict.last_lines import with_last_lines
 from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.missing_files import explain_by_nodes
 from orchestrator.verdict.replicas import differing_replicas
+from orchestrator.verdict.separate import SeparateWatch
 from orchestrator.verdict.settle import settle_if_writable
 from orchestrator.verdict.slow_ranks import NONE_SLOW, SlowRankWatch
 
@@ -94,6 +95,7 @@ class Supervisor:
         self._ras = ""
         self._polled_until_s = 0.0
         """When the last heartbeat was sent, by time.monotonic()."""
+        self._separate_watch = SeparateWatch(self._plan)
         self._slow_ranks = SlowRankWatch()
         self._slow_ranks_due_s = 0.0
         self._refused_timeout_s: float | None = self._plan.ssh.get("refused_timeout_s")
@@ -423,7 +425,7 @@ class Supervisor:
             self._report_slow_ranks(record)
             if self._answers.is_stopping:
                 continue
-            verdict = self._judge()
+            verdict = self._separate() or self._judge()
             launched = not is_launching(record)
             if verdict is not None and verdict.state.final and launched:
                 return verdict
@@ -435,6 +437,12 @@ class Supervisor:
                 return verdict
             if no_news and launched:
                 return None
+
+    def _separate(self) -> Verdict | None:
+        """The verdict if the ranks train separately, although one training was launched."""
+        message = self._separate_watch.message(self._observations())
+        failure = (FailureClass.CONFIG, FailureClass.CONFIG.retry)
+        return Verdict(RunState.FAILED, message=message, failure=failure) if message else None
 
     def _judge(self) -> Verdict | None:
         """Judge the observations so far; None if they do not suffice yet."""

@@ -21,6 +21,7 @@ from orchestrator.node.events import State
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RankExit, RunState
 from orchestrator.verdict.hangs import diagnose_hang
+from orchestrator.verdict.separate import separate_message
 
 if TYPE_CHECKING:
     from orchestrator.node.events import StateName
@@ -145,6 +146,17 @@ def every_node_done(evidence: Evidence) -> Verdict | None:
     return Verdict(RunState.DONE) if is_done else None
 
 
+def separate_trainings_done(evidence: Evidence) -> Verdict | None:
+    """FAILED if every node is done, with ranks that trained separately; over SSH also if the supervisor has stopped them for that."""
+    ends = (
+        (State.DONE,) if evidence.plan.launcher == "slurm" or evidence.stop_requested else (State.DONE, State.STOPPED)
+    )
+    is_over = evidence.all_finished and evidence.finished_as(*ends) == evidence.finished
+    message = separate_message(evidence.plan, evidence.nodes) if is_over else ""
+    failure = (FailureClass.CONFIG, FailureClass.CONFIG.retry)
+    return Verdict(RunState.FAILED, message=message, failure=failure) if message else None
+
+
 def head_done(evidence: Evidence) -> Verdict | None:
     """DONE if the program of the first node is, and decides the run (--until-head); how the others end is a consequence."""
     if not evidence.plan.program.until_head:
@@ -207,6 +219,7 @@ def a_node_without_a_trace(evidence: Evidence) -> Verdict | None:
 
 
 DIRECT_CHECKS: tuple[Check, ...] = (
+    separate_trainings_done,
     head_done,
     every_node_done,
     a_node_failed,
@@ -227,8 +240,9 @@ def every_node_of_job_done(evidence: Evidence, queue: JobStatus) -> Verdict | No
 
     A shell whose command Slurm has ended may exit with 0 before the agent gets its signal. Ranks that reported done are done in any case.
     """
-    verdict = head_done(evidence) or every_node_done(evidence)
-    if verdict is None or all(finished.reported_done for _, finished in evidence.finished):
+    separate = separate_trainings_done(evidence)
+    verdict = separate or head_done(evidence) or every_node_done(evidence)
+    if verdict is None or separate or all(finished.reported_done for _, finished in evidence.finished):
         return verdict
     is_step_cancelled = queue.state == _CANCELLED and _CANCELLED_STEP.search(evidence.batch_log) is not None
     is_cut_short = queue.waits or queue.state in _ENDED_BY_SLURM or is_step_cancelled

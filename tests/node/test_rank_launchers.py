@@ -71,6 +71,7 @@ def test_number_of_nodes_is_read_from_the_options(line: str, count: str | None) 
         ("torchrun --standalone --nnodes=1 --nproc-per-node 2 train.py", "--per-node -- torchrun --nproc-per-node 2 train.py"),
         ("accelerate launch --num_processes 2 train.py --x", f"--per-node -- bash -c 'accelerate launch --multi_gpu {MACHINES} train.py --x'"),
         ("accelerate launch --config_file c.yaml --machine-rank=0 train.py", f"--per-node -- bash -c 'accelerate launch {MACHINES} --config_file c.yaml train.py'"),
+        ("-m accelerate.commands.launch train.py", f"--per-node -- bash -c 'python3 -m accelerate.commands.launch --multi_gpu {MACHINES} train.py'"),
         ("trl sft --model x", f"--per-node -- bash -c 'trl sft --multi_gpu {MACHINES} --model x'"),
         ("fabric run --devices 2 train.py", "--per-node -- bash -c 'fabric run --num-nodes $NNODES --node-rank $NODE_RANK --devices $NPROC_PER_NODE --main-address $MASTER_ADDR --main-port $MASTER_PORT train.py'"),
         ("composer -n 8 train.py", "--per-node -- bash -c 'composer -n $NPROC_PER_NODE --world_size $((NNODES * NPROC_PER_NODE)) train.py'"),

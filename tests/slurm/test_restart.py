@@ -101,6 +101,18 @@ def test_program_that_starts_its_ranks_runs_once_per_node_and_is_restarted(orch:
     assert sorted(printed)[-2:] == ["2 1 1 none 1", "2 1 1 none 2"]
 
 
+def test_separate_trainings_of_a_job_are_stopped(orch: Orch, cluster: Cluster) -> None:
+    lines = """
+        cd "$ORCH_RUN_DIR/attempt-$ORCH_ATTEMPT/$ORCH_NODE/progress"
+        echo '{"step": 4, "phase": "step", "time": 1, "group": [0, 1]}' >"$NODE_RANK.json"
+        sleep 1000
+    """
+    run = orch("submit", "--detach", "--per-node", "--nodes", "n0,n1", "--", "sh", "-c", lines).stdout.strip()
+    status = cluster.wait_for(orch, run, "FAILED")
+    assert status["attempt"] == 1
+    assert "2 trainings, not one: each of 2 ranks takes optimizer steps in no process group" in status["message"]
+
+
 def test_head_ends_the_programs_of_the_other_nodes(orch: Orch, cluster: Cluster) -> None:
     lines = """
         case $NODE_RANK in

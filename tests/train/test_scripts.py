@@ -179,3 +179,11 @@ def test_accelerate_script_forms_one_world(farm: Farm, tmp_path: Path) -> None:
     assert _ready(orch) == ["2/2 ranks ready, backend gloo, device cpu"] * 2
     progress = [rank for node in orch.status()["nodes"] for rank in node["progress"].values()]
     assert [(record["phase"], record["saved"]) for record in progress] == [("step", None)] * 2
+
+    words = ("--", "-m", "accelerate.commands.launch", "train.py")
+    separate = orch("ssh-launch", "--per-node", *words, code=1, timeout_s=200)
+    assert "FAILED: 2 trainings, not one: each of 2 ranks takes optimizer steps in no process group" in separate.stderr
+    assert (
+        "--per-node -- bash -c 'python3 -m accelerate.commands.launch --multi_gpu --num_machines $NNODES"
+        in separate.stderr
+    )

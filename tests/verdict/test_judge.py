@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.endpoint.replies import AgentRecord, Finished, NodeObservation, ReportedExit
+from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.job import JobStatus
 from orchestrator.plan.make import make_plan
@@ -54,6 +55,24 @@ def test_done_only_when_every_node_is_done(launcher: LauncherName) -> None:
     assert judge(plan, [_node("n0", "DONE"), _node("n1", "DONE")], OVER).state is RunState.DONE
     queue = JobStatus("RUNNING") if launcher == "slurm" else None
     assert judge(plan, [_node("n0", "DONE"), _node("n1")], queue).state is RunState.RUNNING
+
+
+@pytest.mark.parametrize("launcher", ["ssh", "slurm"])
+def test_separate_trainings_are_never_done(launcher: LauncherName) -> None:
+    plan = replace(_plan(launcher), program=Program("executable", ("trl", "sft"), per_node=True))
+    progress = {0: {"step": 1, "time": 1.0, "group": [0, 1]}}
+    done = [replace(_node(name, "DONE"), progress=progress) for name in ("n0", "n1")]
+    verdict = judge(plan, done, OVER)
+    assert verdict.state is RunState.FAILED
+    assert str(verdict.message).startswith("2 trainings, not one")
+    assert verdict.failure == (FailureClass.CONFIG, Retry.NEVER)
+    assert judge(plan, [done[0], _node("n1", "DONE")], OVER).state is RunState.DONE
+    until_head = replace(plan, program=replace(plan.program, until_head=True))
+    assert judge(until_head, done, OVER).state is RunState.DONE
+    stopped = [done[0], replace(done[1], finished=Finished("STOPPED", 1.0, None))]
+    assert judge(plan, stopped, OVER, stop_requested=True).state is RunState.STOPPED
+    if launcher == "ssh":  # whoever records the end first: the supervisor has stopped the ranks
+        assert str(judge(plan, stopped, None).message).startswith("2 trainings, not one")
 
 
 @pytest.mark.parametrize("launcher", ["ssh", "slurm"])

@@ -22,6 +22,7 @@ from ..runtime.progress import Progress
 from ..runtime.rank import Rank
 from ..runtime.watchdog import StackDump
 from .devices import accelerator_of_script, warn_of_idle_cards
+from .joined import group_of
 from .replicas import DdpReplicas
 
 EVERY_S = 1.0
@@ -86,6 +87,7 @@ class StepCount:
             return
         self.due_s = now_s + EVERY_S
         if _is_ours(self.path):
+            self.note_group()
             self.progress.write("step", self.position, **_ready(self.accelerator.distributed, optimizer))
         else:
             self.due_s = float("inf")
@@ -152,10 +154,20 @@ class StepCount:
                 self.replicas.before_step(optimizer, self.step, ranks, has_gradients=has_gradients)
             )
 
+    def note_group(self) -> None:
+        """Keep the largest process group so far for the progress file: a program may leave its group before it ends."""
+        group = group_of(self.accelerator.distributed)
+        known = self.progress.extra.get("group")
+        if group is None:
+            self.progress.extra.pop("group", None)
+        elif known is None or group[1] > known[1]:
+            self.progress.extra["group"] = group
+
     def finish(self) -> None:
         """Write the steps since the last write, and `done` if the script has ended well; at the exit of the interpreter."""
         if not self.is_reporting():
             return
+        self.note_group()
         has_failed = getattr(sys, "last_value", None) is not None or self.exit_code not in (None, 0)
         self.progress.write(self.progress.phase if has_failed else "done", self.position)
 

@@ -12,6 +12,7 @@ from orchestrator.node.agent.log_index import LogIndex
 from orchestrator.node.agent.nested_launcher import LauncherSearch, lone_world_message, nested_launcher_message
 from orchestrator.node.agent.network_watch import NetworkWatch
 from orchestrator.node.agent.rank_setup import rank_setup
+from orchestrator.node.agent.separate_watch import SeparateWatch
 from orchestrator.node.events import NO_RETRY, REQUEUE, EventLog, Kind, State
 from orchestrator.node.fence import Fence
 from orchestrator.node.files import read_json, write_json
@@ -79,6 +80,7 @@ class Agent:
         self.cards = CardSampler(job, folder, events)
         self.network = NetworkWatch(job, folder, events)
         self.hangs = HangWatch(job, folder, events)
+        self.separate = SeparateWatch(job, folder)
         self.fence = Fence(folder) if job.slurm is not None else None
         self.cwd = folder  # of the ranks, once they are started
         self.cpus: Sequence[set[int]] = ()  # of each rank; empty if they are not bound
@@ -165,6 +167,7 @@ class Agent:
             self.check_head()
             self.check_supervision()
             self.check_launchers()
+            self.check_separate()
             self.watch_ranks()
             number = await_signal(CAUGHT, TICK_S)
             if number is not None:
@@ -418,6 +421,12 @@ class Agent:
         launcher = self.launchers.found_in_ranks(self.running)
         if launcher is not None:
             reason = nested_launcher_message(self.job, launcher)
+            self.stop(Outcome(State.FAILED, reason=reason, no_retry=True), reason)
+
+    def check_separate(self) -> None:
+        """Stop the run if its ranks train separately, although one training was launched."""
+        reason = self.separate.message() if self.outcome is None else ""
+        if reason:
             self.stop(Outcome(State.FAILED, reason=reason, no_retry=True), reason)
 
     def watch_ranks(self) -> None:

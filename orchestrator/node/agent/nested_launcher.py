@@ -83,9 +83,7 @@ def strings(path: str) -> list[str]:
 
 def nested_launcher_message(job: Job, launcher: str) -> str:
     """The cause of the run's end, and the command to use instead."""
-    words = job.program["args"]
-    typed = words[1:] if job.program["python"] and words[0] == "-u" else words  # orch has added -u
-    command = per_node_command("submit" if job.slurm else "ssh-launch", typed)
+    command = per_node_command("submit" if job.slurm else "ssh-launch", job.typed_words)
     return (
         f"each of the {sum(job.ranks)} ranks has started {launcher}, which starts ranks itself; "
         f"start the program once per node instead: {command}"

@@ -11,10 +11,11 @@ import sys
 from orchestrator.node.batch.allocation import usable_nodes
 from orchestrator.node.batch.history import Attempt, wait_for_ends
 from orchestrator.node.batch.requeue import requeue
-from orchestrator.node.events import Clock, EventLog, Kind
+from orchestrator.node.events import NO_RETRY, Clock, EventLog, Kind
 from orchestrator.node.fence import close_fences
 from orchestrator.node.files import write_json
 from orchestrator.node.job import load_job
+from orchestrator.node.one_training import proof_in_attempt
 from orchestrator.node.retry import (
     attempts_without_progress,
     choose_nodes,
@@ -58,7 +59,7 @@ def next_attempt(path: str, status: str, ended: str) -> int:
     attempts = attempts_of(job)
     last, folder = attempts[-1], os.path.dirname(path)
     if last.is_done(len(job.ranks)):
-        return 0
+        return done_code(job, folder)
     may_be_cancelled = last.stopped_first or not last.failures
     is_over = ended == "1" or (may_be_cancelled and signal.sigtimedwait({signal.SIGTERM}, LATE_S) is not None)
     at_limit = is_over and last.reached_time_limit(job.slurm["warn_s"], batch_host)
@@ -67,10 +68,18 @@ def next_attempt(path: str, status: str, ended: str) -> int:
     patience_s = SAVING_S if at_limit and attempts_without_progress(attempts) else LATE_S
     last = attempts[-1] = wait_for_ends(folder, len(job.ranks), patience_s)
     if last.is_done(len(job.ranks)):
-        return 0
+        return done_code(job, folder)
     if at_limit or last.restart_requested:
         return restart_from_queue(job, folder, attempts, int(status), at_limit=at_limit)
     return restart(job, folder, attempts, int(status))
+
+
+def done_code(job: Job, folder: str) -> int:
+    """0, or NO_RETRY if the ranks have trained separately: a job that waits for the success of this one must not start."""
+    reason = proof_in_attempt(job, folder)
+    if reason:
+        print(f"orch: {reason}", file=sys.stderr)
+    return NO_RETRY if reason else 0
 
 
 def attempts_of(job: Job) -> list[Attempt]:

@@ -1,0 +1,43 @@
+"""A script's rank reports its process group; nothing if ranks may be joined in another way."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainer.scripts.joined import JOINING_LIBRARIES, group_of
+
+
+def _distributed(rank: int = 0, size: int = 0) -> Any:  # noqa: ANN401
+    return SimpleNamespace(
+        is_available=lambda: True, is_initialized=lambda: size > 0, get_rank=lambda: rank, get_world_size=lambda: size
+    )
+
+
+def test_number_and_size_of_the_group_are_those_of_torch() -> None:
+    assert group_of(_distributed(3, 8)) == [3, 8]
+
+
+def test_rank_without_a_group_is_alone() -> None:
+    assert group_of(_distributed()) == [0, 1]
+
+
+@pytest.mark.parametrize("name", [*JOINING_LIBRARIES, "ORCH_SEPARATE", "TORCHELASTIC_RESTART_COUNT", "mpi4py.MPI"])
+def test_rank_that_may_be_joined_otherwise_or_is_meant_to_be_alone_reports_nothing(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    if name.isupper():
+        monkeypatch.setenv(name, "1")
+    else:
+        world = SimpleNamespace(Get_size=lambda: 2)
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(COMM_WORLD=world))
+    assert group_of(_distributed()) is None
+
+
+def test_mpi_world_of_one_rank_joins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = SimpleNamespace(Get_size=lambda: 1)
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace(COMM_WORLD=world))
+    assert group_of(_distributed()) == [0, 1]
