@@ -24,6 +24,8 @@ from orchestrator.progress import Progress
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
 
+    from orchestrator.run import RunRecord
+
 PRINTED_CHARACTERS = 1 << 20  # written to stdout in one call, at least
 LEAST_CUT = 12  # characters to which a table shortens a column even on a narrow terminal
 ERASE_LINE = "\r\x1b[K"
@@ -54,6 +56,17 @@ def print_error(error: OrchError) -> None:
     print(f"orch: error: {without_controls(str(error))}", file=sys.stderr)
     if error.hint:
         print(f"  next: {without_controls(error.hint)}", file=sys.stderr, flush=True)
+
+
+def left_text(record: RunRecord) -> str:
+    """A sentence on the folders that a run has left in its code folder, and the next step."""
+    names = sorted(record.left, key=lambda name: -record.left[name])
+    listed = ", ".join(f"{name}/ ({size_text(record.left[name])})" for name in names[:3]) + (", …" if names[3:] else "")
+    are = "is" if len(names) == 1 else "are"
+    return (
+        f"{listed} {are} in the folder of run {record.id} alone; next: keep: [{', '.join(names[:3])}] in the inventory, if later runs "
+        f"shall see such folders, or orch cp {record.id}:{names[0]} DIR"
+    )
 
 
 def print_text(text: str, stream: TextIO | None = None) -> None:

@@ -265,6 +265,8 @@ class RunRecord:
     refused: bool = False
     """The check of the nodes refused the start, so nothing was started."""
     summary: dict[str, Any] = field(default_factory=dict)
+    left: dict[str, int] = field(default_factory=dict)
+    """Folders of the program's own files in the run's code folder, which no other run sees, and their bytes."""
     sweep: str | None = None
     """The sweep's id, if the run belongs to a sweep."""
     swept: dict[str, str] = field(default_factory=dict)

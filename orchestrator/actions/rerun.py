@@ -192,6 +192,12 @@ def changes_since(name: str, bundle: Bundle, inventory: Inventory) -> Iterator[s
         yield f"the inventory has changed since {name}: {inventory.file or inventory.name}"
     if run.record.versions.get("orch") != __version__:
         yield f"{name} was launched by orch {run.record.versions.get('orch')}, and this is orch {__version__}"
+    if left := [path for path in run.record.left if path not in inventory.keep]:
+        listed = ", ".join(left)
+        yield (
+            f"{listed} of {name} {'is' if len(left) == 1 else 'are'} in the folder of that run, and the new run begins without; "
+            f"keep: [{listed}] in the inventory makes such folders last from then on"
+        )
     if run.record.request.get("after"):
         yield f"--after {' '.join(run.record.request['after'])} of {name} is not repeated"
 

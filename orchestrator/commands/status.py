@@ -11,7 +11,16 @@ from typing import Any
 from orchestrator.actions.refresh import NodeObservation, Refreshed, refresh
 from orchestrator.actions.runs import find_run, is_sweep
 from orchestrator.commands.failure import print_failure
-from orchestrator.console import ProgressLine, print_error, print_json, print_table, print_text, warn, without_controls
+from orchestrator.console import (
+    ProgressLine,
+    left_text,
+    print_error,
+    print_json,
+    print_table,
+    print_text,
+    warn,
+    without_controls,
+)
 
 
 def status(run: str, *, as_json: bool) -> int:
@@ -84,6 +93,7 @@ def _headline(refreshed: Refreshed) -> str:
         lines.append(f"first failure: {record.exit}")
     found = {"replicas": record.replicas, "slow": record.slow}
     lines += [f"{name}: {text}" for name, text in found.items() if text]
+    lines += [left_text(record)] if record.left else []
     if record.tags:
         lines.append(f"tags: {', '.join(record.tags)}")
     if record.note:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, TextIO
 
-from orchestrator.console import LogView, inform, print_error, print_summary, warn
+from orchestrator.console import LogView, inform, left_text, print_error, print_summary, warn
 from orchestrator.errors import CLOSED_PIPE, CTRL_C, LaunchError
 from orchestrator.run import RunRecord, RunState
 
@@ -100,6 +100,8 @@ def show(
         _print_diagnosis(diagnosed)
     if not quiet:
         print_summary(record.summary)
+        if record.left:
+            inform(left_text(record))
     return record.exit_code
 
 

@@ -237,6 +237,8 @@ class Finished:
     """When the agent received the first SIGTERM or SIGINT, by this machine's clock; None if it received none."""
     reported_done: bool = False
     """Every rank of the node had reported that its work was done."""
+    left: Mapping[str, int] = field(default_factory=dict)
+    """The folders of the program's own files in its working folder, and their bytes."""
 
     @classmethod
     def of(cls, event: Event, correction_s: float) -> Finished:
@@ -250,6 +252,7 @@ class Finished:
             event.get("refused", False),
             None if signalled_s is None else signalled_s + correction_s,
             event.get("reported_done", False),
+            event.get("left", {}),
         )
 
 

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         reported_done: bool  # every rank of the node had reported that its work was done, before or after such a signal
         refused: bool  # by the check of the nodes, before the first attempt
         reason: str
+        left: Dict[str, int]  # folders of the program's own files in its working folder, with their bytes
         dropped: List[str]
 
     class Event(Keys, total=False):

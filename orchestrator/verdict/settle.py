@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -49,6 +50,9 @@ def _settled(record: RunRecord, verdict: Verdict, nodes: Sequence[NodeObservatio
     reported = (progress.get("summary") for node in nodes for progress in node.progress.values())
     summary = next((value for value in reported if isinstance(value, dict)), record.summary)
     ended = datetime.now(timezone.utc).isoformat() if verdict.state.final else None
+    left = Counter[str]()
+    for node in nodes:
+        left.update(node.finished.left if node.finished else {})
     differing = differing_replicas(nodes)
     slow = slow_ranks(nodes)
     slow_names = slow.finding.nodes if slow and slow.finding else ()
@@ -60,6 +64,7 @@ def _settled(record: RunRecord, verdict: Verdict, nodes: Sequence[NodeObservatio
         failure=classify(verdict),
         ended=ended,
         summary=summary,
+        left=dict(left) or record.left,
         refused=verdict.is_refused,
         failing=None if verdict.state.final else record.failing,
         replicas=record.replicas or (None if differing is None else str(differing)),

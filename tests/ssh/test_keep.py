@@ -52,6 +52,20 @@ def test_second_run_that_would_write_to_the_same_folders_is_refused_and_another_
     orch("ssh-launch", "--no-check", "--", "true")
 
 
+def test_folder_that_a_run_leaves_is_named_at_its_end_and_by_a_rerun(farm: Farm, tmp_path: Path) -> None:
+    farm.inventory(tmp_path, nodes=2)
+    (tmp_path / "train.py").write_text(PROGRAM)
+    orch = Orch(tmp_path)
+    run = orch("ssh-launch", "--no-check", "--", "train.py")
+    left = r"outputs/ \(4 B\) is in the folder of run farm-\S+ alone; next: keep: \[outputs\] in the inventory"
+    assert re.search(left, run.stderr)
+    assert re.search(left, orch("status").stdout)
+    repeated = orch("rerun", "latest")
+    assert re.search(
+        r"outputs of farm-\S+ is in the folder of that run, and the new run begins without", repeated.stderr
+    )
+
+
 def test_file_of_the_code_cannot_be_a_kept_folder(farm: Farm, tmp_path: Path) -> None:
     farm.inventory(tmp_path, nodes=1, keep=["train.py/x"])
     (tmp_path / "train.py").touch()

@@ -13,6 +13,7 @@ from orchestrator.node.agent.nested_launcher import LauncherSearch, lone_world_m
 from orchestrator.node.agent.network_watch import NetworkWatch
 from orchestrator.node.agent.rank_setup import rank_setup
 from orchestrator.node.agent.separate_watch import SeparateWatch
+from orchestrator.node.code_folder import CODE, shared_folder
 from orchestrator.node.events import NO_RETRY, REQUEUE, EventLog, Kind, State
 from orchestrator.node.fence import Fence
 from orchestrator.node.files import read_json, write_json
@@ -478,10 +479,25 @@ class Agent:
         end: Keys = {"state": outcome.state, "exit": outcome.exit, "no_retry": outcome.no_retry, "oom_kills": kills}
         end["signalled_s"] = self.signalled_s
         end["reported_done"] = all(map(self.has_reported_done, self.job.processes))
+        if left := self.left_folders():
+            end["left"] = left
         self.events.write(Kind.AGENT_FINISHED, text, **end)
         self.events.require_written()
         self.logs.require_written()
         return NO_RETRY if outcome.no_retry else EXIT_CODES[outcome.state]
+
+    def left_folders(self) -> dict[str, int]:
+        """The folders that a program of the user leaves in the run's code folder; of nodes that share it, one reports them."""
+        job = self.job
+        is_trainer, was_started = job.program["pythonpath"] == "", self.cwd != self.folder  # the trainer has `out`
+        if is_trainer or not was_started or (job.node_rank and shared_folder(job.run_dir)):
+            return {}
+        from orchestrator.node.agent.left_folders import left_folders  # noqa: PLC0415  not on the way to the start
+
+        try:
+            return left_folders(self.cwd, os.path.join(job.bundle_dir, CODE, job.program["cwd"] or ""))
+        except OSError:  # the program removes files meanwhile
+            return {}
 
     def settle_memory(self, outcome: Outcome) -> None:
         """Remove the states that the ranks have kept in the memory of this node, unless another attempt may use them."""
