@@ -21,6 +21,7 @@ from orchestrator.launchers.base import AttemptFolder, passed
 from orchestrator.launchers.job import JobStatus
 from orchestrator.names.hostlist import fold
 from orchestrator.node.code_folder import SHARED
+from orchestrator.node.digits import three_digits
 from orchestrator.plan.files import (
     PlannedFile,
     agent_start,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 START_WAIT_S = 30.0
 SETUP_WAIT_S = 120.0  # in addition, for all setup lines together
 PORT_TRIES = 3
+MUCH_SPACE_BYTES = 2_000_000_000
 LARGE_BYTES = 4 << 20  # a smaller bundle is sent as a whole, without a request for what the node lacks
 UNSHARED = "does not share the folder of the run"
 
@@ -163,10 +165,10 @@ class DirectLauncher:
                 RunContent(node.workdir, plan.run_id, bundle.digest, contents, *sizes), claim=claim
             )
 
-        def push(node: NodePlan) -> None:
+        def push(node: NodePlan) -> messages.PutRunReply:
             on_sent = partial(self._reporter.advanced, node.name)
             send_bundle(self.reach(node), node.workdir, bundle, on_sent)
-            put_run(node, claim=False)
+            return put_run(node, claim=False)
 
         def follow(node: NodePlan) -> None:
             if not put_run(node, claim=False)["is_written"]:
@@ -179,8 +181,11 @@ class DirectLauncher:
             raise NodesError([NodeError(node.name, UNSHARED) for node in first], len(plan.nodes))
         # each push on its own would be slow with a thousand at once, and a slow one is taken for a lost node
         lacking = [node for node, reply in answers if reply["is_first"] and not reply["is_written"]]
-        self._on_each(lacking, push, "pushing", size_bytes=bundle.size_bytes, limit=self._fanout)
+        pushed = self._on_each(lacking, push, "pushing", size_bytes=bundle.size_bytes, limit=self._fanout)
         self._on_each([node for node, reply in answers if not reply["is_first"]], follow, "preparing")
+        written = [*answers, *zip(lacking, pushed, strict=True)]
+        if plan.attempt == 1 and (warning := space_warning(written)):
+            plan = self._plans[-1] = replace(plan, warnings=(*plan.warnings, warning))
         if plan.attempt == 1 and len(first) == 1:  # on one file system
             self._plans[-1] = replace(plan, is_shared=True)
             self.reach(plan.head).put_files(f"{plan.run_dir(plan.head)}/{SHARED}", [])
@@ -407,6 +412,16 @@ def with_last_rank(plan: LaunchPlan, spare: NodePlan) -> NodePlan:
 
 def _names(plan: LaunchPlan) -> list[str]:
     return [node.name for node in plan.nodes]
+
+
+def space_warning(replies: Sequence[tuple[NodePlan, messages.PutRunReply]]) -> str:
+    """A sentence about the node on which the copies of the code of runs take the most space, if that is much; else empty."""
+    node, most = max(replies, key=lambda item: item[1]["runs_code_bytes"])
+    if most["runs_code_bytes"] < MUCH_SPACE_BYTES:
+        return ""
+    size = f"{three_digits(most['runs_code_bytes'] / 10**9)} GB"
+    text = f"the code of {most['runs']} runs takes up to {size} in {node.workdir}"
+    return f"{node.name}: {text}; `orch gc` removes runs that have ended"
 
 
 def push_bundle(

@@ -106,10 +106,16 @@ class PutRunRequest(PrepareRequest):
 
 
 class PutRunReply(TypedDict):
-    """`is_first` is false if another node has claimed the run; without the bundle, nothing is written."""
+    """
+    `is_first` is false if another node has claimed the run; without the bundle, nothing is written.
+
+    With much code, `runs` have copies of `runs_code_bytes` together in the working folder, this run included.
+    """
 
     is_first: bool
     is_written: bool
+    runs: int
+    runs_code_bytes: int
 
 
 class PutFilesRequest(TypedDict):

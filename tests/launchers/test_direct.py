@@ -21,8 +21,9 @@ from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import NodeObservation, StopResult
 from orchestrator.errors import LaunchError, NodesError
 from orchestrator.inventory.model import Inventory, Node, SshOptions
-from orchestrator.launchers.direct import PORT_TRIES, DirectLauncher
+from orchestrator.launchers.direct import PORT_TRIES, DirectLauncher, space_warning
 from orchestrator.node.memory_folder import memory_folder
+from orchestrator.node.messages import PutRunReply
 from orchestrator.plan.files import node_files
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
@@ -199,6 +200,21 @@ def test_node_with_a_limit_of_the_size_of_files_is_named_and_gets_no_damaged_byt
         _close(launcher)
     assert (tmp_path / "work/bundles" / plan.bundle).is_dir()
     assert list(tmp_path.rglob("*.pyc")) == []
+
+
+def test_much_space_for_code_is_named_once_for_the_fullest_node() -> None:
+    def sentence(*sizes: int) -> str:
+        inventory = Inventory(
+            name="here", nodes=tuple(Node(name=f"n{index}", workdir="/w") for index in range(len(sizes)))
+        )
+        request = Request("ssh", Program("executable", ("true",)))
+        plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
+        replies = [PutRunReply(is_first=True, is_written=True, runs=20, runs_code_bytes=size) for size in sizes]
+        return space_warning(list(zip(plan.nodes, replies, strict=True)))
+
+    assert sentence(0, 1_999_999_999) == ""
+    expected = "n1: the code of 20 runs takes up to 3.25 GB in /w; `orch gc` removes runs that have ended"
+    assert sentence(2 * 10**9, 3_250_000_000, 0) == expected
 
 
 class PushedEndpoint(Endpoint):

@@ -8,19 +8,16 @@ import os
 import zlib
 
 from orchestrator.node.code_folder import BLOCK_BYTES, copy_file
+from orchestrator.node.endpoint.manifests import MANIFEST, known_files
 from orchestrator.node.endpoint.push import add_bundle, bundle_folder, unpack
-from orchestrator.node.files import absolute_path, make_parents, open_plain, read_json, relative, write_json
+from orchestrator.node.files import absolute_path, make_parents, open_plain, relative, write_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Tuple
+    from typing import Tuple
 
     from orchestrator.node import messages
-
-    Manifest = List[Tuple[str, str, str]]  # name; l for a link, x for an executable file, - for another one; SHA-256
-
-MANIFEST = "manifest.json"  # in a bundle that was pushed with one
-MOST_BUNDLES = 16  # the newest ones are searched
+    from orchestrator.node.endpoint.manifests import Manifest
 
 
 def lacking(request: messages.BundleRequest, payload: bytes) -> Tuple[messages.Empty, bytes]:
@@ -48,7 +45,8 @@ def put_part(request: messages.PutPartRequest, payload: bytes) -> Tuple[messages
                 return False
             make_parents(fresh, os.path.dirname(path))
             share_file(source, path)
-        write_json(os.path.join(fresh, MANIFEST), {"files": manifest})
+        sizes = (os.lstat(os.path.join(fresh, name)).st_size for name, _, _ in manifest if name.startswith("code/"))
+        write_json(os.path.join(fresh, MANIFEST), {"files": manifest, "code_bytes": sum(sizes)})
         return True
 
     return {"is_complete": add_bundle(request, payload[split:], fill)}, b""
@@ -63,17 +61,6 @@ def read_manifest(data: bytes, digest: str) -> Manifest:
     if total.hexdigest()[: len(digest)] != digest:
         raise ValueError(f"the list of files arrived damaged: it is not that of bundle {digest}")
     return manifest
-
-
-def known_files(bundles: str) -> Dict[Tuple[str, str], str]:
-    """The files in the newest bundles that have a manifest, by mode and digest."""
-    folders = [os.path.join(bundles, name) for name in os.listdir(bundles) if not name.startswith(".")]
-    with_manifest = [folder for folder in folders if os.path.isfile(os.path.join(folder, MANIFEST))]
-    found: Dict[Tuple[str, str], str] = {}
-    for folder in sorted(with_manifest, key=os.path.getmtime)[-MOST_BUNDLES:]:
-        entries: Manifest = (read_json(os.path.join(folder, MANIFEST)) or {}).get("files", [])
-        found.update({(mode, digest): os.path.join(folder, name) for name, mode, digest in entries if mode != "l"})
-    return found
 
 
 def file_digest(path: str) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from orchestrator.node import messages
 
 
+MUCH_CODE_BYTES = 20_000_000  # from here on, the code of some hundred runs fills disks
 CLAIMED = ".claimed"  # in a run's folder, made by the first node on its file system
 
 
@@ -43,17 +44,23 @@ def put_run(request: messages.PutRunRequest, payload: bytes) -> Tuple[messages.P
     """
     workdir = working_folder(request["workdir"])
     run = os.path.join(workdir, "runs", relative(request["run"]))
+    nothing: messages.PutRunReply = {"is_first": True, "is_written": False, "runs": 0, "runs_code_bytes": 0}
     make_parents(workdir, run)
     if request["claim"]:
         try:
             os.mkdir(os.path.join(run, CLAIMED))
         except FileExistsError:
-            return {"is_first": False, "is_written": False}, b""
+            return {**nothing, "is_first": False}, b""
     if not prepare(request, b"")[0]["have_bundle"]:
-        return {"is_first": True, "is_written": False}, b""
+        return nothing, b""
     make_code_folder(run, bundle_folder(workdir, request["digest"]))
     put_files({"folder": run, "files": request["files"]}, payload)
-    return {"is_first": True, "is_written": True}, b""
+    count, total = 0, 0
+    if request["bytes_more"] >= MUCH_CODE_BYTES:
+        from orchestrator.node.endpoint.manifests import code_of_runs  # noqa: PLC0415  most code is small
+
+        count, total = code_of_runs(workdir)
+    return {"is_first": True, "is_written": True, "runs": count, "runs_code_bytes": total}, b""
 
 
 def prepare(request: messages.PrepareRequest, _payload: bytes) -> Tuple[messages.PrepareReply, bytes]:

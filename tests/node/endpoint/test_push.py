@@ -253,6 +253,22 @@ def test_bundle_that_needs_a_file_which_is_gone_or_has_changed_is_not_made(endpo
     assert endpoint.prepare(str(work), second.digest)
 
 
+def test_copies_of_much_code_are_counted(endpoint: Endpoint, tmp_path: Path) -> None:
+    source, work = tmp_path / "source", tmp_path / "work"
+    source.mkdir()
+    bundle = _bundle(source, data="x" * 1000)
+    endpoint.prepare(str(work), bundle.digest)
+    _send(endpoint, work, bundle)
+    job = f'{{"bundle_dir": "{work}/bundles/{bundle.digest}"}}'
+    runs = [
+        RunContent(str(work), f"r{number}", bundle.digest, [("attempt-1/job.json", job, 0o600)], 0, size)
+        for number, size in enumerate((20_000_000, 1000, 20_000_000))
+    ]
+    replies = [endpoint.put_run(run, claim=True) for run in runs]
+    assert [(reply["runs"], reply["runs_code_bytes"]) for reply in replies] == [(1, 1000), (0, 0), (3, 3000)]
+    assert endpoint.put_run(runs[2], claim=True)["runs"] == 0, "another node has made the run"
+
+
 def test_manifest_of_another_bundle_is_refused(endpoint: Endpoint, tmp_path: Path) -> None:
     bundle = _bundle(tmp_path, data="x")
     with pytest.raises(NodeError, match="it is not that of bundle"):
