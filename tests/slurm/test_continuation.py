@@ -152,3 +152,19 @@ def test_job_that_ignored_the_warning_is_requeued_at_the_time_limit_after_progre
     until(lambda: cluster.jobs().get(job) == "PENDING", awaited="the job to be requeued", deadline_s=150)
     cluster.start_soon(job)
     assert cluster.wait_for(orch, run, "DONE")["attempt"] == 2
+
+
+def test_run_that_is_being_preempted_is_requeued_and_not_restarted_in_the_nodes_that_are_taken(
+    start: Start, orch: Orch, cluster: Cluster
+) -> None:
+    """The partition has a GraceTime, in which the job runs on: SIGTERM comes at its start."""
+    lines = (
+        "save(attempt)\nif attempt == 2: sys.exit(0)\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\nwaits()"
+    )
+    run, job = start(lines, "in attempt 1")
+    cluster.preempt(*(node["node"] for node in orch.status(run)["nodes"]))
+    cluster.start_soon(job)
+    assert cluster.wait_for(orch, run, "DONE")["attempt"] == 2
+    log = _log(orch, run)
+    assert "the job is requeued, for attempt 2" in log
+    assert "restarts in the same allocation" not in log

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import glob
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -48,6 +49,26 @@ def cancel(env: Mapping[str, str]) -> str:
     scancel = shutil.which("scancel")
     refusal = by_command([scancel, job]) if scancel else cancel_by_library(job)
     return f"Slurm did not cancel job {job}: {refusal}" if refusal else ""
+
+
+def is_preempted(env: Mapping[str, str]) -> bool:
+    """True if Slurm takes the nodes of this running job for another one once its GraceTime is over; False without scontrol."""
+    scontrol = shutil.which("scontrol")
+    if scontrol is None:
+        return False
+    try:
+        done = subprocess.run(
+            [scontrol, "--oneliner", "show", "job", job_name(env)],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=ANSWER_S,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    shown = done.stdout.decode("utf-8", "replace")
+    return " JobState=RUNNING " in shown and re.search(r" PreemptTime=\d", shown) is not None
 
 
 def job_name(env: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ import sys
 
 from orchestrator.node.batch.allocation import usable_nodes
 from orchestrator.node.batch.history import Attempt, wait_for_ends
-from orchestrator.node.batch.requeue import requeue
+from orchestrator.node.batch.requeue import is_preempted, requeue
 from orchestrator.node.events import NO_RETRY, Clock, EventLog, Kind
 from orchestrator.node.fence import close_fences
 from orchestrator.node.files import write_json
@@ -63,14 +63,15 @@ def next_attempt(path: str, status: str, ended: str) -> int:
     may_be_cancelled = last.stopped_first or not last.failures
     is_over = ended == "1" or (may_be_cancelled and signal.sigtimedwait({signal.SIGTERM}, LATE_S) is not None)
     at_limit = is_over and last.reached_time_limit(job.slurm["warn_s"], batch_host)
-    if is_over and not at_limit:  # the job was cancelled: no other attempt is wanted
+    is_taken = not at_limit and is_preempted(os.environ)  # a restart in these nodes would end with them
+    if is_over and not at_limit and not is_taken:  # the job was cancelled: no other attempt is wanted
         return int(status)
     patience_s = SAVING_S if at_limit and attempts_without_progress(attempts) else LATE_S
     last = attempts[-1] = wait_for_ends(folder, len(job.ranks), patience_s)
     if last.is_done(len(job.ranks)):
         return done_code(job, folder)
-    if at_limit or last.restart_requested:
-        return restart_from_queue(job, folder, attempts, int(status), at_limit=at_limit)
+    if at_limit or is_taken or last.restart_requested:
+        return restart_from_queue(job, folder, attempts, int(status), at_limit=at_limit, is_taken=is_taken)
     return restart(job, folder, attempts, int(status))
 
 
@@ -105,7 +106,7 @@ def restart(job: Job, folder: str, attempts: Sequence[Attempt], status: int) -> 
     names = choose_nodes(usable_nodes(job.run_dir, os.environ), len(job.ranks), attempts, job.slurm["spares"])
     last = attempts[-1]
     if len(names) < len(job.ranks) or last.was_warned or not last.started:
-        return restart_from_queue(job, folder, attempts, status, at_limit=False)
+        return restart_from_queue(job, folder, attempts, status)
     reason = reason_against_restart(attempts, job.slurm["max_retries"], at_any_step=at_any_step)
     if reason:
         print(f"orch: {reason}", file=sys.stderr)
@@ -118,9 +119,17 @@ def restart(job: Job, folder: str, attempts: Sequence[Attempt], status: int) -> 
     return 0
 
 
-def restart_from_queue(job: Job, folder: str, attempts: Sequence[Attempt], status: int, *, at_limit: bool) -> int:
+def restart_from_queue(
+    job: Job,
+    folder: str,
+    attempts: Sequence[Attempt],
+    status: int,
+    *,
+    at_limit: bool = False,
+    is_taken: bool = False,
+) -> int:
     """Requeue the job, unless there is a reason against it; return the exit code of the batch script."""
-    if not at_limit and signal.SIGTERM in signal.sigpending():  # the job has been cancelled
+    if not (at_limit or is_taken) and signal.SIGTERM in signal.sigpending():  # the job has been cancelled
         return status
     reason = reason_against_requeue(job, attempts, at_limit=at_limit) or requeue(os.environ)
     events = node_events(folder)
