@@ -15,7 +15,7 @@ from orchestrator.fanout import each
 from orchestrator.findings import Finding
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
-from orchestrator.launchers.job import GONE, SILENT, JobStatus
+from orchestrator.launchers.job import GONE, SILENT, STOPPED, SUSPENDED, JobStatus
 from orchestrator.launchers.slurm.host import slurm_host
 from orchestrator.launchers.slurm.poll import Poll, describe_job
 from orchestrator.launchers.slurm.queue import COMMAND_S, job_statuses
@@ -93,12 +93,18 @@ class Refreshed:
             return observe.running_nodes(plan, self.nodes)
         return observe.may_still_run(plan, self.status.verdict, self.nodes)
 
+    @property
+    def _is_suspended(self) -> bool:
+        return self.queue is not None and self.queue.state in {SUSPENDED, STOPPED}
+
     def not_being_ended(self) -> str:
         """The warning that the run has failed and no supervisor ends its remaining processes; empty if there is no such case."""
         return observe.still_running_warning(self.folder, self.record.id, self.left_running)
 
     def stopped_agents(self) -> list[str]:
-        """The warnings about agents that a signal has stopped."""
+        """The warnings about agents that a signal has stopped; none if Slurm has suspended the job, as it says itself."""
+        if self._is_suspended:
+            return []
         return observe.stopped_agents(self.nodes, self.record.id)
 
     def findings(self) -> list[Finding]:
@@ -106,7 +112,8 @@ class Refreshed:
         differing = None if self.record.replicas else differing_replicas(self.nodes)
         slow = None if self.record.slow else slow_ranks(self.nodes)
         compared = [differing, slow.finding if slow else None]
-        return [*hang_findings(self.nodes), *hardware_findings(self.nodes), *filter(None, compared)]
+        hangs = [] if self._is_suspended else hang_findings(self.nodes)
+        return [*hangs, *hardware_findings(self.nodes), *filter(None, compared)]
 
     @property
     def waits(self) -> str:

@@ -10,6 +10,8 @@ GONE = "GONE"
 """The scheduler answered, and has no such job, or no longer."""
 SUSPENDED = "SUSPENDED"
 """The job's processes are stopped, and it keeps its nodes."""
+STOPPED = "STOPPED"
+"""As SUSPENDED, by scancel --signal=STOP, and it keeps its cores."""
 
 # man squeue, JOB STATE CODES: the job is in the queue, for the first time or after it was requeued.
 WAITING = frozenset(
