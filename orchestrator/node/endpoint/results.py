@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from typing import Dict, List, Sequence, Set, Tuple
 
 # What orch writes, by place. A name that is missing here is taken for a result, so its run is kept for ever: see test_results.py.
-OWN_IN_RUN = re.compile(r"(config|comm)\.json|facts|code\.new-.+|\.claimed")
+OWN_IN_RUN = re.compile(r"(config|comm)\.json|facts|heartbeat|code\.new-.+|\.claimed")
 OWN_IN_RECORD = re.compile(  # the same folder if the workdir is $ORCH_HOME
     r"(run|findings|software|stats)\.json|run\.lock|supervisor\.(lock|log)|hooks\.log|stop-asked|events\.jsonl|plan|queries"
 )
 RECORD = "run.json"
 OWN_IN_ATTEMPT = re.compile(
-    r"(job|check|submission|standby)\.json|(setup|node|step|variables)\.sh|submit\.sbatch|slurm-.+\.log"
+    r"(job|check|submission|standby)\.json|(setup|node|step|variables)\.sh|submit\.sbatch|slurm-.+\.log|head-done"
     r"|submission_file_\w+\.sh|[0-9_]+_submission\.sh"  # of submitit
 )
 OWN_IN_NODE = re.compile(
     r"(agent|cards|network|hang|standby)\.json|agent\.log|(events|offsets)\.jsonl|(rank-\d+|program)\.(out|err)|node\.sh|DONE"
-    r"|supervised|peer-answered|fence|port-taken|memory-kept|progress|stacks|error|channel"
+    r"|supervised|peer-answered|fence|hostfile|port-taken|memory-kept|progress|stacks|error|channel"
 )
 UNFINISHED = re.compile(r"(.+)\.tmp|\.(.+)\.[a-z0-9_]{8}")  # a file of orch that a crash has left half written
 CODE = "code"
