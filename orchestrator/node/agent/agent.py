@@ -9,7 +9,13 @@ from orchestrator.node.agent.card_sampler import CardSampler
 from orchestrator.node.agent.failure import core_file, failure_of
 from orchestrator.node.agent.hang_watch import HangWatch
 from orchestrator.node.agent.log_index import LogIndex
-from orchestrator.node.agent.nested_launcher import LauncherSearch, lone_world_message, nested_launcher_message
+from orchestrator.node.agent.nested_launcher import (
+    LauncherSearch,
+    hand_started_message,
+    lone_world_message,
+    nested_launcher_message,
+    own_host_message,
+)
 from orchestrator.node.agent.network_watch import NetworkWatch
 from orchestrator.node.agent.rank_setup import rank_setup
 from orchestrator.node.agent.separate_watch import SeparateWatch
@@ -108,6 +114,7 @@ class Agent:
     ) -> None:
         """Start every rank, or the program that starts them; Refused if one cannot be started."""
         self.cwd = cwd
+        self.launchers.master = os.fsdecode(environments[0].get(b"MASTER_ADDR", b""))
         for problem in remove_unused():
             self.events.write_message(f"the memory of an ended run was not removed: {problem}")
         forked = self.fork_ranks(warm, command, environments) if warm is not None else []
@@ -415,13 +422,21 @@ class Agent:
         """Stop the run if every rank has started a launcher such as torchrun; warn if a launcher leaves out the other nodes."""
         if self.outcome is not None or not self.launchers.is_due():
             return
+        master = self.launchers.master_on_own_host()
+        if master:
+            reason = own_host_message(self.job, master)
+            self.stop(Outcome(State.FAILED, reason=reason, no_retry=True), reason)
+            return
         if self.job.is_per_node:
             if self.launchers.is_lone_world() and self.is_first("lone world"):
                 self.events.write_message(lone_world_message(self.job))
             return
         launcher = self.launchers.found_in_ranks(self.running)
-        if launcher is not None:
-            reason = nested_launcher_message(self.job, launcher)
+        numbers = "" if launcher is not None else self.launchers.hand_started(self.running)
+        if launcher is not None or numbers:
+            reason = (
+                nested_launcher_message(self.job, launcher) if launcher else hand_started_message(self.job, numbers)
+            )
             self.stop(Outcome(State.FAILED, reason=reason, no_retry=True), reason)
 
     def check_separate(self) -> None:

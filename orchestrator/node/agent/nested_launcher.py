@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from orchestrator.node.processes import descendants, session_members
-from orchestrator.node.rank_launchers import THROUGH_TORCHRUN, launcher_of, node_count_of, per_node_command
+from orchestrator.node.rank_launchers import (
+    MASTERS,
+    SEPARATE,
+    THROUGH_TORCHRUN,
+    find_launcher,
+    is_own_host,
+    launcher_of,
+    lone_option,
+    node_count_of,
+    option_of,
+    per_node_command,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,6 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.node.job import Job
 
 FIRST_S, LAST_S = 0.5, 60.0  # after the start of the ranks; a launcher that is started later belongs to the program
+SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 GROWTH = 1.3  # each time is this much later than the previous one, as a search lists all processes: some ms
 
 
@@ -24,6 +37,7 @@ class LauncherSearch:
         self.job = job
         self.is_needed = sum(job.ranks) > 1
         self.started_s = time.monotonic()
+        self.master = ""  # the address of rank 0 that orch has chosen
         self.next_s = FIRST_S
 
     def is_due(self) -> bool:
@@ -47,6 +61,37 @@ class LauncherSearch:
                 without -= ancestors(pid, parents)
         return None if without else launcher
 
+    def hand_started(self, ranks: Collection[int]) -> str:
+        """The numbers in RANK of the processes that every rank (pids), a shell, has started as ranks; empty if a rank has started none."""
+        if len(ranks) < len(self.job.rank_numbers) or not all(map(is_shell, ranks)):
+            return ""
+        parents = {pid: stat[1] for pid, stat in session_members().items()}
+        started: dict[int, set[int]] = {pid: set() for pid in ranks}
+        for pid in parents:
+            number = variables_of(pid).get("RANK", "")
+            for shell in ancestors(pid, parents) & started.keys():
+                started[shell].update([int(number)] if number.isdecimal() else [])
+        least = min(started.values(), key=len)
+        return ", ".join(map(str, sorted(least))) if len(least) > 1 else ""
+
+    def master_on_own_host(self) -> str:
+        """
+        The loopback address at which a launcher or rank of this node looks for rank 0, which is on another host; empty if there is none.
+
+        Not where orch has chosen such an address itself: then all nodes are on one host.
+        """
+        if self.job.node_rank == 0 or not self.master or is_own_host(self.master):
+            return ""
+        for pid in descendants():
+            argv, variables = strings(f"/proc/{pid}/cmdline"), variables_of(pid)
+            master = option_of(argv, MASTERS) if find_launcher(argv) is not None and not lone_option(argv) else None
+            size = variables.get("WORLD_SIZE", "")
+            if not is_own_host(master) and size.isdecimal() and int(size) > len(self.job.rank_numbers):
+                master = variables.get("MASTER_ADDR")
+            if is_own_host(master):
+                return str(master)
+        return ""
+
     def misused_launcher(self, pid: int) -> str | None:
         """The launcher that the process is; None if it is none, or starts one of the nodes of the run, which have one rank each."""
         argv = strings(f"/proc/{pid}/cmdline")
@@ -60,7 +105,8 @@ class LauncherSearch:
         """True if a rank that the program has started is in a world of this node's ranks alone, although there are more nodes."""
         size = str(len(self.job.rank_numbers))
         lone = {f"WORLD_SIZE={size}", f"LOCAL_WORLD_SIZE={size}"}
-        return len(self.job.ranks) > 1 and any(lone.issubset(strings(f"/proc/{pid}/environ")) for pid in descendants())
+        variables = (strings(f"/proc/{pid}/environ") for pid in descendants()) if len(self.job.ranks) > 1 else ()
+        return any(lone.issubset(found) and f"{SEPARATE}=1" not in found for found in variables)
 
 
 def ancestors(pid: int, parents: dict[int, int]) -> set[int]:
@@ -79,6 +125,33 @@ def strings(path: str) -> list[str]:
             return file.read().decode("utf-8", "replace").split("\0")[:-1]
     except OSError:
         return []
+
+
+def variables_of(pid: int) -> dict[str, str]:
+    """The variables with which a process was started; empty if it has ended."""
+    return dict(text.split("=", 1) for text in strings(f"/proc/{pid}/environ") if "=" in text)
+
+
+def is_shell(pid: int) -> bool:
+    """Return whether the process is a shell."""
+    return os.path.basename((strings(f"/proc/{pid}/cmdline") or [""])[0]) in SHELLS
+
+
+def hand_started_message(job: Job, numbers: str) -> str:
+    """The cause of the run's end, and the command to use instead."""
+    command = per_node_command("submit" if job.slurm else "ssh-launch", job.typed_words)
+    return (
+        f"each of the {sum(job.ranks)} ranks has started the ranks {numbers} itself; "
+        f"start the program once per node instead: {command}"
+    )
+
+
+def own_host_message(job: Job, master: str) -> str:
+    """The cause of the run's end, as the ranks of this node would wait for ever."""
+    return (
+        f"{job.node} looks for rank 0 at {master}, which is {job.node} itself, but rank 0 is on another node; "
+        "use the address in MASTER_ADDR, which orch has set"
+    )
 
 
 def nested_launcher_message(job: Job, launcher: str) -> str:

@@ -46,13 +46,15 @@ def start() -> Iterator[Start]:
         yield start_shell
 
 
-def _search(*, ranks: list[int]) -> LauncherSearch:
+def _search(*, ranks: list[int], node_rank: int = 0, master: str = "") -> LauncherSearch:
     fields = {"args": ["train.sh"], "python": False, "cwd": None, "pythonpath": None}
     job = Job(
-        node="n0", node_rank=0, run_id="r", attempt=1, run_dir="", bundle_dir="", nodes=None, addresses=[], ranks=ranks,
+        node="n0", node_rank=node_rank, run_id="r", attempt=1, run_dir="", bundle_dir="", nodes=None, addresses=[], ranks=ranks,
         program=fields, grace_s=1.0,
     )  # fmt: skip
-    return LauncherSearch(job)
+    search = LauncherSearch(job)
+    search.master = master
+    return search
 
 
 def test_launcher_is_found_only_if_every_rank_has_started_one(start: Start, torchrun: Path) -> None:
@@ -76,6 +78,36 @@ def test_one_launcher_per_node_that_joins_the_other_nodes_is_left_alone(start: S
     joining = start(f"{sys.executable} {script} --nnodes=2 100")
     assert _search(ranks=[1, 1]).found_in_ranks([joining]) is None
     assert _search(ranks=[1, 1, 1]).found_in_ranks([joining]) == "torchrun"
+
+
+def test_ranks_that_every_rank_starts_by_hand_are_found(start: Start) -> None:
+    by_hand = "RANK=0 sleep 99 & RANK=1 sleep 99 & sleep 100"
+    both, without = [start(by_hand), start(by_hand)], start("RANK=1 sleep 100")
+    assert _search(ranks=[2]).hand_started(both) == "0, 1"
+    assert _search(ranks=[2]).hand_started([both[0], without]) == ""
+    assert _search(ranks=[2]).hand_started(both[:1]) == ""  # the other rank has ended
+
+
+@pytest.mark.parametrize(
+    ("command", "node_rank", "master", "found"),
+    [
+        ("{torchrun} --master_addr=127.0.0.1 --nnodes 2 100", 1, "10.0.0.1", "127.0.0.1"),
+        ("{torchrun} --rdzv-endpoint localhost:29500 100", 1, "10.0.0.1", "localhost:29500"),
+        ("MASTER_ADDR=localhost WORLD_SIZE=4 sleep 100", 1, "10.0.0.1", "localhost"),
+        ("MASTER_ADDR=localhost WORLD_SIZE=2 sleep 100", 1, "10.0.0.1", ""),  # of this node alone
+        ("{torchrun} --master_addr=127.0.0.1 --nnodes 1 100", 1, "10.0.0.1", ""),
+        ("{torchrun} --master_addr=127.0.0.1 --nnodes 2 100", 0, "10.0.0.1", ""),  # rank 0 is here
+        ("{torchrun} --master_addr=127.0.0.1 --nnodes 2 100", 1, "127.0.0.10", ""),  # all nodes are on one host
+        ("{torchrun} --master_addr=10.0.0.1 --nnodes 2 100", 1, "10.0.0.1", ""),
+    ],
+)
+def test_rank_0_is_not_looked_for_on_another_host(
+    start: Start, tmp_path: Path, command: str, node_rank: int, master: str, found: str
+) -> None:
+    script = tmp_path / "torchrun"
+    script.write_text("import time\ntime.sleep(100)\n")
+    start(command.format(torchrun=f"{sys.executable} {script}"))
+    assert _search(ranks=[2, 2], node_rank=node_rank, master=master).master_on_own_host() == found
 
 
 def test_searches_are_due_in_the_first_minute_of_a_run_of_several_ranks() -> None:
@@ -113,3 +145,25 @@ def test_run_whose_ranks_start_launchers_fails_with_the_line_to_type(ground: Gro
     assert (code, finished["state"], finished["no_retry"]) == (93, "FAILED", True)
     assert "each of the 2 ranks has started torchrun, which starts ranks itself" in finished["text"]
     assert "`orch ssh-launch … --per-node -- sh -c " in finished["text"]
+
+
+def test_run_whose_ranks_start_ranks_by_hand_fails_with_the_line_to_type(ground: Ground) -> None:
+    ground.job("bash", "-c", "for rank in 0 1; do RANK=$rank sleep 100 & done; wait", ranks=[2])
+    code, _ = ground.run()
+    assert code == 93
+    assert (
+        "each of the 2 ranks has started the ranks 0, 1 itself; start the program once per node"
+        in ground.finished()["text"]
+    )
+
+
+def test_node_that_waits_for_rank_0_on_itself_fails_the_run(ground: Ground) -> None:
+    ground.job(
+        "sh", "-c", "MASTER_ADDR=localhost WORLD_SIZE=4 RANK=2 sleep 100; :", ranks=[2, 2], program={"per_node": True}
+    )
+    code, _ = ground.run(1, rendezvous="10.0.0.1 29500 h")
+    assert code == 93
+    assert (
+        "n1 looks for rank 0 at localhost, which is n1 itself, but rank 0 is on another node"
+        in ground.finished(1)["text"]
+    )
