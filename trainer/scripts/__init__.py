@@ -39,6 +39,7 @@ AFTER = {
     "pytorch_lightning.trainer.call": "saves.follow_lightning",
     "pytorch_lightning.loops.evaluation_loop": "saves.watch_evaluations_of_lightning",
     "lightning_fabric.fabric": "saves.watch_fabric",
+    "mpi4py.MPI": "joined.warn_of_mpi_alone",
     "mmengine.device.utils": "mmengine.find_device",
     "mmengine.dist.utils": "mmengine.join_ranks",
     "mmengine.dist.dist": "mmengine.change_collectives",

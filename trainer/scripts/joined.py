@@ -6,6 +6,8 @@ import os
 import sys
 from typing import Any, List
 
+from .devices import warn
+
 SEPARATE = "ORCH_SEPARATE"  # 1: the user has declared that the ranks train separately
 # Libraries that join ranks without torch.distributed: with one of these, a rank without a process group may not be alone.
 JOINING_LIBRARIES = ("horovod", "bagua", "byteps", "hivemind", "flwr", "ray", "torch_xla", "smdistributed", "jax")
@@ -30,3 +32,13 @@ def _may_be_joined() -> bool:
     rpc = getattr(sys.modules.get("torch.distributed.rpc.api"), "_is_current_rpc_agent_set", None)
     by_mpi = mpi is not None and mpi.Get_size() > 1
     return by_mpi or bool(rpc and rpc()) or any(name in sys.modules for name in JOINING_LIBRARIES)
+
+
+def warn_of_mpi_alone(module: Any) -> None:  # noqa: ANN401 -- mpi4py.MPI
+    """Warn if MPI has started this rank as the only one, although the launch has more."""
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    if ranks != "1" and os.environ.get(SEPARATE) != "1" and module.COMM_WORLD.Get_size() == 1:
+        warn(
+            f"for MPI this rank is rank 0 of 1, although the launch has {ranks} ranks: only mpirun numbers the ranks of MPI; "
+            "start it once per node with --per-node --until-head (docs/programs.md), or join the ranks without MPI"
+        )

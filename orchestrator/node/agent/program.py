@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 
 from orchestrator.node.code_folder import make_code_folder
 from orchestrator.node.job import Job, Refused
 from orchestrator.node.rank_channel import CHANNEL
+from orchestrator.node.rank_launchers import SEPARATE, per_node_command
 from orchestrator.node.run_folder import CARDS_REPORT, HANG_REPORT, NETWORK_REPORT
 from orchestrator.node.spawn import find_program
 from orchestrator.node.stacks import STACKS
@@ -15,6 +17,8 @@ from orchestrator.node.stacks import STACKS
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+LINKED_BYTES = 4 << 20  # an executable names its libraries near its beginning
 
 
 def clear_folder(folder: str) -> None:
@@ -89,8 +93,25 @@ def command_of(job: Job, cwd: str) -> list[str]:
         return [sys.executable, *args]
     path = os.environ.get("PATH", os.defpath)
     file = os.path.join(cwd, args[0]) if "/" in args[0] else args[0]
-    if find_program(file, path) is None:
+    program = find_program(file, path)
+    if program is None:
         from orchestrator.node.executable import why_not_found  # noqa: PLC0415  only if there is none
 
         raise Refused(why_not_found(args, path, job.node, file))
+    is_joined = job.is_per_node or sum(job.ranks) == 1 or os.environ.get(SEPARATE) == "1"
+    if not is_joined and needs_mpirun(program):
+        command = per_node_command("submit" if job.slurm else "ssh-launch", ["mpirun", *args])
+        raise Refused(
+            f"{args[0]} is an MPI program: without mpirun, each of the {sum(job.ranks)} ranks is rank 0 of 1; start it with {command}"
+        )
     return list(args)
+
+
+def needs_mpirun(program: str) -> bool:
+    """Return whether an executable is linked to an MPI library, whose ranks only mpirun (or srun --mpi) numbers."""
+    try:
+        with open(program, "rb") as file:
+            head = file.read(LINKED_BYTES)
+    except OSError:
+        return False
+    return head.startswith(b"\x7fELF") and re.search(rb"\0libmpi(ch|cxx|fort|_[a-z0-9_]+)?\.so", head) is not None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +18,6 @@ from tests.node.agent.test_agent_ground import Ground, ground
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 __all__ = ["ground"]
 
@@ -294,3 +295,21 @@ def test_program_learns_the_addresses_of_all_nodes_in_rank_order(
     printed = (ground.folder() / "program.out").read_text()
     first, _, second = (expected or "").partition(",")
     assert printed == (f"{expected}\n{first} slots=2\n{second} slots=1\n600\n" if expected else "none\n")
+
+
+@pytest.mark.parametrize(("library", "ranks", "per_node"), [(b"libmpi.so.40", [2], False), (b"libmpich.so.12", [2], False), (b"libc.so.6", [2], False), (b"libmpi.so.40", [1], False), (b"libmpi.so.40", [2], True)])  # fmt: skip
+def test_mpi_program_is_refused_in_each_rank(
+    ground: Ground, tmp_path: Path, library: bytes, ranks: list[int], *, per_node: bool
+) -> None:
+    """Its ranks are each rank 0 of 1 without mpirun."""
+    program = tmp_path / "solver"
+    program.write_bytes(Path(shutil.which("true") or "").read_bytes() + b"\0" + library + b"\0")  # as if it were linked
+    program.chmod(0o755)
+    ground.job(str(program), ranks=ranks, program={"per_node": per_node})
+    code, err = ground.run()
+    if b"mpi" in library and ranks == [2] and not per_node:
+        assert code == 4
+        assert "is an MPI program: without mpirun, each of the 2 ranks is rank 0 of 1; start it with" in err
+        assert "mpirun --hostfile $ORCH_HOSTFILE" in err
+    else:
+        assert code == 0

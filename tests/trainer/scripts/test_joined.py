@@ -7,8 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from trainer.scripts.joined import JOINING_LIBRARIES, group_of
+from trainer.scripts import devices
+from trainer.scripts.joined import JOINING_LIBRARIES, group_of, warn_of_mpi_alone
 
 
 def _distributed(rank: int = 0, size: int = 0) -> Any:  # noqa: ANN401
@@ -22,6 +24,7 @@ def test_number_and_size_of_the_group_are_those_of_torch() -> None:
 
 
 def test_rank_without_a_group_is_alone() -> None:
+    assert torch.distributed.is_available()
     assert group_of(_distributed()) == [0, 1]
 
 
@@ -41,3 +44,13 @@ def test_mpi_world_of_one_rank_joins_nothing(monkeypatch: pytest.MonkeyPatch) ->
     world = SimpleNamespace(Get_size=lambda: 1)
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace(COMM_WORLD=world))
     assert group_of(_distributed()) == [0, 1]
+
+
+@pytest.mark.parametrize(("size", "ranks", "warns"), [(1, "2", True), (2, "2", False), (1, "1", False)])
+def test_rank_that_mpi_takes_for_the_only_one_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], size: int, ranks: str, *, warns: bool
+) -> None:
+    devices.warn.cache_clear()
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    warn_of_mpi_alone(SimpleNamespace(COMM_WORLD=SimpleNamespace(Get_size=lambda: size)))
+    assert ("for MPI this rank is rank 0 of 1, although the launch has 2 ranks" in capsys.readouterr().err) is warns
