@@ -15,9 +15,12 @@ from orchestrator.logs.follow import Batch, Feed, live, merged, read_all
 from orchestrator.logs.history import history, reposition
 from orchestrator.logs.lines import LogLines, in_order, last
 from orchestrator.logs.selection import Selection
+from orchestrator.node.events import State
 from orchestrator.plan.plan import LaunchPlan
 
 T = TypeVar("T")
+STOPPED_END = f": {State.STOPPED.lower()}, nothing is left running"
+"""The end of the last event of an agent whose ranks were ended on request (node/agent/agent.py)."""
 WIDER = 16
 """The factor by which more lines are searched for the last ones that match a pattern."""
 
@@ -57,6 +60,8 @@ class LogReader:
         self._selection = selection or Selection()
         self._nodes = self._wanted_nodes() if only_wanted_nodes else None
         self._limit = int(plan.ssh["fanout"])
+        self.ended: set[str] = set()
+        """The nodes whose lines so far report that their ranks were ended on request, which are not shown if no routine is."""
         self._shown_from: dict[str, float] = {}
         """Node -> time before which its lines are not shown."""
         self.begin(1)
@@ -227,8 +232,13 @@ class LogReader:
         self._viewer.write(self._kept(lines))
 
     def _kept(self, lines: Iterable[LogLines]) -> Iterator[LogLines]:
-        shown = (group for group in lines if group.time >= self._shown_from.get(group.node, 0.0))
+        shown = map(self._noticed, (group for group in lines if group.time >= self._shown_from.get(group.node, 0.0)))
         return (kept for kept in map(self._selection.of, shown) if kept is not None)
+
+    def _noticed(self, group: LogLines) -> LogLines:
+        if group.is_routine and group.text.endswith(STOPPED_END):
+            self.ended.add(group.node)
+        return group
 
 
 def _unfinished(feeds: Sequence[Feed]) -> Iterator[LogLines]:

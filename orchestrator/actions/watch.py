@@ -16,6 +16,7 @@ from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.launchers.job import SILENT, JobStatus
 from orchestrator.launchers.slurm.poll import Poll, PollResult, change_message
 from orchestrator.logs.selection import Selection
+from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import GRACE_S, LaunchPlan
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import KeptRun
@@ -105,7 +106,7 @@ class Watch:
         if self._ends_failed and has_failed and any(node.finished is None for node in status.nodes):
             for warning in self._launcher.stop(job, grace_s=GRACE_S):
                 self._viewer.warn(warning)
-        self._reader.show_remaining()
+        self._show_remaining()
         verdict = explain_by_nodes(status.verdict, self._plan, self._launcher, status.attempt)
         verdict = with_last_lines(verdict, self._launcher, status.attempt)
         record = settle(self._run, verdict, status.nodes, attempt=status.attempt)
@@ -121,7 +122,7 @@ class Watch:
             elif phase is WatchPhase.CONFIRM and self._has_recorded_end():
                 phase = WatchPhase.RECORDED
             if phase is WatchPhase.NEXT_ATTEMPT:
-                self._reader.show_remaining()
+                self._show_remaining()
                 self._reader.begin(self._reader.attempt + 1)
                 self._plan = self._run.read_plan()
                 self._viewer.inform(f"run {self._plan.run_id} continues in attempt {self._reader.attempt}")
@@ -129,7 +130,7 @@ class Watch:
                 self._plan = self._run.read_plan()
                 self._reader.renew()
             elif phase is WatchPhase.RECORDED:
-                self._reader.show_remaining()
+                self._show_remaining()
                 return None
             else:
                 status = self._confirmed_status()
@@ -250,6 +251,13 @@ class Watch:
         if finding is not None and not self._has_warned_of_replicas:
             self._viewer.warn(finding)
             self._has_warned_of_replicas = True
+
+    def _show_remaining(self) -> None:
+        """Show the rest of the attempt's lines, and in one line the nodes whose ranks were ended on request."""
+        self._reader.show_remaining()
+        if self._reader.ended:
+            self._viewer.inform(f"ended on {fold(sorted(self._reader.ended))}")
+        self._reader.ended.clear()
 
     def _show_wait(self, record: RunRecord) -> None:
         """Show what the next attempt waits for, when that changes."""

@@ -316,11 +316,15 @@ class NodeLines:
 
 
 def _is_routine(event: dict[str, Any]) -> bool:
+    """True for an event of every run without a failure, of a node whose ranks are ended on request, and those that repeat a rank's exit."""
     kind = event["event"]
     if kind == Kind.RANK_EXITED:
-        return event.get("code") == 0
+        is_ended = event.get("signal") == "SIGTERM" and event["text"].endswith(", after the stop")
+        return event.get("code") == 0 or is_ended
     if kind == Kind.AGENT_FINISHED:
-        return event.get("state") == State.DONE
+        return event.get("state") in (State.DONE, State.STOPPED) or bool(event.get("exit"))
+    if kind == Kind.STOPPING:
+        return str(event.get("reason")).startswith(("requested by SIGTERM", "rank ", "the program "))
     return kind in (Kind.AGENT_STARTED, Kind.RANK_STARTED)
 
 

@@ -29,29 +29,29 @@ def shell_syntax(args: Sequence[str]) -> Optional[str]:
     return None
 
 
-def why_not_found(args: Sequence[str], path: str, node: str, file: str) -> str:
-    """Why the first word names no program on the node; `file` is its path if it has a slash."""
+def why_not_found(args: Sequence[str], path: str, file: str) -> str:
+    """Why the first word names no program on this node; `file` is its path if it has a slash. Equal on equal nodes."""
     name = args[0]
     if "/" in name and os.path.isfile(file):
-        return _why_not_executable(args, node, file)
+        return _why_not_executable(args, file)
     if "/" in name and os.path.isdir(file):
-        return f"{name} is a folder on {node}"
+        return f"{name} is a folder"
     line = shell_syntax(args)
     if line is not None:
         return line
     if "/" in name:
-        return f"{name}: no such executable on {node}"
-    text = f"{name}: no such executable on {node}, not on its PATH"
+        return f"{name}: no such executable"
+    text = f"{name}: no such executable on the PATH"
     if name == "python" and find_program("python3", path) is not None:
-        return f"{text}, which has python3: -- {shlex.join(['python3', *args[1:]])}"
+        return f"{text} of the node, which has python3: -- {shlex.join(['python3', *args[1:]])}"
     return text
 
 
-def _why_not_executable(args: Sequence[str], node: str, file: str) -> str:
+def _why_not_executable(args: Sequence[str], file: str) -> str:
     name, mode = args[0], os.stat(file).st_mode & 0o777
     by_bash = f"-- bash {shlex.join(args)}"
     if mode & 0o111 and os.statvfs(file).f_flag & os.ST_NOEXEC:
-        return f"{name} is on a file system of {node} from which nothing is executed (noexec): {by_bash}"
+        return f"{name} is on a file system from which nothing is executed (noexec): {by_bash}"
     return f"{name} is not executable: chmod +x {shlex.quote(name)}, or for a script of bash: {by_bash}"
 
 

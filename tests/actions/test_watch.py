@@ -39,7 +39,9 @@ def test_replicas_that_differ_are_shown_if_the_watch_itself_finds_the_end(
     folder.write_plan(plan)
     warnings: list[str] = []
     viewer: Any = SimpleNamespace(warn=warnings.append, inform=pytest.fail)
-    reader: Any = SimpleNamespace(plan=plan, unreadable={}, attempt=1, nodes={}, show_remaining=lambda: None)
+    reader: Any = SimpleNamespace(
+        plan=plan, unreadable={}, attempt=1, nodes={}, show_remaining=lambda: None, ended=set()
+    )
     status = Status(Verdict(RunState.STOPPED), (node,), None, 1)
     monkeypatch.setattr(Watch, "_last_status", lambda _: status)
     launcher = DirectLauncher(plan, lambda node: LocalTransport(node.name))

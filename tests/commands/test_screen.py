@@ -116,10 +116,21 @@ def test_ranks_that_are_neighbours_have_different_colours(
         ('"agent-finished", "state": "DONE"', False),
         ('"agent-finished", "state": "FAILED"', True),
         ('"note"', True),
+        ('"rank-exited", "signal": "SIGTERM"', False),
+        ('"rank-exited", "signal": "SIGKILL"', True),
+        ('"agent-finished", "state": "STOPPED"', False),
+        ('"agent-finished", "state": "FAILED", "exit": {"code": 1}', False),
+        ('"stopping", "reason": "requested by SIGTERM"', False),
+        ('"stopping", "reason": "rank 3 (pid 1) exited with code 1"', False),
+        ('"stopping", "reason": "the guard of the agent was killed"', True),
     ],
 )
-def test_watched_run_shows_no_event_that_every_successful_run_has(event: str, *, is_shown: bool) -> None:
-    [line] = NodeLines("n0").feed("events.jsonl", 0, f'{{"time": 1.0, "event": {event}, "text": "x"}}\n'.encode(), 1.0)
+def test_watched_run_shows_no_event_of_each_successful_run_nor_of_ranks_that_are_ended_with_others(
+    event: str, *, is_shown: bool
+) -> None:
+    [line] = NodeLines("n0").feed(
+        "events.jsonl", 0, f'{{"time": 1.0, "event": {event}, "text": "x, after the stop"}}\n'.encode(), 1.0
+    )
     assert (Selection(has_routine=False).of(line) is not None) == is_shown
     assert Selection(has_events=False).of(line) is None
 

@@ -97,7 +97,7 @@ def command_of(job: Job, cwd: str) -> list[str]:
     if program is None:
         from orchestrator.node.executable import why_not_found  # noqa: PLC0415  only if there is none
 
-        raise Refused(why_not_found(args, path, job.node, file))
+        raise Refused(why_not_found(args, path, file))
     is_joined = job.is_per_node or sum(job.ranks) == 1 or os.environ.get(SEPARATE) == "1"
     if not is_joined and needs_mpirun(program):
         command = per_node_command("submit" if job.slurm else "ssh-launch", ["mpirun", *args])

@@ -393,14 +393,14 @@ def test_a_stale_record_does_not_block(ground: Ground, changed: str) -> None:
 @pytest.mark.parametrize(
     ("args", "program", "why"),
     [
-        (["no-such-program"], {}, "no-such-program: no such executable on n0, not on its PATH"),
+        (["no-such-program"], {}, "no-such-program: no such executable on the PATH"),
         (["./no-such-file"], {}, "./no-such-file: no such executable"),
         (
             ["/etc/passwd"],
             {},
             "/etc/passwd is not executable: chmod +x /etc/passwd, or for a script of bash: -- bash /etc/passwd",
         ),
-        (["/etc"], {}, "/etc is a folder on n0"),
+        (["/etc"], {}, "/etc is a folder"),
         (
             ["FOO=1", "python3", "x.py"],
             {},
