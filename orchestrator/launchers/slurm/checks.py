@@ -201,10 +201,11 @@ def _unknown_to_accounting(run: RunCommand, plan: LaunchPlan) -> list[str]:
         done = run(["sacctmgr", "--noheader", "--parsable2", "show", field, f"format={column}"])
         known = done.stdout.split()
         if done.returncode == 0 and known and name.lower() not in map(str.lower, known):
-            problems.append(_unknown_name(field, name, known))
+            yours = "; `sacctmgr show associations user=$USER format=account,qos` lists yours"
+            problems.append(_unknown_name(field, name, known) + yours)
     return problems
 
 
 def _unknown_name(field: str, name: str, known: Sequence[str]) -> str:
-    allowed = f"{did_you_mean(name, known)}allowed: {', '.join(sorted(known)[:_SHOWN])}"
-    return f"slurm.{field}: {name} is not known to this cluster; {allowed}"
+    names = f"{did_you_mean(name, known)}it has {', '.join(sorted(known)[:_SHOWN])}"
+    return f"slurm.{field}: {name} is not known to this cluster; {names}"

@@ -27,6 +27,7 @@ NO_CONFIGURATION = (
 _HINTS = {
     re.escape(NOT_REACHED): "scontrol ping shows whether slurmctld is up",
     r"fatal: .*configuration": NO_CONFIGURATION,
+    r"accounting/QOS policy": "a limit of the QOS or the account is exceeded; `sacctmgr show qos` and `sacctmgr show associations user=$USER` list them",
     r"account": "set slurm.account in the inventory; `sacctmgr show associations user=$USER` lists your accounts",
     r"\bqos\b": "set slurm.qos in the inventory; `sacctmgr show associations user=$USER format=qos` lists yours",
     r"unrecognized option|invalid option": "it is in slurm.options of the inventory; `sbatch --help` lists what this version takes",

@@ -177,7 +177,8 @@ def test_unknown_account_or_qos_is_refused_with_the_known_names(field: str, name
     with pytest.raises(UsageError) as caught:
         check(Site(enforced="associations,limits,qos,safe"), plan)
     assert str(caught.value).startswith(f"slurm.{field}: {name} is not known to this cluster; did you mean ")
-    assert f"allowed: {', '.join(ACCOUNTS[field].split())}" in str(caught.value)
+    assert f"it has {', '.join(ACCOUNTS[field].split())}" in str(caught.value)
+    assert "sacctmgr show associations user=$USER" in str(caught.value)  # it has also those of others
 
 
 @pytest.mark.parametrize(

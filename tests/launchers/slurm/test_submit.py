@@ -31,6 +31,11 @@ RULER = "sbatch: error: " + "-" * 60
             "slurm.account",
         ),
         (
+            "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)\n",
+            "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
+            "a limit of the QOS or the account is exceeded",
+        ),
+        (
             "sbatch: lua: not at night\nsbatch: error: Batch job submission failed: Unspecified error\n",
             "lua: not at night; Batch job submission failed: Unspecified error",
             "sinfo",
@@ -38,7 +43,7 @@ RULER = "sbatch: error: " + "-" * 60
         ("slow down\n", "slow down", "sinfo"),
         ("", "it printed nothing", "sinfo"),
     ],
-    ids=["option", "fatal", "account", "lua", "wrapper", "nothing"],
+    ids=["option", "fatal", "account", "limit", "lua", "wrapper", "nothing"],
 )
 def test_refusal_quotes_sbatch_and_names_the_next_step(stderr: str, reason: str, hint: str) -> None:
     error = refusal(stderr)
