@@ -58,6 +58,14 @@ def _after_comma(names: list[str], beginning: str) -> list[str]:
 
 _Command = Callable[..., int]
 _PATH = click.Path(path_type=Path)
+
+
+def _shipped_inventories(_context: click.Context, _parameter: click.Parameter, beginning: str) -> list[str]:
+    from orchestrator.actions.inventory import shipped_names  # noqa: PLC0415
+
+    return [name for name in shipped_names() if name.startswith(beginning)]
+
+
 _inventory = click.option(
     "-i",
     "--inventory",
@@ -304,7 +312,15 @@ def submit(
     at_once: int | None,
     **typed: Any,  # noqa: ANN401  see _launch_options
 ) -> int:
-    """Start a run through Slurm. Without -- PROGRAM the shared trainer runs, with KEY=VALUE settings."""
+    """
+    Start a run through Slurm.
+
+    Without -- PROGRAM the shared trainer runs, with KEY=VALUE settings.
+
+    \b
+    orch submit -i h800.yaml -- train.py --lr 1e-3
+    orch submit -i h800.yaml --time 1-0 steps=1000
+    """  # noqa: D301  click's mark of lines that are not wrapped
     arguments = _arguments("slurm", program, typed)
     if sweep:
         from orchestrator.commands.sweep import submit_sweep  # noqa: PLC0415
@@ -336,7 +352,15 @@ def ssh_launch(
     fold: bool,
     **typed: Any,  # noqa: ANN401  see _launch_options
 ) -> int:
-    """Start a run over SSH, or on this machine (transport local). Otherwise as submit."""
+    """
+    Start a run over SSH, or on this machine (transport local).
+
+    Without -- PROGRAM the shared trainer runs, with KEY=VALUE settings.
+
+    \b
+    orch ssh-launch -i h800.yaml -- train.py --lr 1e-3
+    orch ssh-launch -i local steps=20
+    """  # noqa: D301  as above
     from orchestrator.commands.launch import launch  # noqa: PLC0415
 
     return launch(_arguments("ssh", program, typed), dry_run=dry_run, follow=follow, quiet=quiet, fold=fold)
@@ -462,7 +486,7 @@ def list_(sweep: str | None, up_to_date: bool, as_json: bool, **wanted: Any) -> 
 )
 @_wait_for_nodes
 def attach(run: str, follow: bool, quiet: bool, fold: bool, tail: int, wait_for_nodes: str | None) -> int:
-    """Supervise a run again whose supervisor has died. Watches the run."""
+    """Reconnect to a run after a reboot or a killed orch, and watch it."""
     from orchestrator.commands.attach import attach  # noqa: PLC0415
 
     return attach(run, follow=follow, quiet=quiet, fold=fold, tail=tail, wait_for_nodes=wait_for_nodes)
@@ -777,6 +801,15 @@ def inventory_validate(inventory: str | None) -> int:
     from orchestrator.commands.inventory import validate  # noqa: PLC0415
 
     return validate(inventory)
+
+
+@inventory_app.command("new")
+@click.argument("name", shell_complete=_shipped_inventories)
+def inventory_new(name: str) -> int:
+    """Print a shipped inventory, to begin one of yours: orch inventory new h800 > inventory.yaml."""
+    from orchestrator.commands.inventory import new  # noqa: PLC0415
+
+    return new(name)
 
 
 @inventory_app.command("import")

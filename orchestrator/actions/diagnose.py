@@ -33,6 +33,7 @@ STDIN = "-"
 GZIP_MAGIC = b"\x1f\x8b"
 _GZIP = 31  # wbits of zlib
 # rank-3.err of orch, node1_rank3.log, 3/stderr.log of torchrun --log-dir
+_LOG_SUFFIXES = (".log", ".txt", ".out", ".err", ".gz")
 _RANK_IN_NAME = re.compile(
     r"(?:(?:^|/|(?<!local)[_.-])rank[-_.]?(?P<name>\d+)[^/]*|(?:^|/)(?P<folder>\d+)/std(?:err|out)(?:\.log)?)$"
 )
@@ -79,8 +80,12 @@ class Diagnosed:
 
 
 def is_run(words: Sequence[str]) -> bool:
-    """True if a run is named, not files: nothing, or one word that is no path."""
-    return not words or (len(words) == 1 and words[0] != STDIN and "/" not in words[0] and not Path(words[0]).exists())
+    """True if a run is named, not files: nothing, or one word that is no path and has no ending of a log."""
+    if not words:
+        return True
+    path = Path(words[0])
+    is_file = words[0] == STDIN or "/" in words[0] or path.suffix in _LOG_SUFFIXES or path.exists()
+    return len(words) == 1 and not is_file
 
 
 def diagnose_files(words: Sequence[str], signatures_file: Path | None) -> Diagnosed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from orchestrator.errors import InventoryError, UsageError
 from orchestrator.inventory import model as inventories
 from orchestrator.inventory.model import Inventory
-from orchestrator.names.hostlist import expand, fold
+from orchestrator.names.hostlist import counted, expand, fold
 from orchestrator.resources import inventory_folder
 
 DEFAULT = Path("inventory.yaml")
@@ -20,7 +21,7 @@ def load_inventory(given: str | None, names: str | None) -> Inventory:
     Load the inventory given with -i, else $ORCH_INVENTORY, else ./inventory.yaml; else make one of the node names.
 
     Args:
-        given: a path, or the bare name of an inventory that orch ships, such as `local`.
+        given: a path, or the name of an inventory that orch ships, such as `local` or `h800.yaml`; a file has priority over `.yaml`.
         names: the host list after --nodes, if the command needs no inventory file for hosts of ~/.ssh/config.
 
     Raises:
@@ -28,7 +29,10 @@ def load_inventory(given: str | None, names: str | None) -> Inventory:
     """
     chosen = given or os.environ.get("ORCH_INVENTORY")
     if chosen:
-        return inventories.load(_shipped(chosen) or Path(chosen))
+        path = _shipped(chosen) or Path(chosen)
+        if close := _similar_shipped(path):
+            raise InventoryError(f"{path}: No such file or directory", hint=f"did you mean {close}?")
+        return inventories.load(path)
     if DEFAULT.exists():
         return inventories.load(DEFAULT)
     if names is None:
@@ -52,9 +56,39 @@ def validate_inventory(given: str | None) -> str:
     inventory = load_inventory(given, None)
     devices = sum(node.devices for node in inventory.nodes)
     names = fold(node.name for node in inventory.nodes)
-    return f"{inventory.file} is valid: {len(inventory.nodes)} nodes, {devices} devices: {names}"
+    node_count = counted(len(inventory.nodes), "node")
+    return f"{inventory.file} is valid: {node_count}, {counted(devices, 'device')}: {names}"
+
+
+def shipped_text(name: str) -> str:
+    """
+    The text of an inventory that orch ships, to begin one's own with.
+
+    Raises:
+        UsageError: there is none of this name.
+    """
+    path = _shipped(name)
+    if path is None:
+        raise UsageError(f"there is no shipped inventory {name!r}", hint=f"one of {', '.join(shipped_names())}")
+    return path.read_text("utf-8")
+
+
+def shipped_names() -> list[str]:
+    """The names of the inventories that orch ships."""
+    return sorted(path.stem for path in inventory_folder().glob("*.yaml"))
+
+
+def _similar_shipped(path: Path) -> str:
+    """The name of a shipped inventory that was probably meant by a file that does not exist; empty if there is none."""
+    if path.exists() or path.name != str(path):
+        return ""
+    close = difflib.get_close_matches(path.stem if path.suffix == ".yaml" else path.name, shipped_names(), n=1)
+    return close[0] if close else ""
 
 
 def _shipped(name: str) -> Path | None:
-    path = inventory_folder() / f"{name}.yaml"
-    return path if "/" not in name and "." not in name and path.is_file() else None
+    stem = name.removesuffix(".yaml")
+    path = inventory_folder() / f"{stem}.yaml"
+    if "/" in name or "." in stem or (stem != name and Path(name).exists()):
+        return None
+    return path if path.is_file() else None

@@ -6,6 +6,7 @@ import json
 import os
 import posixpath
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -236,9 +237,13 @@ def trainer_config(arguments: LaunchArguments) -> TrainerConfig:
     """
     for word in arguments.settings:
         if "=" not in word or word.startswith("-"):
-            raise UsageError(
-                f"{word!r} is not a key=value setting", hint="put a program of yours after --: -- train.py …"
+            line = shlex.join(["ssh-launch" if arguments.launcher == "ssh" else "submit", "--", word])
+            is_key = (
+                re.fullmatch(r"[a-z]\w*(\.[a-z]\w*)*", word) and not word.endswith(".py") and not Path(word).exists()
             )
+            setting = f"write {word}=VALUE, as in steps=20; or " if is_key else ""
+            hint = f"{setting}put a program of yours after --: orch {line}"
+            raise UsageError(f"{word!r} is not a key=value setting", hint=hint)
     text = None if arguments.config is None else _as_json(arguments.config)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.json"

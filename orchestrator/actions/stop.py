@@ -14,7 +14,7 @@ from orchestrator.actions.runs import all_runs, find_run, read_runs, runs_named
 from orchestrator.errors import LaunchError, RunLost, RunNotFound, UsageError
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
-from orchestrator.names.hostlist import fold
+from orchestrator.names.hostlist import counted, fold
 from orchestrator.node.ownership import signal_exactly
 from orchestrator.node.run_id import RUN_ID
 from orchestrator.plan.plan import GRACE_S
@@ -102,7 +102,7 @@ def _described(folder: RunFolder, record: RunRecord) -> str:
     """State, nodes and start of a run in one line."""
     try:
         plan = folder.read_plan()
-        nodes = f"{plan.node_count} nodes" if plan.by_count else fold(node.name for node in plan.nodes)
+        nodes = counted(plan.node_count, "node") if plan.by_count else fold(node.name for node in plan.nodes)
     except RunNotFound:
         nodes = "nodes unknown"
     return f"{record.state.value}, {nodes}, started {record.created[:19].replace('T', ' ')} UTC"

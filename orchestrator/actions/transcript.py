@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from orchestrator.code_report import CodeReport
 from orchestrator.inventory.hooks import Hook
+from orchestrator.names.hostlist import counted
 from orchestrator.plan.files import PlannedFile, node_files, sbatch_command, start_command, step_command
 from orchestrator.plan.plan import LaunchPlan, NodePlan, redacted
 from orchestrator.plan.shell import shell_path
@@ -17,7 +18,7 @@ def dry_run_text(plan: LaunchPlan, report: CodeReport | None = None) -> str:
     plan = redacted(plan)
     files = node_files(plan)
     spares = f" and {plan.spare_count} spare" if plan.spare_count else ""
-    size = f"{plan.node_count} nodes{spares}, {plan.world_size} ranks"
+    size = f"{counted(plan.node_count, 'node')}{spares}, {counted(plan.world_size, 'rank')}"
     size += ", which the program starts" if plan.program.per_node else ""
     header = (
         f"#!/bin/bash\n# Run {plan.run_id}: {size}, bundle {plan.bundle}. Nothing was started.\n"

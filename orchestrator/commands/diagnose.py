@@ -67,6 +67,8 @@ def _report(result: Diagnosed) -> Iterator[str]:
         yield from labelled("cause", ["none: nothing failed"])
     elif result.positions:
         yield from labelled("cause", ["unknown: no error was found so far; `ranks` shows where the ranks are"])
+    elif result.state == RunState.DONE.value:
+        yield from labelled("cause", ["none: nothing failed, and no error was found"])
     else:
         yield from labelled("cause", ["unknown: no error was found"])
     for label, entries in (("or", found.alternatives), ("follows", found.consequences), ("also", found.observations)):

@@ -11,9 +11,9 @@ from orchestrator.console import print_text, without_controls
 from orchestrator.run import Failure, RunRecord
 
 RETRY = {
-    "retry": "another attempt can help",
-    "elsewhere": "another attempt can help on other nodes",
-    "never": "another attempt fails the same way until this is changed",
+    "retry": "yes: another attempt can help",
+    "elsewhere": "yes: another attempt can help on other nodes",
+    "never": "no: the run fails the same way until that is corrected",
 }
 
 
@@ -35,7 +35,7 @@ def _report(failure: Failure) -> Iterator[str]:
     yield from labelled("began on", [failure.origin or "unknown: the lines name no rank"])
     yield from labelled("proof", failure.proof)
     yield from labelled("next", failure.remedy)
-    yield from labelled("class", [f"{failure.kind.value}: {RETRY[failure.retry]}"])
+    yield from labelled("retry", [RETRY[failure.retry]])
     if failure.confidence != "high":
         yield from labelled("confidence", [f"{failure.confidence}: {failure.reason}"])
 

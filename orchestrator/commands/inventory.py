@@ -1,10 +1,10 @@
-"""`orch inventory show|validate|import`."""
+"""`orch inventory show|validate|new|import`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.actions.inventory import resolved_inventory, validate_inventory
+from orchestrator.actions.inventory import resolved_inventory, shipped_text, validate_inventory
 from orchestrator.console import inform, print_json, print_text
 
 
@@ -17,6 +17,12 @@ def show(given: str | None) -> int:
 def validate(given: str | None) -> int:
     """Check the inventory and print its size."""
     inform(validate_inventory(given))
+    return 0
+
+
+def new(name: str) -> int:
+    """Print the text of a shipped inventory."""
+    print_text(shipped_text(name))
     return 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -217,9 +218,25 @@ def dotted_path(path: FieldPath) -> str:
     return _printable(text.removeprefix("."))
 
 
+_HOST_LIST = re.compile(r"[\w.,\[\]-]{1,200}")
+_OTHER_WORDS = {
+    "cuda": ("gpu", "gpus", "nvidia", "h800", "h100", "h20", "a100", "a800"),
+    "gcu": ("enflame", "t20", "s60", "dtu", "tops"),
+    "nodes": ("hosts", "machines", "servers", "workers"),
+    "devices": ("gpus", "cards", "slots", "ranks", "num_gpus", "gpus_per_node", "nproc_per_node"),
+    "address": ("host", "hostname", "ip"),
+    "user": ("username", "login"),
+    "env": ("environment", "variables"),
+    "infiniband": ("ib", "rdma"),
+    "ethernet": ("tcp", "socket"),
+}
+"""Words of other tools for keys and values of an inventory."""
+
+
 def did_you_mean(word: str, allowed: Sequence[str]) -> str:
-    """Return `did you mean x? ` if one of `allowed` is similar, else an empty text."""
-    close = difflib.get_close_matches(word, allowed, n=1)
+    """Return `did you mean x? ` if one of `allowed` has the same meaning or is similar, else an empty text."""
+    close = [name for name, words in _OTHER_WORDS.items() if word.lower() in words and name in allowed]
+    close = close or difflib.get_close_matches(word, allowed, n=1)
     return f"did you mean {close[0]}? " if close else ""
 
 
@@ -231,7 +248,10 @@ def problem_from_pydantic(error: Mapping[str, object], allowed: Sequence[str]) -
     context = error.get("ctx")
     details: Mapping[str, object] = context if isinstance(context, Mapping) else {}
     key = str(path[-1]) if path else ""
-    return Problem(path, _message(kind, key, value=value, details=details, allowed=allowed) or str(error["msg"]))
+    text = _message(kind, key, value=value, details=details, allowed=allowed) or str(error["msg"])
+    if kind == "model_type" and path[:1] == ("nodes",) and isinstance(value, str) and _HOST_LIST.fullmatch(value):
+        text += f": write - {{name: {json.dumps(value) if '[' in value else value}}}"
+    return Problem(path, text)
 
 
 def _message(kind: str, key: str, *, value: object, details: Mapping[str, object], allowed: Sequence[str]) -> str:

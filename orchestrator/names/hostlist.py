@@ -164,3 +164,8 @@ def _refusal(pattern: str, reason: str) -> ValueError:
 def _displayed(pattern: str) -> str:
     short = pattern if len(pattern) <= 60 else pattern[:57] + "..."  # noqa: PLR2004  leaves space on the line for the message
     return short if re.fullmatch(r"[!-~]+", short) else ascii(short)
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

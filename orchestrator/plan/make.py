@@ -16,7 +16,7 @@ from orchestrator.environment.debugging import debugging_variables
 from orchestrator.environment.variable import Origin
 from orchestrator.errors import UsageError
 from orchestrator.inventory.redaction import is_secret
-from orchestrator.names.hostlist import expand, fold
+from orchestrator.names.hostlist import counted, expand, fold
 from orchestrator.names.slurm_options import OPTION_OF, has_count, option_name, option_value, warn_s
 from orchestrator.node.rank_launchers import (
     FROM_ONE_NODE,
@@ -145,7 +145,8 @@ def _elastic(inventory: Inventory, request: Request, chosen: _Chosen) -> tuple[_
     if chosen.node_count < elastic.least:
         names = fold(node.name for node in chosen.nodes)
         raise UsageError(
-            f"{option} needs at least {elastic.least} nodes; there are {chosen.node_count}: {names}", hint="lower MIN"
+            f"{option} needs at least {counted(elastic.least, 'node')}; there are {chosen.node_count}: {names}",
+            hint="lower MIN",
         )
     if len(set(chosen.ranks_each)) > 1:
         difference = _difference((str(node.devices), node.name) for node in _unequal(chosen.nodes))
@@ -304,15 +305,16 @@ def _select_nodes(inventory: Inventory, request: Request) -> tuple[tuple[Node, .
     source = inventory.file if request.allocation is None else f"Slurm job {request.allocation.job}"
     if node_count > len(nodes):
         raise UsageError(
-            f"-j {node_count}x{ranks} needs {node_count} nodes; {source} has {len(nodes)}: {fold(n.name for n in nodes)}",
+            f"-j {node_count}x{ranks} needs {counted(node_count, 'node')}; {source} has {len(nodes)}: {fold(n.name for n in nodes)}",
             hint="request fewer nodes, or add nodes to the inventory",
         )
     fitting, small = _by_size(nodes, ranks)
     if node_count > len(fitting):
         enough = f"; only {fold(node.name for node in fitting)} has as many" if fitting else ""
         raise UsageError(
-            f"-j {node_count}x{ranks} needs {ranks} devices per node; {small[0].name} has {small[0].devices} devices{enough}",
-            hint="one rank runs on one device: lower R in -j NxR, or correct `devices` in the inventory",
+            f"-j {node_count}x{ranks} needs {counted(ranks, 'device')} per node; "
+            f"{small[0].name} has {counted(small[0].devices, 'device')}{enough}",
+            hint=f"one rank runs on one device: lower R in -j NxR, or {_devices_hint(inventory, ranks)}",
         )
     is_free_choice = request.launcher == "slurm" and request.nodes is None and request.allocation is None
     nodes = fitting if is_free_choice else fitting[:node_count]
@@ -322,8 +324,14 @@ def _select_nodes(inventory: Inventory, request: Request) -> tuple[tuple[Node, .
             f"-j {node_count}x{ranks} leaves out {fold(node.name for node in small)}, with fewer than {ranks} devices"
         )
     if larger := next((node for node in nodes if node.devices > ranks), None):
-        warnings.append(f"-j {node_count}x{ranks} uses {ranks} of {larger.devices} devices per node")
+        warnings.append(f"-j {node_count}x{ranks} uses {ranks} of {counted(larger.devices, 'device')} per node")
     return nodes, [ranks] * len(nodes), tuple(warnings)
+
+
+def _devices_hint(inventory: Inventory, ranks: int) -> str:
+    if inventory.file:
+        return "correct `devices` in the inventory"
+    return f"write an inventory.yaml with these nodes and the line `devices: {ranks}`"
 
 
 def _by_size(nodes: Sequence[Node], ranks: int) -> tuple[tuple[Node, ...], tuple[Node, ...]]:

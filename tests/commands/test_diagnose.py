@@ -95,7 +95,7 @@ def test_the_report(tmp_path: Path) -> None:
         "began on    rank 3 on n1\n"
         "proof       /train.log:2: [rank 3 on n1] KeyError: 'inputids'\n"
         "next        look at the traceback above this line in the log of that rank\n"
-        "retry       another attempt fails the same way until this is changed\n"
+        "retry       no: the run fails the same way until that is corrected\n"
         "confidence  medium: it is the program's own error, the only one that follows from no other\n"
         "follows     the other side of a connection has ended (1 line, rank 0)\n"
     )

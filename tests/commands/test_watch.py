@@ -58,7 +58,7 @@ def test_the_cause_follows_the_outcome(capsys: pytest.CaptureFixture[str]) -> No
         "proof       n1/rank-3.err:7: [rank 3 on n1] No space\\x1b[2J left on device\n"
         "next        df -h\n"
         "            quota -s\n"
-        "class       storage: another attempt fails the same way until this is changed\n"
+        "retry       no: the run fails the same way until that is corrected\n"
         "more        orch diagnose t-1\n"
     )
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Run local-20260102-030405-0abc: 1 nodes, 2 ranks, bundle 00000000000000000000000000000000. Nothing was started.
+# Run local-20260102-030405-0abc: 1 node, 2 ranks, bundle 00000000000000000000000000000000. Nothing was started.
 # The bundle, which has the agent and the code, is not in this text: a launch without --dry-run sends it before the commands.
 set -eu
 umask 077

@@ -321,8 +321,9 @@ def schema_of(key: str, *, source: str) -> KeySchema:
     near = difflib.get_close_matches(key, schemas, n=1, cutoff=0.6) or [
         name for name in schemas if name.rpartition(".")[2] == key
     ]
-    guess = f"; did you mean {near[0]!r}?" if near else ""
-    raise UserError(f"{start}unknown key {key!r}{guess}\nkeys: {', '.join(schemas)}")
+    if near:
+        raise UserError(f"{start}unknown key {key!r}; did you mean {near[0]!r}?")
+    raise UserError(f"{start}unknown key {key!r}\nkeys: {', '.join(schemas)}")
 
 
 def schemas_by_key() -> dict[str, KeySchema]:

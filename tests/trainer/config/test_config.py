@@ -62,7 +62,8 @@ def test_word_sets_its_key(word: str, path: tuple[str, ...], value: object) -> N
 @pytest.mark.parametrize(
     ("word", "parts"),
     [
-        ("stesp=3", ["unknown key 'stesp'", "did you mean 'steps'", "save_total_limit", "model.layers"]),
+        ("stesp=3", ["unknown key 'stesp'", "did you mean 'steps'?"]),
+        ("qqqqqqqq=3", ["unknown key 'qqqqqqqq'", "save_total_limit", "model.layers"]),
         ("layers=3", ["did you mean 'model.layers'"]),
         ("model=3", ["'model' is a group", "model.heads"]),
         ("steps", ["expected key=value", "'steps'"]),
