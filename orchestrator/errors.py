@@ -175,7 +175,9 @@ def os_error_text(exc: OSError) -> str:
 def machine_error(exc: BaseException) -> OrchError | None:
     """The failure of this machine that caused an unexpected exception; None for a bug."""
     if isinstance(exc, OSError):
-        return OrchError(os_error_text(exc), hint=_REMEDIES.get(exc.errno or 0, ""))
+        is_anywhere = exc.errno in FULL_DISK and exc.filename is None  # a write to the output names no file, either
+        hint = "free space on the disk that the output goes to, or on that of ORCH_HOME" if is_anywhere else ""
+        return OrchError(os_error_text(exc), hint=hint or _REMEDIES.get(exc.errno or 0, ""))
     if isinstance(exc, MemoryError):
         return OrchError("out of memory", hint="free some, or raise the limit: ulimit -v")
     if isinstance(exc, RuntimeError) and exc.args == ("can't start new thread",):  # threading has no class for it

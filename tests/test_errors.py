@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import MOST_REASONS, NodeError, NodesError, OrchError, os_error_text
+from orchestrator.errors import MOST_REASONS, NodeError, NodesError, OrchError, machine_error, os_error_text
 
 
 def test_error_of_a_node_names_the_node() -> None:
@@ -62,3 +62,11 @@ def test_count_is_on_the_first_line_of_a_reason() -> None:
 def test_full_disk_is_reported_with_file_and_size(tmp_path: Path) -> None:
     text = os_error_text(OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "run.json")))
     assert re.fullmatch(rf"{tmp_path}/run\.json: No space left on device \([0-9.e+]+ of [0-9.e+]+ GB free\)", text)
+
+
+@pytest.mark.parametrize(("file", "is_output"), [(None, True), ("/root/.orch/run.json", False)])
+def test_full_disk_without_a_file_may_be_that_of_the_output(file: str | None, *, is_output: bool) -> None:
+    """As in `orch list > /dev/full`: another ORCH_HOME would not help."""
+    error = machine_error(OSError(errno.ENOSPC, "No space left on device", file))
+    assert error is not None
+    assert ("the output" in str(error.hint)) is is_output
