@@ -6,12 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.actions.inventory import load_inventory
 from orchestrator.actions.preflight import Reach, checked_nodes, survey
+from orchestrator.actions.proposed import with_inventory
 from orchestrator.actions.runs import home_store
 from orchestrator.checks.cluster import GIB, Cluster
 from orchestrator.checks.full import MEASURED
@@ -107,7 +108,10 @@ def check_nodes(inventory: str | None, names: str | None, skipped: Sequence[str]
     )
     with closing(direct_launcher(plan)) as launcher:
         cluster = survey(checked_nodes(plan, is_program_known=False), connected(plan, launcher.reach), code=_code())
-    checked = Checked(cluster, check(cluster, skipped), time.monotonic() - begun, skipped)
+    findings = [
+        replace(finding, remedy=with_inventory(finding.remedy, inventory)) for finding in check(cluster, skipped)
+    ]
+    checked = Checked(cluster, findings, time.monotonic() - begun, skipped)
     if not skipped:
         KeptFacts.of(home_store(), loaded.digest).update(facts_to_keep(cluster, checked.findings))
     return checked

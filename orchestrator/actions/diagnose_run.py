@@ -15,6 +15,7 @@ from orchestrator.actions.diagnose import Diagnosed, user_signatures
 from orchestrator.actions.diagnose_code import with_module_path
 from orchestrator.actions.diagnose_context import changes_since_success, findings_of
 from orchestrator.actions.logs import BATCH_LOG_BYTES, recorded_run
+from orchestrator.actions.proposed import with_inventory
 from orchestrator.actions.runs import find_run
 from orchestrator.diagnosis.catalogue import CATALOGUE
 from orchestrator.diagnosis.evidence import Evidence, Hit, hits_of, patterns_of, search_log
@@ -106,8 +107,10 @@ def diagnosis_of(
     if found_log is not None and found_log[0] is not None:
         evidence += search_log([found_log[0].of_last_attempt.encode()], "batch log", signatures)
     evidence += _evidence_of_record(record, signatures)
+    diagnosis = with_last_lines(with_module_path(weigh(evidence), run), record.exit)
+    file = record.inventory.get("file")
     return Diagnosed(
-        with_last_lines(with_module_path(weigh(evidence), run), record.exit),
+        replace(diagnosis, remedy=tuple(with_inventory(step, file) for step in diagnosis.remedy)),
         tuple(dict.fromkeys(f"{body['node']}/{body['name']}" for body in bodies)),
         sum(body["bytes"] for body in bodies),
         run=record.id,

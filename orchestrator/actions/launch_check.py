@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.actions.check import facts_to_keep
 from orchestrator.actions.preflight import CheckedNode, Reach, survey
+from orchestrator.actions.proposed import with_inventory
 from orchestrator.checks.cluster import Cluster
 from orchestrator.checks.quick import check
 from orchestrator.errors import PreflightRefused
@@ -103,4 +104,5 @@ def require_passed(findings: Sequence[Finding], folder: RunFolder, on_warning: C
     if failed:
         lines = ["the check of the nodes failed, so nothing was started", *failed]
         hint = "correct that and look again with `orch check`; --skip NAME leaves out one check, --no-check all of them"
-        raise PreflightRefused("\n  ".join(lines), hint=hint)
+        inventory = folder.read().inventory.get("file")
+        raise PreflightRefused(with_inventory("\n  ".join(lines), inventory), hint=with_inventory(hint, inventory))

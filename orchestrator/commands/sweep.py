@@ -40,7 +40,10 @@ def list_sweep(name: str, *, as_json: bool) -> int:
         RunNotFound: no sweep here, or more than one, has the name.
     """
     if not find_sweep(name):
-        raise RunNotFound(f"no sweep {name!r}, or more than one", hint="use the id that orch submit --sweep printed")
+        raise RunNotFound(
+            f"no sweep {name!r}, or more than one",
+            hint="use the id that the submission of the sweep printed; orch list",
+        )
     for warning in bring_up_to_date():
         warn(warning)
     records = [record for _, record in find_sweep(name)]

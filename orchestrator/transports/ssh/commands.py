@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from orchestrator.transports.ssh.route import Destination, SshSettings
 
@@ -19,7 +20,10 @@ def command_line(argv: Sequence[str]) -> str:
 
 def login_command(target: Destination, ssh: SshSettings, command: str = "true") -> str:
     """The command for the same login by ssh, in backquotes."""
-    argv = ["ssh", *(["-F", ssh.config] if ssh.config else [])]
+    argv = [
+        "ssh",
+        *(["-F", str(Path(ssh.config).expanduser())] if ssh.config else []),
+    ]  # ssh itself does not expand a ~
     argv += ["-J", ssh.proxy_jump] if ssh.proxy_jump else []
     argv += ["-p", str(target.port)] if target.port else []
     address = f"{target.user}@{target.address}" if target.user else target.address
