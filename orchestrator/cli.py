@@ -318,7 +318,7 @@ def submit(
     Without -- PROGRAM the shared trainer runs, with KEY=VALUE settings.
 
     \b
-    orch submit -i h800.yaml -- train.py --lr 1e-3
+    orch submit -i h800.yaml -- train.py
     orch submit -i h800.yaml --time 1-0 steps=1000
     """  # noqa: D301  click's mark of lines that are not wrapped
     arguments = _arguments("slurm", program, typed)
@@ -358,7 +358,7 @@ def ssh_launch(
     Without -- PROGRAM the shared trainer runs, with KEY=VALUE settings.
 
     \b
-    orch ssh-launch -i h800.yaml -- train.py --lr 1e-3
+    orch ssh-launch -i h800.yaml -- train.py
     orch ssh-launch -i local steps=20
     """  # noqa: D301  as above
     from orchestrator.commands.launch import launch  # noqa: PLC0415
