@@ -622,6 +622,16 @@ def lint(
 
 
 @app.command()
+@click.argument("word", required=False)
+@_json
+def settings(word: str | None, as_json: bool) -> int:
+    """List the settings of the shared trainer, those with WORD in their name: orch settings lr."""
+    from orchestrator.commands.settings import settings  # noqa: PLC0415
+
+    return settings(word, as_json=as_json)
+
+
+@app.command()
 @click.argument("words", nargs=-1, metavar="[RUN | FILE...]")
 @click.option("--signatures", type=_PATH, metavar="FILE", help="Your own signatures; default: $ORCH_HOME/signatures.")
 @click.option("--prove", is_flag=True, help="Run the failure again in small, without and with its remedy.")

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import sys
-from typing import NoReturn, Sequence
+from typing import Any, Mapping, NoReturn, Sequence
 
 from trainer.config.config import TrainConfig, load_config, schemas_by_key
 from trainer.errors import UserError, report
@@ -33,8 +33,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", metavar="FILE", help="JSON, or YAML where a YAML library is installed")
     parser.add_argument("--print-config", action="store_true", help="print the resolved configuration as JSON and stop")
+    parser.add_argument("--list-keys", action="store_true", help="print all keys as JSON and stop")
     parser.add_argument("words", nargs="*", metavar="key=value", help="win over the file")
     return parser
+
+
+def _keys() -> list[dict[str, object]]:
+    """Every key with its default and the allowed values."""
+    defaults = load_config().as_dict()
+    return [
+        {"key": key, "default": _value_of(defaults, key), "values": schema.allowed}
+        for key, schema in schemas_by_key().items()
+    ]
+
+
+def _value_of(tree: Mapping[str, Any], key: str) -> object:
+    group, _, name = key.partition(".")
+    return tree[group][name] if name else tree[group]
 
 
 def _train(config: TrainConfig) -> int:
@@ -55,6 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         become_rank(int(os.environ[VARIABLE]))
     try:
         request = _parser().parse_intermixed_args(argv)
+        if request.list_keys:
+            sys.stdout.write(json.dumps(_keys(), indent=2) + "\n")
+            return 0
         config = load_config(request.config, request.words)
         if request.print_config:
             sys.stdout.write(json.dumps(config.as_dict(), indent=2) + "\n")

@@ -250,18 +250,23 @@ def trainer_config(arguments: LaunchArguments) -> TrainerConfig:
         if text is not None:
             file.write_text(text, "utf-8")
         config = [] if text is None else ["--config", str(file)]
-        command = [sys.executable, "-m", arguments.module, "--print-config", *config, *arguments.settings]
-        # -m searches the working folder first, where the user may have a trainer.py; with PYTHONSAFEPATH it does not
-        parent = str(trainer_folder().parent)
-        path = os.pathsep.join(filter(None, (parent, os.environ.get("PYTHONPATH"))))
-        env = {**os.environ, "PYTHONPATH": path}
-        result = subprocess.run(command, cwd=parent, env=env, capture_output=True, text=True, check=False)
+        result = run_trainer(arguments.module, ["--print-config", *config, *arguments.settings])
         if result.returncode != 0:
             message = result.stderr.strip().replace(str(file), str(arguments.config)).removeprefix("error: ")
+            message = message.replace("python -m trainer --help", "orch settings")
             raise UsageError(message or "the trainer refused its configuration")
     values = json.loads(result.stdout)
     batch_settings = {name: values.get(name) for name in ("micro_batch", "accumulation", "batch")}
     return TrainerConfig(text, values.get("task", arguments.module), batch_settings)
+
+
+def run_trainer(module: str, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a module of the shared trainer here, without torch, to check or list its settings."""
+    # -m searches the working folder first, where the user may have a trainer.py; with PYTHONSAFEPATH it does not
+    parent = str(trainer_folder().parent)
+    path = os.pathsep.join(filter(None, (parent, os.environ.get("PYTHONPATH"))))
+    command, env = [sys.executable, "-m", module, *arguments], {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(command, cwd=parent, env=env, capture_output=True, text=True, check=False)
 
 
 def _as_json(path: Path) -> str:

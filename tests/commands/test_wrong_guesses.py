@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,15 @@ def test_shipped_inventory_is_found_with_and_without_its_suffix(
     (folder / "h800.yaml").write_text(INVENTORIES["good.yaml"])
     assert run(["inventory", "validate", "-i", "h800.yaml"]) == 0
     assert "h800.yaml is valid: 1 node, 1 device: n0" in capfd.readouterr().err
+
+
+@pytest.mark.processes
+def test_settings_of_the_trainer_are_listed_without_torch(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "torch.py").write_text("raise SystemExit('torch was imported')")
+    assert run(["settings", "save_total", "--json"]) == 0
+    assert [setting["key"] for setting in json.loads(capfd.readouterr().out)] == ["save_total_limit"]
+    assert run(["settings", "qqq"]) == 2
+    assert "no setting of the shared trainer has 'qqq' in its name" in capfd.readouterr().err
 
 
 def test_shape_for_nodes_without_an_inventory_needs_one() -> None:

@@ -42,6 +42,7 @@ COMMANDS = (
     "rerun",
     "ladder",
     "stats",
+    "settings",
 )
 PAGES = sorted(
     str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *DOCS.glob("**/*.md"), *ROOT.glob("inventories/*.md"))
@@ -83,7 +84,7 @@ def test_every_command_and_option_is_documented(command: str) -> None:
     assert not missing, f"docs/commands.md does not explain {missing} of orch {command}"
 
 
-@pytest.mark.parametrize("sub", ["show", "validate", "import"])
+@pytest.mark.parametrize("sub", ["show", "validate", "new", "import"])
 def test_inventory_commands_are_documented(sub: str) -> None:
     assert _help("inventory", sub)
     assert sub in _section("inventory")
