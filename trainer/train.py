@@ -49,6 +49,7 @@ class Trainer:
         config = with_saved(config, saved or {})
         self.config, self.group, self.progress, self.preemption = config, group, progress, preemption
         self.task = group.on_all(lambda: load_task(config))
+        self.task.weights_are_loaded = saved is not None
         split = "validation" if config.evaluate_only else "train"
         samples, digest, self.data_description = open_split(self.task, split, group)
         if samples is None:
@@ -125,6 +126,7 @@ class Trainer:
     def _resume(self) -> TrainState:
         """Load the checkpoint to continue from, if any, and prepare the first step, if there is to be one."""
         state = self.checkpoints.resume(self.strategy)
+        assert state.step or not self.task.weights_are_loaded, "a checkpoint that was there is loaded, or an error"
         if self.config.init and (state.step == 0 or self.config.lora.rank):  # checkpoints hold the adapters only
             load_initial(Path(self.config.init).expanduser(), self.strategy, self.task, self.group)
         if not self.config.evaluate_only:

@@ -17,7 +17,7 @@ from trainer.parallel.fp8 import use_fp8
 from trainer.runtime.accelerators import Accelerator
 from trainer.runtime.group import Group
 from trainer.runtime.seeds import seed_everything
-from trainer.tasks.base import Task, has_initialise
+from trainer.tasks.base import Task, draws_weights, has_initialise
 
 
 def build_whole(group: Group, config: TrainConfig, task: Task) -> torch.nn.Module:
@@ -94,7 +94,7 @@ def fill(task: Task, model: torch.nn.Module, put: Callable[[Any, Callable[[], to
 def initial_values(task: Task, name: str, parameter: torch.Tensor) -> torch.Tensor:
     """The values of a parameter, or of the whole of which it is a shard, on the CPU."""
     weight = torch.zeros(whole_shape(parameter))
-    if task.config.init is None:  # otherwise a checkpoint or init= gives them
+    if draws_weights(task):
         task.initialise(name, weight)
     return weight
 

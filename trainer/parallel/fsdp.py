@@ -20,7 +20,7 @@ from trainer.parallel.building import build_fillable, build_whole, fill, name_co
 from trainer.parallel.compiling import compile_blocks
 from trainer.parallel.parts import Part
 from trainer.runtime.group import Group
-from trainer.tasks.base import Task
+from trainer.tasks.base import Task, draws_weights
 
 
 class Fsdp2(TorchStrategy):
@@ -39,7 +39,7 @@ class Fsdp2(TorchStrategy):
         self.unwrapped_model = self.model
         if empty is not None:
             self.model.to_empty(device=group.device)
-            fill(task, self.model, self.put)
+            fill(task, self.model, self.put if draws_weights(task) else zero)
         self.optimizer = make_optimizer(self.model, config.lr, config.optim, task.param_group)
         self.ema = Ema(self.optimizer, config.optim.ema)
 
@@ -119,6 +119,11 @@ class Fsdp2(TorchStrategy):
 
     def clip(self, limit: float) -> torch.Tensor:
         return clip_sharded_gradients(self.model.parameters(), limit)
+
+
+def zero(shards: Any, _: object) -> None:  # noqa: ANN401 -- a DTensor
+    """Set the shards of a tensor that is loaded later, without a message to other ranks."""
+    shards.to_local().zero_()
 
 
 def first_row(rows: int, ranks: int, rank: int) -> int:

@@ -24,11 +24,13 @@ class Task(abc.ABC):
     unused_weights: patterns of the names in init=PATH that the model does not have and leaves out; others are an error.
     writes_no_files: set it to True if the task's code writes no files that several nodes see. Then orch does not wait for the ranks of a
         lost node, which may still run this code, before it starts the next attempt.
+    weights_are_loaded: set by the trainer if a checkpoint or init= gives the weights, so that none are drawn.
     """
 
     tokens_per_sample: int | None = None
     unused_weights: Sequence[str] = ()
     writes_no_files = False
+    weights_are_loaded = False
 
     def __init__(self, config: TrainConfig) -> None:
         """Override it with keyword arguments for `options.NAME=VALUE`. Raises UserError if they are invalid."""
@@ -148,6 +150,11 @@ def loss_of(task: Task, model: Any, batch: Any) -> torch.Tensor:  # noqa: ANN401
 def has_initialise(task: Task) -> bool:
     """Return True if the task overrides `initialise`."""
     return type(task).initialise is not Task.initialise
+
+
+def draws_weights(task: Task) -> bool:
+    """Return True if `initialise` gives the weights to start from; False if a checkpoint or init= does."""
+    return not task.weights_are_loaded and task.config.init is None
 
 
 def has_metrics(task: Task) -> bool:

@@ -11,8 +11,23 @@ from tests.grounds.trainings import TINY, train_alone
 from trainer.checkpoint.find import saved_settings
 from trainer.config.config import load_config
 from trainer.runtime.init import initialise
+from trainer.tasks.gpt import Gpt
 
 WORDS = (*TINY, "steps=4", "save_steps=2", f"data.paths={__file__}")
+
+
+def test_resume_draws_no_weights_and_continues_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    train_alone(load_config(words=[*WORDS, f"out={whole}"]))
+    shutil.copytree(whole / "step_2", resumed / "step_2")
+
+    def draw(*_: object) -> None:
+        pytest.fail("a checkpoint replaces these weights")
+
+    monkeypatch.setattr(Gpt, "initialise", draw)
+    train_alone(load_config(words=[*WORDS, f"out={resumed}"]))
+    for name in ("state.pt", "rng.json"):
+        assert (resumed / "step_4" / name).read_bytes() == (whole / "step_4" / name).read_bytes()
 
 
 @pytest.mark.parametrize(
