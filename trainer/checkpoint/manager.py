@@ -21,6 +21,7 @@ from trainer.checkpoint.code import code_version
 from trainer.checkpoint.compatibility import check_parameters
 from trainer.checkpoint.files import Checkpoint
 from trainer.checkpoint.find import Finder, out_folder
+from trainer.checkpoint.host_memory import available_memory
 from trainer.checkpoint.initial import base_digest
 from trainer.checkpoint.memory import MemoryStates
 from trainer.checkpoint.named import named
@@ -30,12 +31,15 @@ from trainer.checkpoint.staging import copy_to_cpu, on_cpu
 from trainer.checkpoint.state_file import allocate, load_state, outline
 from trainer.checkpoint.verifier import Verifier
 from trainer.config.config import TrainConfig
+from trainer.config.defaults import with_shards
 from trainer.console import log_line
 from trainer.errors import StorageError, StorageUserError, UserError
 from trainer.parallel.base import Strategy
 from trainer.parallel.parts import first_names
 from trainer.runtime.group import Group
 from trainer.text import gigabytes
+
+FREE_COPIES = 3  # of a node's shards that must fit into its memory, to keep one there by default
 
 
 @dataclass(frozen=True)
@@ -161,9 +165,19 @@ class Checkpoints:
             if self.config.checkpoint == "sharded":
                 raise UserError.agreed(f"checkpoint=sharded: {exc}: use checkpoint=whole") from exc
             checkpoints, form = replace(self, may_shard=False), f"whole files: {exc}"
+        else:
+            has_memory = self._nodes_hold_a_copy(strategy.sizes)
+            config, defaults = with_shards(self.config, self.group.accelerator.name, has_memory=has_memory)
+            checkpoints, form = replace(self, config=config), f"{form}; {defaults}" if defaults else form
         if self.group.rank.is_main:
             log_line(f"checkpoints: {form}")
         return checkpoints
+
+    def _nodes_hold_a_copy(self, sizes: Mapping[str, int]) -> bool:
+        """Return True if every node has several times the memory that a copy of its shards needs; a collective."""
+        rank = self.group.rank
+        needed = FREE_COPIES * checkpoint_bytes(sizes, rank.world_size, self.config) // rank.nodes
+        return all(self.group.gather_bytes(b"yes" if available_memory() >= needed else b""))
 
     def prepare(self) -> None:
         """

@@ -9,6 +9,7 @@ from typing import Any, Dict, Iterator, MutableMapping, Sequence, Tuple
 from trainer.config.config import TrainConfig, with_values
 
 WORKERS = 2
+SAVE_SHARE = 0.02
 SEGMENTS = "expandable_segments:True"
 COLLECT_STEPS = 100
 """Steps between collections of cyclic garbage."""
@@ -36,6 +37,25 @@ def with_device(config: TrainConfig, device: str, precisions: Sequence[str]) -> 
     words = [f"{key}={str(value).lower()}" for key, value in found.items()]
     config = with_values(config, found)
     return config, f"defaults for {device}: {' '.join(words)}" if words else ""
+
+
+def with_shards(config: TrainConfig, device: str, *, has_memory: bool) -> Tuple[TrainConfig, str]:
+    """
+    Return the settings with the defaults of checkpoints in shards, and a description of those that a CPU does not have, or "".
+
+    Args:
+        config: if it says when to save, that stays.
+        device: only cuda has other defaults: cards may wait for the save of a large model as long as for hundreds of steps.
+        has_memory: every node has memory for a copy of its shards.
+    """
+    if device != "cuda":
+        return config, ""
+    wanted: Dict[str, Any] = {"async_save": True} if has_memory else {}
+    if not {"save_steps", "save_minutes"} & config.given:
+        wanted["save_share"] = SAVE_SHARE
+    found = {key: value for key, value in wanted.items() if key not in config.given}
+    words = [f"{key}={str(value).lower()}" for key, value in found.items()]
+    return with_values(config, found), f"defaults for {device}: {' '.join(words)}" if words else ""
 
 
 def expand_segments(torch_version: str, env: MutableMapping[str, str]) -> None:

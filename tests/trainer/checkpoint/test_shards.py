@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from tests.grounds.checkpoints import SHARD_DAMAGES, Session
 from tests.grounds.killed_writers import save_shards
 from trainer import safetensors
-from trainer.checkpoint import files, sharded, shards
+from trainer.checkpoint import files, manager, sharded, shards
 from trainer.checkpoint.export import export
 from trainer.checkpoint.files import Checkpoint, DamagedError
 from trainer.checkpoint.manager import TrainState
@@ -108,6 +109,20 @@ def test_large_model_with_numbers_that_safetensors_has_not_is_saved_whole_unless
     assert "checkpoints: whole files: model/angle: shards do not hold torch.complex64\n" in capsys.readouterr().out
     session.train_and_save(1)
     assert (tmp_path / "step_1" / "state.pt").exists()
+
+
+def test_shards_on_cuda_are_saved_in_the_background_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = Session.start(tmp_path, checkpoint="sharded")
+    checkpoints = session.checkpoints
+    cuda = replace(checkpoints.group, accelerator=checkpoints.group.accelerator.changed(name="cuda"))
+    for free, is_async in ((1 << 40, True), (1, False)):
+        monkeypatch.setattr(manager, "available_memory", lambda free=free: free)
+        found = replace(checkpoints, group=cuda).for_model(session.strategy).config
+        assert (found.async_save, found.save_share) == (is_async, 0.02)
+    assert "one shard per rank, in " in capsys.readouterr().out
+    assert not checkpoints.for_model(session.strategy).config.async_save
 
 
 def test_small_models_are_saved_whole_unless_shards_are_requested(tmp_path: Path) -> None:

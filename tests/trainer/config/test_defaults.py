@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from trainer.config.config import load_config, with_saved
-from trainer.config.defaults import COLLECT_STEPS, WHOLE_COLLECTIONS, Garbage, expand_segments, with_device
+from trainer.config.defaults import (
+    COLLECT_STEPS,
+    WHOLE_COLLECTIONS,
+    Garbage,
+    expand_segments,
+    with_device,
+    with_shards,
+)
 from trainer.optim.schedule import Schedule
 from trainer.run_rank import common_precisions
 from trainer.runtime.seeds import set_tf32
@@ -77,6 +84,25 @@ def test_other_devices_keep_the_settings(device: str) -> None:
 )
 def test_learning_rate_falls_with_the_size_of_the_model(words: str, rate: float) -> None:
     assert load_config(words=words.split()).lr == rate
+
+
+@pytest.mark.parametrize(
+    ("words", "device", "has_memory", "is_async", "share"),
+    [
+        ("", "cuda", True, True, 0.02),
+        ("", "cuda", False, False, 0.02),
+        ("save_steps=50", "cuda", True, True, None),
+        ("save_minutes=5 async_save=false", "cuda", True, False, None),
+        ("save_share=0.1", "cuda", True, True, 0.1),
+        ("", "cpu", True, False, None),
+    ],
+)
+def test_cards_do_not_wait_for_shards_unless_the_settings_say_so(
+    words: str, device: str, share: float | None, *, has_memory: bool, is_async: bool
+) -> None:
+    config, line = with_shards(load_config(words=words.split()), device, has_memory=has_memory)
+    assert (config.async_save, config.save_share) == (is_async, share)
+    assert ("async_save=true" in line) is is_async
 
 
 @pytest.mark.parametrize(
