@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import textwrap
 from dataclasses import dataclass, field
 from typing import Any, Dict, Mapping, Sequence
 
@@ -318,12 +319,12 @@ def schema_of(key: str, *, source: str) -> KeySchema:
     members = [name for name in (*schemas, f"{OPTIONS}NAME") if name.startswith(f"{key}.")]
     if members:
         raise UserError(f"{start}{key!r} is a group, not a key: set one of {', '.join(members)}")
-    near = difflib.get_close_matches(key, schemas, n=1, cutoff=0.6) or [
-        name for name in schemas if name.rpartition(".")[2] == key
-    ]
+    same = [name for name in schemas if name.rpartition(".")[2] == key.rpartition(".")[2]]  # in another group
+    near = same or difflib.get_close_matches(key, schemas, n=1, cutoff=0.6)
     if near:
         raise UserError(f"{start}unknown key {key!r}; did you mean {near[0]!r}?")
-    raise UserError(f"{start}unknown key {key!r}\nkeys: {', '.join(schemas)}")
+    keys = textwrap.fill(f"keys: {', '.join(schemas)}", 120, break_on_hyphens=False)
+    raise UserError(f"{start}unknown key {key!r}\n{keys}")
 
 
 def schemas_by_key() -> dict[str, KeySchema]:

@@ -6,12 +6,16 @@ import hashlib
 import json
 from typing import Any, Dict, List, Sequence, Tuple
 
+from torch.utils.data import IterableDataset
+
 from trainer.console import log_line
 from trainer.data.batches import VALIDATION
 from trainer.data.samples import DataTask, Samples
 from trainer.errors import UserError
 from trainer.runtime.group import Group
 from trainer.text import fold
+
+UNKNOWN = "without a digest(), so known by class and number alone: a resumed training does not notice other samples"
 
 
 def open_split(task: DataTask, split: str, group: Group) -> Tuple[Any, str, str]:
@@ -33,18 +37,28 @@ def open_split(task: DataTask, split: str, group: Group) -> Tuple[Any, str, str]
     if samples is None:
         return None, "", ""
     size = getattr(samples, "description", "") or f"{len(samples)} samples"
-    return samples, digest, f"{size} sha256 {digest[:12]}"
+    return samples, digest, f"{size} {f'sha256 {digest[:12]}' if _has_digest(samples) else UNKNOWN}"
 
 
 def _data_problem(samples: Samples | None, split: str, task: str) -> str:
     if samples is None:
         return f"task={task}: build_data({split!r}) gave None" if split == "train" else ""
-    return "" if len(samples) else f"task={task}: build_data({split!r}) gave no samples"
+    start = f"task={task}: build_data({split!r}) gave"
+    absent = [name for name in ("__len__", "__getitem__") if not hasattr(samples, name)]
+    if absent or isinstance(samples, IterableDataset):
+        return (
+            f"{start} {type(samples).__name__}, which is only iterated over{f' (no {absent[0]})' if absent else ''}: samples are "
+            "assigned to ranks, and found again by a resumed training, by their index: give a data set with __len__ and __getitem__"
+        )
+    return "" if len(samples) else f"{start} no samples"
 
 
-def _digest(samples: Samples) -> str:
-    digest_method = getattr(samples, "digest", None)
-    text = digest_method() if callable(digest_method) else f"{type(samples).__name__} {len(samples)}"
+def _has_digest(samples: Samples) -> bool:
+    return callable(getattr(samples, "digest", None))
+
+
+def _digest(samples: Any) -> str:  # noqa: ANN401 -- Samples with an optional method
+    text = samples.digest() if _has_digest(samples) else f"{type(samples).__name__} {len(samples)}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -65,6 +65,7 @@ def test_word_sets_its_key(word: str, path: tuple[str, ...], value: object) -> N
         ("stesp=3", ["unknown key 'stesp'", "did you mean 'steps'?"]),
         ("qqqqqqqq=3", ["unknown key 'qqqqqqqq'", "save_total_limit", "model.layers"]),
         ("layers=3", ["did you mean 'model.layers'"]),
+        ("optim.lr=3", ["did you mean 'lr'?"]),
         ("model=3", ["'model' is a group", "model.heads"]),
         ("steps", ["expected key=value", "'steps'"]),
         ("=3", ["expected key=value"]),

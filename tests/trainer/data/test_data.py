@@ -445,6 +445,35 @@ def test_ranks_that_would_evaluate_other_numbers_of_batches_are_refused(
         assert "WARNING: the train data are not the same on all ranks (" in capsys.readouterr().out
 
 
+class _Stream(torch.utils.data.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+class _Endless:
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize(("samples", "absent"), [(_Stream(), r" \(no __len__\)"), (_Endless(), r" \(no __len__\)")])
+def test_data_set_without_an_index_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, samples: object, absent: str
+) -> None:
+    task = _NumbersTask(load_config())
+    monkeypatch.setattr(task, "build_data", lambda _: samples)
+    name = type(samples).__name__
+    with pytest.raises(UserError, match=rf"build_data\('train'\) gave {name}, which is only iterated over{absent}: "):
+        open_split(task, "train", _group())
+
+
+def test_data_set_without_a_digest_is_not_given_one_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be that of its class and number."""
+    task = _NumbersTask(load_config())
+    monkeypatch.setattr(task, "build_data", lambda _: _Numbers(3))
+    about = open_split(task, "train", _group())[2]
+    assert about.startswith("3 samples without a digest(), so known by class and number alone: ")
+
+
 def test_validation_has_its_own_files(tmp_path: Path) -> None:
     (tmp_path / "valid.txt").write_text("b" * 99)
     task = Gpt(load_config(words=[f"data.validation={tmp_path / 'valid.txt'}", "model.context=4"]))
