@@ -21,6 +21,7 @@ from orchestrator.console import (
     warn,
     without_controls,
 )
+from orchestrator.errors import NodesError
 
 
 def status(run: str, *, as_json: bool) -> int:
@@ -33,8 +34,7 @@ def status(run: str, *, as_json: bool) -> int:
         from orchestrator.commands.sweep import sweep_status  # noqa: PLC0415  imports Slurm's modules
 
         return sweep_status(run, as_json=as_json)
-    with ProgressLine() as progress:
-        refreshed = refresh(find_run(run), on_progress=progress.update, diagnoses=True)
+    refreshed = _refreshed(run, as_json=as_json)
     record, failures = refreshed.record, refreshed.missing.failures if refreshed.missing else ()
     exit_code = record.exit_code
     if refreshed.missing is not None and record.state.final:
@@ -66,6 +66,19 @@ def status(run: str, *, as_json: bool) -> int:
         ):
             print_text(f"{without_controls(ready)}\n")
     return exit_code
+
+
+def _refreshed(run: str, *, as_json: bool) -> Refreshed:
+    """Query the run; if no node answers, print the state that is recorded before that error."""
+    folder = find_run(run)
+    try:
+        with ProgressLine() as progress:
+            return refresh(folder, on_progress=progress.update, diagnoses=True)
+    except NodesError:
+        if not as_json:
+            record = folder.read()
+            print_text(f"{record.id}  {record.state.value} when its nodes last answered; none answers now\n")
+        raise
 
 
 def _headline(refreshed: Refreshed) -> str:
