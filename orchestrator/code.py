@@ -43,7 +43,7 @@ class Code:
         return [name for name in self.files if is_secret(name)]
 
 
-def find_code(cwd: Path, argv: Sequence[str], private: Sequence[str] = (), own: Sequence[Path] = ()) -> Code:
+def find_code(cwd: Path, argv: Sequence[str], private: Sequence[str] = (), orch_folders: Sequence[Path] = ()) -> Code:
     """
     Find the code that a program started in `cwd` needs.
 
@@ -55,7 +55,7 @@ def find_code(cwd: Path, argv: Sequence[str], private: Sequence[str] = (), own: 
         cwd: the working folder.
         argv: the program and its arguments.
         private: files that are not sent to the nodes.
-        own: folders of orch itself.
+        orch_folders: folders of orch itself.
 
     Raises:
         UsageError: git cannot list the files; or, outside of git, `cwd` is a home folder or the root, which contain more than
@@ -64,26 +64,26 @@ def find_code(cwd: Path, argv: Sequence[str], private: Sequence[str] = (), own: 
     top = _git(cwd, "rev-parse", "--show-toplevel")
     if top is None:
         _require_no_repository(cwd)
-        return _code_outside_of_git(cwd, argv, private, own)
+        return _code_outside_of_git(cwd, argv, private, orch_folders)
     root = Path(top.strip())
     tracked, new, absent = _work_tree_files(root)
     nested = sorted(name.removesuffix("/") for name in new if name.endswith("/"))
-    rules = CodeRules(root, _named_files(root, cwd, argv), own)
-    sent = {name for name in tracked if rules.travels(name, is_tracked=True)}
-    added = {name for name in new if not name.endswith("/") and rules.travels(name)}
-    sent |= added | {*rules.asked_for()}
+    selection = CodeRules(root, _named_files(root, cwd, argv), orch_folders)
+    sent = {name for name in tracked if selection.travels(name, is_tracked=True)}
+    added = {name for name in new if not name.endswith("/") and selection.travels(name)}
+    sent |= added | {*selection.included()}
     files = sorted({name for name in sent if _is_file(root / name)} - {*_below(root, private)})
     below = PurePosixPath(cwd.resolve().relative_to(root.resolve()).as_posix())
     path = "" if below == PurePosixPath() else str(below)
     commit = _commit(root)
     changed = len(added) + (len(_git_list(root, "diff", "--name-only", "-z", "HEAD")) if "-dirty" in commit else 0)
     ignored = {name: GITIGNORE for name in _ignored(root) if name not in sent}
-    left_out = by_reason({**rules.left_out, **ignored})
+    left_out = by_reason({**selection.left_out, **ignored})
     parts = tuple(files), tuple(absent), tuple(nested)
     return Code(root, path, *parts, commit=commit, changed=changed, left_out=left_out)
 
 
-def _code_outside_of_git(cwd: Path, argv: Sequence[str], private: Sequence[str], own: Sequence[Path]) -> Code:
+def _code_outside_of_git(cwd: Path, argv: Sequence[str], private: Sequence[str], orch_folders: Sequence[Path]) -> Code:
     named = _named_files(cwd, cwd, argv)
     if argv[0] != "-m" and not named and not any(_exists(cwd, word) for word in _words(argv)):
         has_programs = not argv[0].startswith("/") and any(path.suffix in (".py", ".sh") for path in cwd.iterdir())
@@ -93,9 +93,9 @@ def _code_outside_of_git(cwd: Path, argv: Sequence[str], private: Sequence[str],
             f"the code in {cwd} is not in a git work tree, and all of that folder would be sent to the nodes",
             hint="start from a folder that holds only the code, or keep it in git",
         )
-    rules = CodeRules(cwd, named, own)
-    files = {*_walk_by_rules(cwd, rules), *rules.asked_for()}
-    return Code(cwd, "", tuple(sorted(files - {*_below(cwd, private)})), left_out=by_reason(rules.left_out))
+    selection = CodeRules(cwd, named, orch_folders)
+    files = {*_walk_by_rules(cwd, selection), *selection.included()}
+    return Code(cwd, "", tuple(sorted(files - {*_below(cwd, private)})), left_out=by_reason(selection.left_out))
 
 
 def _words(argv: Sequence[str]) -> Iterator[str]:
@@ -131,7 +131,7 @@ def path_in_code(root: Path, path: Path) -> str:
     return os.path.normpath(f"{folder}/{path.name}")
 
 
-def _walk_by_rules(root: Path, rules: CodeRules) -> Iterator[str]:
+def _walk_by_rules(root: Path, selection: CodeRules) -> Iterator[str]:
     """Yield the files below a folder that is not in git and that the rules and .gitignore let travel."""
     gitignore = IgnoreFiles(root, GITIGNORE)
     for folder, folders, names in os.walk(root):
@@ -142,15 +142,15 @@ def _walk_by_rules(root: Path, rules: CodeRules) -> Iterator[str]:
             if (root / path).is_symlink():
                 names.append(name)
             elif name == ".git" or gitignore.is_ignored(f"{path}/"):
-                rules.left_out[f"{path}/"] = GITIGNORE
-            elif rules.enters(path):
+                selection.left_out[f"{path}/"] = GITIGNORE
+            elif selection.enters(path):
                 kept.append(name)
         folders[:] = kept
         for name in sorted(names):
             path = str(at / name)
             if gitignore.is_ignored(path):
-                rules.left_out[path] = GITIGNORE
-            elif _is_file(root / path) and rules.travels(path):
+                selection.left_out[path] = GITIGNORE
+            elif _is_file(root / path) and selection.travels(path):
                 yield path
 
 

@@ -27,7 +27,7 @@ def _printable(name: str) -> str:
 
 
 class CodeReport:
-    """What is said about the code that is sent, whose files have these sizes."""
+    """The sentences about the code that is sent, whose files have these sizes."""
 
     def __init__(self, code: Code, sizes: Mapping[str, int]) -> None:
         self._code, self._sizes = code, sizes
@@ -67,7 +67,7 @@ class CodeReport:
 
 
 def largest_parts(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
-    """The largest files and folders at the top; instead of a folder, the one part of it that has most of its size."""
+    """The largest files and folders at the top; instead of a folder, the part that has most of the size."""
     totals: Counter[str] = Counter()
     children: dict[str, set[str]] = {}
     for name, size in sizes.items():

@@ -41,19 +41,19 @@ class CodeRules:
     A folder that is left out as a whole is one path, with a slash at its end.
     """
 
-    def __init__(self, root: Path, named: Iterable[str], own: Iterable[Path]) -> None:
+    def __init__(self, root: Path, named: Iterable[str], orch_folders: Iterable[Path]) -> None:
         """
         Make the rules of the folder `root`.
 
         Args:
             root: the folder.
             named: files that the command line names, relative to the root; only an ignore file leaves them out.
-            own: folders of orch itself, as for its records.
+            orch_folders: folders of orch itself, as for its records.
         """
         self.ignore = IgnoreFiles(root, ORCHIGNORE)
         self.left_out: dict[str, str] = {}
         self._root, self._named = root, frozenset(named)
-        self._own = {os.path.realpath(folder) for folder in own}
+        self._orch_folders = {os.path.realpath(folder) for folder in orch_folders}
         self._folder_reasons: dict[str, str] = {"": ""}
 
     def travels(self, name: str, *, is_tracked: bool = False) -> bool:
@@ -98,7 +98,7 @@ class CodeRules:
         if name in _HIDDEN_CACHES:
             return "caches"
         path = str(self._root / folder)
-        if os.path.realpath(path) in self._own:
+        if os.path.realpath(path) in self._orch_folders:
             return "files of orch"
         if reason := reason_not_code(path):
             return reason
@@ -106,7 +106,7 @@ class CodeRules:
             return "checkpoints"
         return "hidden" if name.startswith(".") else ""
 
-    def asked_for(self) -> Iterator[str]:
+    def included(self) -> Iterator[str]:
         """The files that a pattern with `!` in .orchignore includes, whatever other rules say."""
         bases = {*self.ignore.negated()}
         for base in bases if "" not in bases else ("",):

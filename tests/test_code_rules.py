@@ -1,4 +1,4 @@
-"""What travels: the same rules in git and outside, ignore files, secrets, and the sentences about the code."""
+"""The files that travel: the same rules in git and outside, ignore files, secrets, and the sentences about the code."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ def find(request: pytest.FixtureRequest, tmp_path: Path) -> Find:
     if request.param == "in git":
         _git(tmp_path, "init", "-q")
 
-    def find(*argv: str, own: Sequence[Path] = ()) -> Code:
-        return find_code(tmp_path, argv or ["train.py"], own=own)
+    def find(*argv: str, orch_folders: Sequence[Path] = ()) -> Code:
+        return find_code(tmp_path, argv or ["train.py"], orch_folders=orch_folders)
 
     return find
 
 
 def test_files_that_git_does_not_track_travel_by_the_same_rules_in_git_and_outside(tmp_path: Path, find: Find) -> None:
     _write(tmp_path, *SOURCE, *(name for names in LEFT_OUT.values() for name in names))
-    code = find(own=[tmp_path / "records"])
+    code = find(orch_folders=[tmp_path / "records"])
     assert code.files == tuple(sorted(SOURCE))
     assert code.left_out == {
         "secrets": [".aws", ".env", ".netrc", "credentials.json", "deploy.pem", "id_ed25519", "sub/.env.local"],
@@ -180,7 +180,7 @@ def test_code_is_described_by_its_size_origin_and_what_is_left_out(tmp_path: Pat
     assert list(report.at_launch()) == [first, f"not sent: .env (secrets), .venv (virtual environments); {hint}"]
 
 
-def test_launch_that_sends_no_code_from_a_folder_with_programs_is_told_so(tmp_path: Path) -> None:
+def test_missing_code_is_reported_in_a_folder_with_programs(tmp_path: Path) -> None:
     _write(tmp_path, "main.py")
     for argv, count in ((["python3", "-c", "import main"], 1), (["bash", "-c", "(cd .; python main.py)&&ls"], 0)):
         report = bundles.build(trainer=False, code=find_code(tmp_path, argv)).report
@@ -200,7 +200,7 @@ def test_file_that_is_gone_when_it_is_read_is_left_out(tmp_path: Path) -> None:
     assert list(bundles.build(trainer=False, code=code).code) == ["train.py"]
 
 
-def test_size_error_says_what_helps(tmp_path: Path) -> None:
+def test_advice_of_the_size_error_works(tmp_path: Path) -> None:
     _git(tmp_path, "init", "-q")
     with (tmp_path / "data.npy").open("wb") as file:
         file.truncate(bundles.LIMIT_BYTES + 1)

@@ -64,8 +64,8 @@ class Planned:
     """The names of checks that are left out."""
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """What is said about the code that is sent."""
+    def code_lines(self) -> tuple[str, ...]:
+        """The sentences about the code that is sent."""
         return tuple(self.bundle.report.at_launch()) if self.bundle.report else ()
 
     def close(self) -> None:
@@ -128,8 +128,10 @@ def _planned(
         inventory = for_steps(inventory)
     elif arguments.launcher == "slurm":
         warnings = [*warnings, *queued_warning(os.environ)]
-    own = [home_store().path, *{Path(absolute_path(node.workdir)) for node in inventory.nodes}]
-    request, bundle = make_request(arguments, inventory.private_files, allocation, own=own, keep=inventory.keep)
+    orch_folders = [home_store().path, *{Path(absolute_path(node.workdir)) for node in inventory.nodes}]
+    request, bundle = make_request(
+        arguments, inventory.private_files, allocation, orch_folders=orch_folders, keep=inventory.keep
+    )
     now = datetime.now(timezone.utc)
     run_id = new_run_id(arguments.name or inventory.name, now, os.urandom(2).hex())
     slurm_home = _home_of_slurm(inventory) if arguments.launcher == "slurm" else None

@@ -84,7 +84,7 @@ def _launched(link: OwnerLink, terminal: ViewersTerminal) -> Iterator[Launched]:
     arguments = _arguments(link.request["arguments"])
     plan = _plan_benchmark() if link.request["is_benchmark"] else plan_launch
     planned = plan(arguments, link.progress, terminal)
-    link.post("planned", notes=planned.notes, warnings=planned.warnings)
+    link.post("planned", code_lines=planned.code_lines, warnings=planned.warnings)
     with started(planned, link.warn, link.progress) as launched:
         yield launched
 

@@ -177,8 +177,10 @@ def _without_changing_code(
     first = {name: entry["digest"] for name, answer in answers.items() if (entry := answer.facts["code"])}
     if len({*first.values()} - {None}) < 2:  # noqa: PLR2004  equal on all nodes
         return dict(answers)
-    again, _ = _facts([node for node in nodes if node.name in first], reach, code, all_names=False, wait_s=wait_s)
-    second = {name: entry["digest"] for name, answer in again.items() if (entry := answer.facts["code"])}
+    second_answers, _ = _facts(
+        [node for node in nodes if node.name in first], reach, code, all_names=False, wait_s=wait_s
+    )
+    second = {name: entry["digest"] for name, answer in second_answers.items() if (entry := answer.facts["code"])}
 
     def settled(name: str, answer: NodeAnswer) -> NodeAnswer:
         entry = answer.facts["code"]

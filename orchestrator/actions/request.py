@@ -53,13 +53,13 @@ def make_request(
     private: Sequence[str] = (),
     allocation: Allocation | None = None,
     *,
-    own: Sequence[Path] = (),
+    orch_folders: Sequence[Path] = (),
     keep: Sequence[str] = (),
 ) -> tuple[Request, bundles.Bundle]:
     """
     Make the request and the bundle that the nodes need for it.
 
-    `private` files, and those in folders of orch itself (`own`) and in folders that the nodes `keep`, are not sent.
+    `private` files, and those in folders of orch itself (`orch_folders`) and in folders that the nodes `keep`, are not sent.
 
     Raises:
         UsageError: an argument is wrong, the program does not exist, or the trainer refuses its configuration.
@@ -68,7 +68,7 @@ def make_request(
         raise UsageError("there is no program after --", hint="-- train.py …, or omit -- to run the shared trainer")
     settings = trainer_config(arguments) if arguments.program is None else None
     argv = settings.user_module if settings else arguments.program
-    code = find_code(Path.cwd(), argv, private, own) if argv else None
+    code = find_code(Path.cwd(), argv, private, orch_folders) if argv else None
     program = _program(arguments, code)
     sent = _without_kept(code, keep) if code and arguments.program is not None else code
     shape = _shape(arguments.shape) if arguments.shape else None

@@ -100,7 +100,7 @@ class Owner:
                 self._link.sendall(self._request)  # only now: the owner of a viewer that ends before does nothing
             for message in self._reported():
                 if message["kind"] == "planned":
-                    for text in message["notes"]:
+                    for text in message["code_lines"]:
                         on_note(text)
                     for text in message["warnings"]:
                         on_planned(text)

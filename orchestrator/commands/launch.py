@@ -17,7 +17,7 @@ def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool, quiet: bo
 
     with ProgressLine() as progress:
         planned = plan_launch(arguments, progress.update)
-    for note in planned.notes if not dry_run and not quiet else ():
+    for note in planned.code_lines if not dry_run and not quiet else ():
         inform(note)
     for warning in planned.warnings:
         warn(warning)

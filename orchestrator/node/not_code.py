@@ -20,7 +20,7 @@ def reason_not_code(path: str) -> str:
     name = os.path.basename(path)
     if name in CACHES:
         return "caches"
-    if any(os.path.lexists(os.path.join(path, mark)) for mark in ENVIRONMENT):
+    if any(os.path.lexists(os.path.join(path, file)) for file in ENVIRONMENT):
         return "virtual environments"
     if is_of_orch(path):
         return "files of orch"

@@ -26,7 +26,7 @@ from orchestrator.run import Program, Request
         (("train.py",), "", None, "../elsewhere", None),
     ],
 )
-def test_folder_of_the_code_that_comes_later_in_pythons_path_than_the_sent_one_is_warned_of(
+def test_folder_that_hides_the_sent_code_from_python_is_a_warning(
     tmp_path: Path, words: tuple[str, ...], cwd: str, pythonpath: str | None, folder: str, advice: str | None
 ) -> None:
     env = {} if pythonpath is None else {"PYTHONPATH": pythonpath}

@@ -122,7 +122,7 @@ def test_port_is_tested_on_the_network_that_the_launch_will_use() -> None:
 
 
 def test_code_that_changes_while_it_is_read_is_not_compared() -> None:
-    """Of one folder, n0 reads `a` before a file is written, and n1 reads `b`; then both read `b`."""
+    """n0 reads the shared folder before a file is written (`a`), and n1 after that (`b`); then both read `b`."""
     nodes = StubNodes(cluster(cpu_node, 3))
     readings = {"n0": iter("ab"), "n1": iter("bb"), "n2": iter("bb")}
     for name, node in nodes.by_name.items():

@@ -130,7 +130,7 @@ def test_ranks_run_on_their_hosts_with_the_address_of_the_first_as_master(orch: 
     until(lambda: all(_is_idle(host) for host in hosts.hosts), awaited="the hosts to be idle")
 
 
-def test_program_beside_the_workdir_in_a_shared_folder_starts_again_and_again(hosts: Hosts, tmp_path: Path) -> None:
+def test_program_beside_the_workdir_in_a_shared_folder_starts_twice(hosts: Hosts, tmp_path: Path) -> None:
     """Each launch writes program files to the workdir while the nodes compare those of the program's folder."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # all hosts have it
         shared = Path(folder)

@@ -51,13 +51,13 @@ def test_environment_value_arrives_byte_equal_and_never_in_the_script(cluster: C
     assert "pwned" not in script.read_text("utf-8")
 
 
-def test_script_of_a_run_that_has_started_refuses_to_start_it_again(orch: Orch) -> None:
+def test_script_of_a_run_that_has_started_refuses_a_second_start(orch: Orch) -> None:
     orch("submit", "-j", "1x1", "--", "true")
     record = orch.status()
     folder = orch.node_folders(record["id"])[0].parent
     argv = [program("sbatch"), "--wait", "submit.sbatch"]
-    again = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=folder)
-    assert again.returncode == 2, again.stderr
+    resubmission = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=folder)
+    assert resubmission.returncode == 2, resubmission.stderr
     log = "".join(path.read_text("utf-8") for path in folder.glob("slurm-*.log"))
     assert f"run {record['id']} has started before, and is not started a second time in its folder" in log
     assert orch.status()["state"] == "DONE"
