@@ -80,8 +80,8 @@ def test_sbatch_accepts_the_script_of_every_shipped_inventory(
 ) -> None:
     shown = orch("submit", "--dry-run", "-i", shipped, "-j", shape).stdout
     [script] = re.findall(r"submit\.sbatch <<'END_OF_FILE'\n(.*?)\nEND_OF_FILE$", shown, re.DOTALL | re.MULTILINE)
-    # this cluster has other partitions, limits and CPUs
-    here = ["--partition=debug", "--time=10", "--cpus-per-task=1"]
+    # this cluster has other partitions, limits and CPUs, and no cards
+    here = ["--partition=debug", "--time=10", "--cpus-per-task=1", "--gres=none"]
     sbatch = ["sbatch", "--test-only", *here]
     done = subprocess.run(sbatch, input=script + "\n", env=cluster.env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
