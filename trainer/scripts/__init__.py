@@ -98,3 +98,5 @@ def install() -> None:
 
         functions.update((call["module"], "calls.change") for call in json.loads(os.environ[CHANGED_CALLS]))
     sys.meta_path.insert(0, AfterImport(functions))
+    if "RANK" in os.environ and "PET_NNODES" in os.environ:  # with --per-node, perhaps started by hand
+        importlib.import_module(f"{__name__}.lost_errors").watch()

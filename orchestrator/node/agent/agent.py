@@ -6,7 +6,7 @@ import os
 import time
 
 from orchestrator.node.agent.card_sampler import CardSampler
-from orchestrator.node.agent.failure import core_file, failure_of
+from orchestrator.node.agent.failure import core_file, failure_of, lost_error
 from orchestrator.node.agent.hang_watch import HangWatch
 from orchestrator.node.agent.log_index import LogIndex
 from orchestrator.node.agent.nested_launcher import (
@@ -222,9 +222,8 @@ class Agent:
             f"exited with code {code}" if name is None else f"was ended by {name}"
         )
         text += f": {error}" if error else ""
-        if not is_done and not is_stopped and self.job.follows_head:
-            is_done = True
-            self.events.write_message(f"warning: {text}; the run continues until the program of the first node ends")
+        if rank is None and not is_stopped:
+            is_done = self.is_program_done(code, text, is_done=is_done)
         text_end = ", after the stop" if is_stopped and not is_done else ""
         if is_done and code != 0 and not self.job.follows_head:
             text_end = "; warning: its work was finished before, so it counts as done"
@@ -243,8 +242,18 @@ class Agent:
             self.done.append(rank)
         elif code == REQUEUE and self.job.slurm:
             self.on_restart_request(text)
-        elif not is_stopped:  # a failure after a stop is its consequence, not the cause
+        elif self.outcome is None:  # a failure after a stop is its consequence, not the cause
             self.stop(Outcome(State.FAILED, exit=result), text)
+
+    def is_program_done(self, code: int | None, text: str, *, is_done: bool) -> bool:
+        """True if a program that starts its ranks is done, as are those of other nodes than the first with --until-head."""
+        lost = lost_error(self.folder) if code == 0 else ""
+        if lost:
+            self.stop(Outcome(State.FAILED, reason=lost), lost)
+            return False
+        if not is_done and self.job.follows_head:
+            self.events.write_message(f"warning: {text}; the run continues until the program of the first node ends")
+        return is_done or self.job.follows_head
 
     def stderr_of(self, rank: int | None) -> str:
         return os.path.join(self.folder, f"{output_stem(rank)}.err")

@@ -26,6 +26,21 @@ def error_of(path: str) -> tuple[str | None, str | None]:
     return None if message is None else str(message), None if kind is None else str(kind)
 
 
+def lost_error(folder: str) -> str:
+    """The error of a rank that the program of this node started by hand, and whose failure it did not notice; empty if there is none."""
+    try:
+        names = sorted(name for name in os.listdir(os.path.join(folder, "error")) if name.startswith("lost-"))
+    except OSError:
+        return ""
+    found = next(filter(None, (read_json(os.path.join(folder, "error", name)) for name in names)), None)
+    if found is None:
+        return ""
+    return (
+        f"rank {found.get('rank')} failed ({found.get('error')}), but the program ended with 0: "
+        "a shell's `wait` without a pid hides failures; wait for each pid, or start the ranks with torchrun"
+    )
+
+
 def error_file(folder: str, rank: int | None) -> str:
     """The TORCHELASTIC_ERROR_FILE of a rank, or of a program that starts the node's ranks: torchrun copies its first rank's there."""
     return os.path.join(folder, "error", "program.json" if rank is None else f"{rank}.json")

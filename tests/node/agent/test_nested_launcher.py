@@ -167,3 +167,10 @@ def test_node_that_waits_for_rank_0_on_itself_fails_the_run(ground: Ground) -> N
         "n1 looks for rank 0 at localhost, which is n1 itself, but rank 0 is on another node"
         in ground.finished(1)["text"]
     )
+
+
+def test_rank_whose_failure_a_script_has_hidden_fails_the_run(ground: Ground) -> None:
+    note = """echo '{"rank": "3", "error": "ValueError: bad"}' >error/lost-3.json"""
+    ground.job("sh", "-c", f'cd "$ORCH_RUN_DIR/attempt-1/n0"; {note}', ranks=[4], program={"per_node": True})
+    assert ground.run()[0] == 1
+    assert "rank 3 failed (ValueError: bad), but the program ended with 0" in ground.finished()["text"]
