@@ -407,7 +407,7 @@ def _arguments(launcher: LauncherName, program: tuple[str, ...] | None, typed: d
 @app.command()
 @_run
 @click.option("-f", "--follow", is_flag=True, help="Keep printing until the run ends.")
-@click.option("--node", "nodes", metavar="LIST", shell_complete=_nodes_of_run, help="Only these nodes.")
+@click.option("--node", "--nodes", "nodes", metavar="LIST", shell_complete=_nodes_of_run, help="Only these nodes.")
 @click.option("--rank", "ranks", metavar="LIST", help="Only these ranks, as in 3 or 0-7.")
 @click.option("--grep", "pattern", metavar="RE", help="Only lines that match.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
@@ -712,7 +712,7 @@ def exec_(inventory: str | None, nodes: str | None, words: tuple[str, ...]) -> i
 @app.command()
 @click.argument("source", metavar="RUN:PATH", callback=_say_which)
 @click.argument("destination", type=_PATH, default=".", metavar="[DIR]")
-@click.option("--node", "nodes", metavar="LIST", shell_complete=_nodes_of_run, help="Only from these nodes.")
+@click.option("--node", "--nodes", "nodes", metavar="LIST", shell_complete=_nodes_of_run, help="Only from these nodes.")
 def cp(source: str, destination: Path, nodes: str | None) -> int:
     """Copy files of a run from its nodes. PATH is relative to the ranks' working folder."""
     from orchestrator.commands.copy import copy_files  # noqa: PLC0415
