@@ -52,7 +52,10 @@ def count(cluster: Cluster) -> Iterator[Finding]:
         text = f"the number of cards differs: {differs.text()}"
         remedy = "look for a card lost from the bus in the kernel log (dmesg)"
         yield Finding(Severity.WARN, "cards", text, differs.nodes, remedy=remedy)
-    models = {node: ", ".join(sorted({str(card["name"]) for card in cluster.facts[node]["cards"]})) for node in nodes}
+    models = {
+        node: ", ".join(sorted({card["name"] for card in cluster.facts[node]["cards"] if card["name"]}))
+        for node in nodes
+    }
     if differs_in_model := difference({node: model for node, model in models.items() if model}):
         text = f"the model of the cards differs: {differs_in_model.text()}"
         remedy = "the slowest card decides the speed of all; choose equal nodes with --nodes"

@@ -153,6 +153,14 @@ def test_the_check_names_the_node_and_the_cause(name: str, severity: Severity, t
     assert not check(nodes, [name])
 
 
+def test_model_of_cards_that_is_not_known_is_not_another_model() -> None:
+    """A node without the vendor's tool counts its cards by their device files."""
+    nodes = cluster(gpu_node, 4, "cuda", 2)
+    for card in nodes.facts["n2"]["cards"]:
+        card["name"] = None
+    assert [finding for finding in check(nodes) if finding.check == "cards"] == []
+
+
 def test_number_of_cards_that_is_not_known_is_a_warning_and_not_taken_for_zero() -> None:
     nodes = cluster(cpu_node, 2, "gcu", 2)
     nodes.facts["n0"]["missing"] = {"cards.count.gcu": "efsmi is not in this container"}
