@@ -83,7 +83,11 @@ def test_killed_segmentation_repeats_an_uninterrupted_run_bit_for_bit(
 def test_classification_of_image_folders_resumes_and_is_evaluated_alone(
     start_ranks: StartRanks, tmp_path: Path
 ) -> None:
-    """With channels_last, a lower rate for the last layer, values of the training, and all validation samples."""
+    """
+    With channels_last, a lower rate for the last layer, values of the training, and all validation samples.
+
+    Not with 4 channels: the backward pass of torch 2.13 then corrupts its memory (seen on a CPU with AVX2 only).
+    """
     components.module("PIL")
     pillow: Any = importlib.import_module("PIL.Image")
     for split, count in (("train", 6), ("val", 5)):
@@ -98,7 +102,7 @@ def test_classification_of_image_folders_resumes_and_is_evaluated_alone(
         "log_steps=2",
     )
     base = (
-        "task=examples.classification.resnet:Classification", "options.width=4", "options.size=8", "options.head_lr=0.5",
+        "task=examples.classification.resnet:Classification", "options.width=8", "options.size=8", "options.head_lr=0.5",
         "micro_batch=2", "device=cpu", "report=", "steps=6", "save_steps=3",
     )  # fmt: skip
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
