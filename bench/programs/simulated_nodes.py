@@ -188,7 +188,12 @@ class Simulation:
         run = (request["workdir"], request["run"])
         is_first = not request["claim"] or run not in self._claimed
         self._claimed.add(run)
-        return {"is_first": is_first, "is_written": is_first and request["digest"] in self._bundles}
+        return {
+            "is_first": is_first,
+            "is_written": is_first and request["digest"] in self._bundles,
+            "runs": 1,
+            "runs_code_bytes": 0,
+        }
 
     def _put_bundle(self, _node: Node, request: Json) -> Json:
         self._bundles.add(request["digest"])

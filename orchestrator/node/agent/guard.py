@@ -23,7 +23,6 @@ from orchestrator.node.isolation import Isolation
 from orchestrator.node.job import AlreadyRunning, Job, PortTaken, Refused, load_job
 from orchestrator.node.lean import signal
 from orchestrator.node.machine import host_id, is_alive, process_record
-from orchestrator.node.nodelist import node_names
 from orchestrator.node.number_list import format_numbers, parse_numbers
 from orchestrator.node.oom_kills import kills_in, memory_cgroup, oom_kills
 from orchestrator.node.processes import (
@@ -134,7 +133,10 @@ def run_ranks(
     cwd = working_directory(job)
     command = command_of(job, cwd)
     rendezvous, holder = join_rendezvous(job, options.rendezvous)
-    job.addresses = job.addresses or node_names(os.environ.get("SLURM_STEP_NODELIST", ""))
+    if not job.addresses:
+        from orchestrator.node.nodelist import node_names  # noqa: PLC0415  slow to import, and only a Slurm job needs it
+
+        job.addresses = node_names(os.environ.get("SLURM_STEP_NODELIST", ""))
     with open(open_for_write(job.hostfile, os.O_TRUNC), "w", encoding="utf-8") as file:
         file.write(hostfile_text(job, rendezvous))
     binding = write_agent_record(job, folder, rendezvous, events.clock)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 
 from orchestrator.node.code_folder import make_code_folder
@@ -114,4 +113,8 @@ def needs_mpirun(program: str) -> bool:
             head = file.read(LINKED_BYTES)
     except OSError:
         return False
-    return head.startswith(b"\x7fELF") and re.search(rb"\0libmpi(ch|cxx|fort|_[a-z0-9_]+)?\.so", head) is not None
+    if not head.startswith(b"\x7fELF") or b"\0libmpi" not in head:
+        return False
+    import re  # noqa: PLC0415  slow to import, and few programs get here
+
+    return re.search(rb"\0libmpi(ch|cxx|fort|_[a-z0-9_]+)?\.so", head) is not None
