@@ -324,7 +324,7 @@ def _is_routine(event: dict[str, Any]) -> bool:
     if kind == Kind.AGENT_FINISHED:
         return event.get("state") in (State.DONE, State.STOPPED) or bool(event.get("exit"))
     if kind == Kind.STOPPING:
-        return str(event.get("reason")).startswith(("requested by SIGTERM", "rank ", "the program "))
+        return str(event.get("reason")).startswith(("requested by SIGTERM", "rank ", "the program (pid "))
     return kind in (Kind.AGENT_STARTED, Kind.RANK_STARTED)
 
 
