@@ -47,5 +47,5 @@ def assert_third_rung_failed(lines: Sequence[str], node: str, nodes: str) -> Non
     assert lines[0] == f"passed      rung 1 of 3, 1 rank on {node}: all ranks made 5 steps"
     assert lines[1] == f"passed      rung 2 of 3, 2 ranks on {node}: all ranks made 5 steps"
     assert lines[2].startswith(f"FAILED      rung 3 of 3, 4 ranks on {nodes}: run ladder-")
-    assert lines[3].startswith("cause       another process already uses the port")
+    assert lines[3].startswith("cause       another process uses the port on which a rank would listen")
     assert f"proved      two ranks of one node communicate (2 ranks on {node})" in lines

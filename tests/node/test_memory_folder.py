@@ -59,7 +59,7 @@ def test_folder_is_removed_with_its_files_and_a_link_is_not_followed(root: Path)
 
 def test_gc_lists_and_removes_what_is_left_in_memory(root: Path) -> None:
     path = _make(RUN, "n0", age_s=50)
-    request = {"workdir": str(root / "work"), "older_than_s": 10.0, "checkpoints": False}
+    request = {"workdir": str(root / "work"), "older_than_s": 10.0, "results": False}
     for dry_run in (True, False):
         reply, _ = clear({**request, "dry_run": dry_run}, b"")  # type: ignore[typeddict-item]
         (entry,) = reply["entries"]

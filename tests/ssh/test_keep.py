@@ -23,7 +23,7 @@ def test_next_run_begins_where_the_last_one_ended_on_each_node(farm: Farm, tmp_p
     inventory = farm.inventory(tmp_path, nodes=2, keep=["outputs"])
     (tmp_path / "train.py").write_text(PROGRAM)
     (tmp_path / "outputs").mkdir()
-    (tmp_path / "outputs" / "local").touch()  # results of a run here, which are not sent
+    (tmp_path / "outputs" / "plot.py").touch()  # would be sent as code
     orch = Orch(tmp_path)
     first = orch("ssh-launch", "--no-check", "--", "train.py")
     assert "begins at 0" in first.stdout

@@ -87,7 +87,7 @@ def test_ranks_get_exactly_the_variables_of_torchrun_and_of_orch(ground: Ground,
     assert agent.stderr == b""
     of_agent = set(json.loads(ground.out()))
     flight_recorder = {"TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}
-    more = {"NNODES", "NODE_RANK", "NPROC_PER_NODE", "PYTHONUNBUFFERED"}
+    more = {"NNODES", "NODE_RANK", "NPROC_PER_NODE", "PYTHONPATH", "PYTHONUNBUFFERED"}
     assert {name for name in of_agent if not name.startswith("ORCH_")} == of_torchrun | flight_recorder | more
     assert {name for name in of_agent if name.startswith("ORCH_")} == {
         "ORCH_RUN_ID",

@@ -74,7 +74,7 @@ def test_prepare_closes_folders_that_were_open(endpoint: Endpoint, tmp_path: Pat
 
 def test_file_instead_of_the_working_folder_is_named(endpoint: Endpoint, tmp_path: Path) -> None:
     (tmp_path / "work").write_text("")
-    with pytest.raises(NodeError, match=r"work: (Not a directory|File exists)") as caught:
+    with pytest.raises(NodeError, match=r"work is not a folder") as caught:
         endpoint.prepare(str(tmp_path / "work"), "abc")
     assert caught.value.node == "n0"
     assert "workdir" in caught.value.hint
