@@ -121,7 +121,8 @@ def test_unknown_option_without_a_program_is_reported_as_such(capsys: pytest.Cap
 @pytest.fixture
 def orch(tmp_path: Path) -> Orch:
     """A working folder with an inventory of one node on this machine."""
-    (tmp_path / "inventory.yaml").write_text("name: here\naccelerator: cpu\ntransport: local\nnodes: [{name: n0}]\n")
+    text = f"name: here\naccelerator: cpu\ntransport: local\ndefaults: {{workdir: {tmp_path}/work}}\nnodes: [{{name: n0}}]\n"
+    (tmp_path / "inventory.yaml").write_text(text)
     return Orch(tmp_path)
 
 
