@@ -117,7 +117,7 @@ class Refreshed:
 
     @property
     def waits(self) -> str:
-        """What the next attempt waits for, and until when; empty if it waits for nothing."""
+        """The nodes that the next attempt waits for, and until when, as a sentence; empty if it waits for none."""
         text = waits(self.record)
         return text if text and not self.record.state.final and self.folder.supervisor() is not None else ""
 

@@ -73,7 +73,7 @@ class Owner:
 
     @classmethod
     def of_run(cls, run: str, *, follow: bool, quiet: bool, fold: bool = False, tail: int | None = None) -> Owner:
-        """Supervise a run that has no owner; show the last `tail` of its lines so far, or all."""
+        """Supervise a run that has no owner; show the last `tail` lines so far, or all."""
         return cls({"run": run, "follow": follow, "quiet": quiet, "fold": fold, "tail": tail})
 
     def until_launched(

@@ -13,7 +13,7 @@ The command line of a node, used by node.sh, the batch script and srun:
 stdin. `rendezvous` makes the folders that the nodes share, reserves a port on this node, prints its record and holds the port until
 stdin ends. `attempt` makes the folder of the next attempt of a Slurm job and prints its path; `nodes` prints the nodes of an
 attempt; `next` decides after an attempt whether to start another, and prints its folder if it runs in this allocation. `forget` removes what
-the ranks have left for another attempt in the memory of this node. `watch` requeues the job if the node of its batch script is lost.
+the ranks have left for another attempt in the memory of this node. `watch` requeues the job if the node of the batch script is lost.
 """
 
 from __future__ import annotations

@@ -69,5 +69,5 @@ def why_not_started(error: OSError, args: Sequence[str], cwd: str) -> str:
     if interpreter and not os.path.exists(interpreter):
         return f"the first line of {name} names {interpreter}, which does not exist there"
     if error.errno == errno.ENOEXEC and not first.startswith((b"#!", b"\x7fELF")):
-        return f"{name} has no first line such as #!/bin/bash, so nothing says what runs it: add one, or -- bash {shlex.join(args)}"
+        return f"{name} has no first line such as #!/bin/bash, so nothing names its interpreter: add one, or -- bash {shlex.join(args)}"
     return str(error)

@@ -56,7 +56,7 @@ class DirectAttempt:
         lost: Collection[str],
         cut_off: Collection[str],
         *,
-        saves_apart: bool = False,
+        saves_per_node: bool = False,
     ) -> DirectAttempt:
         """
         The attempt by the last observation of each node.
@@ -64,16 +64,16 @@ class DirectAttempt:
         Args:
             lost: the nodes that still cannot be reached.
             cut_off: the lost nodes, and the nodes that could not be reached when the attempt failed.
-            saves_apart: see `saves_apart`. Then only a step that each rank that saves has saved can be resumed.
+            saves_per_node: see `saves_per_node`. Then only a step that each rank that saves has saved can be resumed.
         """
         reports = [(node.node, progress) for node in nodes for progress in node.progress.values()]
         savers = frozenset(node for node, progress in reports if has_saved(progress))
-        counted = [progress for _, progress in reports if has_saved(progress) or not (saves_apart and savers)]
+        counted = [progress for _, progress in reports if has_saved(progress) or not (saves_per_node and savers)]
         steps = [step for step in map(saved_step, counted) if step is not None]
         killed = {node.node for node in nodes if node.agent is not None and not cut_off and _was_killed(node)}
         codes = {node.first_failure.code for node in nodes if node.first_failure is not None}
         return cls(
-            saved=(min if saves_apart else max)(steps, default=None),
+            saved=(min if saves_per_node else max)(steps, default=None),
             step=newest_step(progress for node in nodes for progress in node.progress.values()),
             started=frozenset(node.node for node in nodes if node.agent is not None),
             lost=frozenset(lost),
@@ -84,7 +84,7 @@ class DirectAttempt:
         )
 
 
-def saves_apart(plan: LaunchPlan) -> bool:
+def saves_per_node(plan: LaunchPlan) -> bool:
     """True if each node may have saved states that no other node sees. In the shared trainer, rank 0 saves for all."""
     return not plan.is_shared and len(plan.used_nodes) > 1 and plan.program.kind != "trainer"
 
@@ -244,7 +244,7 @@ class Restarts:
     def _have_own_states(self, plan: LaunchPlan) -> bool:
         """True if ranks of nodes that share no folder have saved states each for itself: a node that is new would begin at step 0."""
         savers = frozenset[str]().union(*(attempt.savers for attempt in self._attempts))
-        return saves_apart(plan) and not savers <= {plan.head.name}
+        return saves_per_node(plan) and not savers <= {plan.head.name}
 
     def _lack(self, plan: LaunchPlan, unusable: Mapping[str, str]) -> str:
         if self._has_lost_checkpoints(plan):

@@ -31,7 +31,7 @@ from orchestrator.store import RunFolder
 from orchestrator.supervision.answers import Answers
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.supervision.queries import Queries, make_folder
-from orchestrator.supervision.restart import DirectAttempt, Restarts, saves_apart
+from orchestrator.supervision.restart import DirectAttempt, Restarts, saves_per_node
 from orchestrator.supervision.spares import Spares
 from orchestrator.verdict import failing
 from orchestrator.verdict.hangs import positions_without_progress, ras_facts
@@ -274,8 +274,8 @@ class Supervisor:
         return unreached, running
 
     def _attempt(self, ended: EndedAttempt, lost: Collection[str], cut_off: Collection[str]) -> DirectAttempt:
-        apart = saves_apart(self._plan)
-        return DirectAttempt.of(ended.verdict, self._observations(), lost, cut_off, saves_apart=apart)
+        per_node = saves_per_node(self._plan)
+        return DirectAttempt.of(ended.verdict, self._observations(), lost, cut_off, saves_per_node=per_node)
 
     def _may_leave_ranks(self, ended: EndedAttempt) -> bool:
         """

@@ -49,7 +49,7 @@ def known_failure(record: RunRecord, verdict: Verdict, attempt: int) -> Verdict:
 
 
 def waits(record: RunRecord) -> str | None:
-    """What the next attempt waits for; None if it waits for nothing."""
+    """The nodes that the next attempt waits for; None if it waits for none."""
     return (record.failing or {}).get("waits")
 
 

@@ -263,7 +263,7 @@ def job_lost_its_batch_host(_evidence: Evidence, queue: JobStatus) -> Verdict | 
     """FAILED if the node of the batch script was lost; the ends of the agents are consequences."""
     if not queue.lost_host or not queue.over or queue.state == _CANCELLED:
         return None
-    message = f"Slurm ended the job: {queue.lost_host}, the node of its batch script, is lost"
+    message = f"Slurm ended the job: {queue.lost_host}, the node of the batch script, is lost"
     return Verdict(
         RunState.FAILED, None, message, failure=_ENDED_BY_SLURM["NODE_FAIL"], failed_nodes=(queue.lost_host,)
     )

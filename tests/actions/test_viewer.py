@@ -58,10 +58,10 @@ def test_ranks_on_this_machine_inherit_the_users_pythonpath_and_no_blocked_signa
     prefix = ("env", "-u", "PYTHONPATH") if value is None else ("env", f"PYTHONPATH={value}")
     orch = Orch(tmp_path, prefix=prefix)
     done = orch("ssh-launch", "--", "sh", "-c", "echo path ${PYTHONPATH-unset}; grep SigBlk /proc/self/status")
-    own = "/orchestrator/node/report\n"  # comes last
-    assert own in done.stdout
+    report_folder = "/orchestrator/node/report\n"  # comes last
+    assert report_folder in done.stdout
     assert f"path {value}:" in done.stdout or (
-        value is None and ":" not in done.stdout.partition("path ")[2].partition(own)[0]
+        value is None and ":" not in done.stdout.partition("path ")[2].partition(report_folder)[0]
     )
     assert "SigBlk:\t0000000000000000\n" in done.stdout
 

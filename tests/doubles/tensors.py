@@ -88,11 +88,11 @@ class Cards:
 class _KindOfTensor(type(torch.nn.Parameter)):  # type: ignore[misc]  # a class that torch makes
     """The class of tensors on a card is equal to torch.Tensor: MMEngine compares the types of two tensors, which on a real card are one."""
 
-    def __eq__(cls, other: object) -> bool:
-        return other is torch.Tensor or cls is other
+    def __eq__(cls, value: object) -> bool:
+        return value is torch.Tensor or cls is value
 
-    def __ne__(cls, other: object) -> bool:
-        return not cls == other
+    def __ne__(cls, value: object) -> bool:
+        return not cls == value
 
     def __hash__(cls) -> int:
         return type.__hash__(cls)

@@ -241,9 +241,7 @@ def test_host_that_is_cut_off_is_replaced_by_a_spare_one(hosts: Hosts, tmp_path:
 
 
 @pytest.mark.slow
-def test_host_that_reboots_is_waited_for_and_used_again_also_by_a_later_supervisor(
-    hosts: Hosts, tmp_path: Path
-) -> None:
+def test_host_that_reboots_is_waited_for_and_used_also_by_a_later_supervisor(hosts: Hosts, tmp_path: Path) -> None:
     """Status and a watching command name the failure and the end of the wait, not the stop of the other ranks."""
     hosts.inventory(tmp_path, restart={"max_retries": 1})
     orch = hosts.orch(tmp_path)

@@ -157,7 +157,7 @@ def test_job_with_too_few_nodes_left_is_requeued(orch: Orch, cluster: Cluster) -
 
 
 @pytest.mark.timeout(300)
-def test_job_that_has_lost_the_node_of_its_batch_script_is_requeued_and_says_so(orch: Orch, cluster: Cluster) -> None:
+def test_job_that_has_lost_the_node_of_its_batch_script_is_requeued_and_names_it(orch: Orch, cluster: Cluster) -> None:
     run, job = _submit(orch, '[ "$ORCH_ATTEMPT" = 2 ] || exec sleep 1000')
     until(lambda: len(_ranks(orch, run)) == 2, awaited="the first attempt")
     with orch.start("logs", "-f", run) as following:

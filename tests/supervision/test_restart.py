@@ -317,8 +317,8 @@ def test_elastic_run_does_not_lose_the_only_checkpoints(tmp_path: Path) -> None:
 def _saved_by_each(lost: str, program: Program, steps: Sequence[int] = (30, 30)) -> DirectAttempt:
     """The ranks of n0 and n1 have each saved a step; then a node was lost."""
     nodes = [replace(_node(None), node=f"n{rank}", progress={rank: {"saved": step}}) for rank, step in enumerate(steps)]
-    apart = program.kind != "trainer"
-    return DirectAttempt.of(Verdict(RunState.FAILED, message="gone"), nodes, {lost}, {lost}, saves_apart=apart)
+    per_node = program.kind != "trainer"
+    return DirectAttempt.of(Verdict(RunState.FAILED, message="gone"), nodes, {lost}, {lost}, saves_per_node=per_node)
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_node_whose_ranks_saved_states_of_their_own_is_not_replaced_by_one_that_
         assert reason.startswith("not restarted: n1 cannot be reached, and its ranks have saved their own states")
 
 
-def test_elastic_run_whose_nodes_have_states_of_their_own_shrinks_and_does_not_grow_again(tmp_path: Path) -> None:
+def test_elastic_run_whose_nodes_have_states_of_their_own_shrinks_and_does_not_grow(tmp_path: Path) -> None:
     program = Program("executable", ("true",))
     folder, plan = _plan(tmp_path, ("n0", "n1"), program, elastic=Elastic(1, 2), is_shared=False)
     restarts = Restarts(folder, 9, _started, free_nodes=lambda nodes: {node.name for node in nodes})
@@ -360,11 +360,11 @@ def test_elastic_run_whose_nodes_have_states_of_their_own_shrinks_and_does_not_g
     assert [node.name for node in folder.read_plan().nodes] == ["n0"]
 
 
-@pytest.mark.parametrize(("apart", "saved"), [(False, 30), (True, 20)])
-def test_saved_step_on_unshared_folders_is_the_one_that_all_ranks_that_save_have(*, apart: bool, saved: int) -> None:
+@pytest.mark.parametrize(("per_node", "saved"), [(False, 30), (True, 20)])
+def test_saved_step_on_unshared_folders_is_the_one_that_all_ranks_that_save_have(*, per_node: bool, saved: int) -> None:
     reports: list[dict[str, Any]] = [{"saved": 30}, {"saved": 20}, {"saved": None, "step": 7}, {"step": 9}]
     nodes = [replace(_node(None), node=f"n{rank}", progress={rank: report}) for rank, report in enumerate(reports)]
-    attempt = DirectAttempt.of(_failed(), nodes, (), (), saves_apart=apart)
+    attempt = DirectAttempt.of(_failed(), nodes, (), (), saves_per_node=per_node)
     assert attempt.saved == saved
     assert attempt.savers == {"n0", "n1"}
 

@@ -524,21 +524,21 @@ def test_cause_of_an_attempt_is_known_to_all_while_its_ranks_are_ended(
     stopped = NodeObservation(
         "n0", AGENT, alive=False, same_boot=True, finished=Finished("STOPPED", 1.0, None), first_failure=None
     )
-    seen = list[str | None]()
+    messages = list[str | None]()
 
     def end(verdict: Verdict) -> EndedAttempt:
-        seen.append(judge_observations(folder, plan, (stopped,), None).verdict.message)
+        messages.append(judge_observations(folder, plan, (stopped,), None).verdict.message)
         later = Supervisor(folder, supervisor._launcher)  # noqa: SLF001
         for state in later._states.values():  # noqa: SLF001
             state.observation = replace(stopped, node=state.node.name)
         verdict_of_later = later._judge()  # noqa: SLF001
         assert verdict_of_later is not None
-        seen.append(verdict_of_later.message)
+        messages.append(verdict_of_later.message)
         return EndedAttempt(verdict, (), frozenset(), frozenset())
 
     monkeypatch.setattr(supervisor, "_end", end)
     assert not supervisor._finish(cause, lambda: None, None)  # noqa: SLF001
-    assert seen == [cause.message, cause.message]
+    assert messages == [cause.message, cause.message]
     assert (folder.read().message, folder.read().failing) == (cause.message, None)
 
 

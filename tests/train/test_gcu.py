@@ -285,8 +285,7 @@ def test_mmengine_trains_on_a_t20_and_a_group_of_the_scripts_own_is_named(tmp_pa
     made = 1 + MMENGINE[: MMENGINE.index("torch.distributed.init_process_group")].count("\n")
     error = orch.status()["exit"]["error"]
     assert (
-        f"this script has made a gloo group of its own at train.py:{made}, which holds the port of the rendezvous"
-        in error
+        f"this script has made its own gloo group at train.py:{made}, which holds the port of the rendezvous" in error
     )
 
 

@@ -174,7 +174,7 @@ def test_job_that_lost_the_node_of_its_batch_script_names_it_and_not_the_agents_
     nodes = [_node("n0", alive=False), _node("n1", "STOPPED")]
     verdict = judge(_plan("slurm"), nodes, JobStatus("FAILED", "JobLaunchFailure", over=True, lost_host="n0"))
     assert (verdict.state, verdict.exit, verdict.failed_nodes) == (RunState.FAILED, None, ("n0",))
-    assert "n0, the node of its batch script, is lost" in str(verdict.message)
+    assert "n0, the node of the batch script, is lost" in str(verdict.message)
 
 
 def test_queued_job_is_pending_even_if_it_has_run_before() -> None:

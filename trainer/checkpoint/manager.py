@@ -174,7 +174,7 @@ class Checkpoints:
         return checkpoints
 
     def _nodes_hold_a_copy(self, sizes: Mapping[str, int]) -> bool:
-        """Return True if every node has several times the memory that a copy of its shards needs; a collective."""
+        """Return True if every node has several times the memory that a copy of the shards needs; a collective."""
         rank = self.group.rank
         needed = FREE_COPIES * checkpoint_bytes(sizes, rank.world_size, self.config) // rank.nodes
         return all(self.group.gather_bytes(b"yes" if available_memory() >= needed else b""))

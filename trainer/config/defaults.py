@@ -44,9 +44,9 @@ def with_shards(config: TrainConfig, device: str, *, has_memory: bool) -> Tuple[
     Return the settings with the defaults of checkpoints in shards, and a description of those that a CPU does not have, or "".
 
     Args:
-        config: if it says when to save, that stays.
+        config: a given time of saving stays.
         device: only cuda has other defaults: cards may wait for the save of a large model as long as for hundreds of steps.
-        has_memory: every node has memory for a copy of its shards.
+        has_memory: every node has memory for a copy of the shards.
     """
     if device != "cuda":
         return config, ""

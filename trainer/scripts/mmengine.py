@@ -60,7 +60,7 @@ def join_ranks(module: Any) -> None:  # noqa: ANN401
             warn_cpu_only("MMEngine", accelerator)
         if "nccl" in backend or backend == "gloo":  # mpi and custom backends stay
             backend = accelerator.backend
-        # Kept for the life of the process, as nothing else holds rank 0's store if the group has one of its own.
+        # Kept for the life of the process, as nothing else holds rank 0's store if the group has its own one.
         module.orch_group = _join(accelerator.changed(backend=backend), **kwargs)
 
     # MMEngine's function for Slurm would query scontrol and SLURM_* for the values of RANK, LOCAL_RANK, WORLD_SIZE and MASTER_*.
@@ -83,7 +83,7 @@ def _note_own_groups(accelerator: Accelerator) -> None:
     def make_and_note(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         result = make(*args, **kwargs)
         caller = traceback.extract_stack(limit=2)[0]
-        make_and_note.place = f"{os.path.relpath(caller.filename)}:{caller.lineno}"  # type: ignore[attr-defined]
+        make_and_note.caller = f"{os.path.relpath(caller.filename)}:{caller.lineno}"  # type: ignore[attr-defined]
         return result
 
     stock.init_process_group = make_and_note
@@ -95,12 +95,12 @@ def _own_group(accelerator: Accelerator, error: TrainerError) -> TrainerError:
     has_own = accelerator.distributed is not stock and stock.is_available() and stock.is_initialized()
     if not has_own or "in use" not in str(error):
         return error
-    place = getattr(stock.init_process_group, "place", "")
+    caller = getattr(stock.init_process_group, "caller", "")
     return UserError(
-        f"this script has made a {stock.get_backend()} group of its own{place and ' at '}{place}, which holds the port of the "
+        f"this script has made its own {stock.get_backend()} group{caller and ' at '}{caller}, which holds the port of the "
         f"rendezvous and carries no {accelerator.device.partition(':')[0]} tensors. MMEngine makes the group of the cards "
         f"({accelerator.backend}) itself here: delete the call of torch.distributed.init_process_group"
-        f"{place and ' at '}{place}, and the lines that go with it"
+        f"{caller and ' at '}{caller}, and the lines that go with it"
     )
 
 

@@ -6,7 +6,7 @@ from orchestrator.diagnosis.catalogue.cuda import CUDA
 from orchestrator.diagnosis.catalogue.deepspeed import DEEPSPEED
 from orchestrator.diagnosis.catalogue.enflame import ENFLAME
 from orchestrator.diagnosis.catalogue.nccl import NCCL
-from orchestrator.diagnosis.catalogue.own import OWN
+from orchestrator.diagnosis.catalogue.own import OF_ORCH
 from orchestrator.diagnosis.catalogue.processes import PROCESSES
 from orchestrator.diagnosis.catalogue.python import PYTHON
 from orchestrator.diagnosis.catalogue.slurm import SLURM
@@ -15,7 +15,7 @@ from orchestrator.diagnosis.catalogue.torch import TORCH
 from orchestrator.diagnosis.signature import Signature
 
 PROGRAMS: dict[str, tuple[Signature, ...]] = {
-    "What orch itself has found out": OWN,
+    "What orch itself has found out": OF_ORCH,
     "NCCL": NCCL,
     "torch, DDP and gloo": TORCH,
     "Processes, memory, disks and Python": PROCESSES,

@@ -36,7 +36,7 @@ _STEP = ("%i", "%N", "%M", "%l", "%P", "%j")  # the name is last: it may contain
 
 def with_cards_of_job(plan: LaunchPlan, shown: str) -> LaunchPlan:
     """
-    The plan whose step requests all cards that the job has on each node; as Slurm would give it those per task of the user's job.
+    The plan whose step requests all cards that the job has on each node; otherwise Slurm would give it the cards per task that the job requests.
 
     Args:
         shown: the output of `scontrol --details --oneliner show job`.

@@ -82,7 +82,7 @@ STATES = {
     "STOPPED": "its processes were sent SIGSTOP, so nothing is printed; scancel --signal=CONT <id> continues them",
 }
 LOST_HOST = (
-    "{lost_host}, the node of its batch script, is lost, and the job keeps the other nodes; they requeue it, or end it, "
+    "{lost_host}, the node of the batch script, is lost, and the job keeps the other nodes; they requeue it, or end it, "
     "in about a minute; if they do not, scontrol requeue {job} does it"
 )
 _NODES = re.compile(r"UnavailableNodes:\s*(\S+?)\)?$")

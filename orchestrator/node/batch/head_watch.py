@@ -40,9 +40,9 @@ def watch(path: str, batch_host: str) -> int:
     heartbeat, node = os.path.join(run_dir, HEARTBEAT), os.environ["SLURMD_NODENAME"]
     if node == batch_host:
         return keep(heartbeat)
-    others = [name for name in node_names(os.environ["SLURM_JOB_NODELIST"]) if name != batch_host]
-    pause_s = PAUSE_S * min(others.index(node), MOST_PAUSES)
-    return begin_again(run_dir, heartbeat, batch_host) if is_lost(heartbeat, batch_host, pause_s) else 0
+    peers = [name for name in node_names(os.environ["SLURM_JOB_NODELIST"]) if name != batch_host]
+    pause_s = PAUSE_S * min(peers.index(node), MOST_PAUSES)
+    return requeue_or_cancel(run_dir, heartbeat, batch_host) if is_lost(heartbeat, batch_host, pause_s) else 0
 
 
 def keep(heartbeat: str) -> int:
@@ -58,22 +58,22 @@ def keep(heartbeat: str) -> int:
 
 def is_lost(heartbeat: str, batch_host: str, pause_s: float) -> bool:
     """Wait until the batch script ends, or its host is lost and no other node has requeued the job in pause_s; return if it is lost."""
-    silent_polls, latest_ns, is_ended = 0, beat_ns(heartbeat), False
+    silent_polls, latest_ns, is_ended = 0, heartbeat_ns(heartbeat), False
     while silent_polls < SILENT_POLLS and not is_ended:
         is_ended = signal.sigtimedwait({signal.SIGTERM}, POLL_S) is not None
-        before_ns, latest_ns = latest_ns, beat_ns(heartbeat)
+        before_ns, latest_ns = latest_ns, heartbeat_ns(heartbeat)
         if latest_ns is None:
             return False
         silent_polls = silent_polls + 1 if latest_ns == before_ns else 0
     deadline_s = time.monotonic() + pause_s
-    while beat_ns(heartbeat) is not None:
+    while heartbeat_ns(heartbeat) is not None:
         if time.monotonic() >= deadline_s:  # Slurm ends a job whose batch script was on a node that it takes for down
             return is_down(batch_host) if is_ended else True
         time.sleep(SHORT_POLL_S)
     return False
 
 
-def beat_ns(heartbeat: str) -> int | None:
+def heartbeat_ns(heartbeat: str) -> int | None:
     """The time of the last heartbeat; None once the batch script has ended."""
     try:
         with open(heartbeat, "rb") as file:  # NFS has the newest time for who opens a file
@@ -102,7 +102,7 @@ def is_down(node: str) -> bool:
     return done.stdout.decode("utf-8", "replace").startswith(("down", "fail"))
 
 
-def begin_again(run_dir: str, heartbeat: str, batch_host: str) -> int:
+def requeue_or_cancel(run_dir: str, heartbeat: str, batch_host: str) -> int:
     """Requeue the job, or end it if there is a reason against another attempt; record that as an event of the batch host."""
     folder = attempt_folder(run_dir, newest_attempt(run_dir) or 1)
     job = load_job(os.path.join(folder, "job.json"), batch_host, 0)

@@ -429,7 +429,7 @@ def test_a_rank_that_cannot_be_executed_is_refused_and_leaves_none_running(groun
     ("text", "why"),
     [
         ("#!/bin/bash\r\necho hi\r\n", "ends its lines as Windows does (\\r\\n): sed -i 's/\\r$//' "),
-        ("echo hi\n", "has no first line such as #!/bin/bash, so nothing says what runs it: add one, or -- bash "),
+        ("echo hi\n", "has no first line such as #!/bin/bash, so nothing names its interpreter: add one, or -- bash "),
         ("#!/nope/python\n", "names /nope/python, which does not exist there"),
     ],
 )

@@ -107,9 +107,9 @@ def test_batch_host_renews_the_heartbeat_until_the_batch_script_ends(
     heartbeat = job.parents[1] / HEARTBEAT
     os.utime(heartbeat, (1, 1))
 
-    def end_after_a_beat(_signals: object, _wait_s: float) -> None:
+    def end_after_a_heartbeat(_signals: object, _wait_s: float) -> None:
         assert heartbeat.stat().st_mtime > time.time() - 60
         heartbeat.unlink()
 
-    monkeypatch.setattr(signal, "sigtimedwait", end_after_a_beat)
+    monkeypatch.setattr(signal, "sigtimedwait", end_after_a_heartbeat)
     assert watch(str(job), "n0") == 0

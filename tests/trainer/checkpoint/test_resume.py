@@ -1,4 +1,4 @@
-"""What a training that continues from a checkpoint takes from it, before it builds its model."""
+"""The model of a training that continues from a checkpoint: its weights are those of the checkpoint, and none is drawn."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_settings_are_those_of_the_checkpoint_that_is_found_later(
     tmp_path: Path, resume: str, attempt: str, steps: int | None
 ) -> None:
     """A retry prefers its own checkpoints; a damaged one is passed over."""
-    out, other = tmp_path / "out", tmp_path / "other"
+    out, second = tmp_path / "out", tmp_path / "other"
     train_alone(load_config(words=[*WORDS, f"out={out}"]))
-    train_alone(load_config(words=[*WORDS, "steps=2", f"out={other}"]))
+    train_alone(load_config(words=[*WORDS, "steps=2", f"out={second}"]))
     shutil.copytree(out / "step_4", out / "step_9")  # whose manifest is of another step
     (out / "step_9" / "manifest.json").write_text("{}")
     group = initialise("cpu", 60.0, {"ORCH_ATTEMPT": attempt})
-    config = load_config(words=[*WORDS, f"out={out}", f"resume={resume.format(other=other)}"])
+    config = load_config(words=[*WORDS, f"out={out}", f"resume={resume.format(other=second)}"])
     found = saved_settings(group, config)
     assert (found and found["steps"]) == steps

@@ -54,7 +54,7 @@ def test_given_values_stay() -> None:
         ("precision=fp32 tf32=true", True),
     ],
 )
-def test_fp32_that_was_asked_for_is_not_tf32(monkeypatch: pytest.MonkeyPatch, words: str, *, is_tf32: bool) -> None:
+def test_requested_fp32_is_not_tf32(monkeypatch: pytest.MonkeyPatch, words: str, *, is_tf32: bool) -> None:
     config, _ = with_device(load_config(words=words.split()), "cuda", ("fp32",))
     assert config.tf32 is is_tf32
     for module in (torch.backends.cuda.matmul, torch.backends.cudnn):

@@ -467,7 +467,7 @@ def test_data_set_without_an_index_is_refused_with_the_reason(
 
 
 def test_data_set_without_a_digest_is_not_given_one_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be that of its class and number."""
+    """Only its class and number would be known."""
     task = _NumbersTask(load_config())
     monkeypatch.setattr(task, "build_data", lambda _: _Numbers(3))
     about = open_split(task, "train", _group())[2]

@@ -116,7 +116,7 @@ def test_group_is_joined_after_the_device_is_set_and_then_tested(
 def test_rank_0_keeps_its_store_as_other_ranks_may_still_read_from_it(
     monkeypatch: pytest.MonkeyPatch, calls: Calls
 ) -> None:
-    """The vendor's group has a store of its own, so nothing else holds the one of the rendezvous."""
+    """The vendor's group has its own store, so nothing else holds the one of the rendezvous."""
     module = _dist_utils(calls)
     _set_accelerator(monkeypatch, _on_cpu(_accelerator(calls, "gcu-t2x")))
     mmengine.join_ranks(module)
@@ -142,10 +142,10 @@ def test_group_of_the_scripts_own_that_holds_the_port_is_named_with_its_line(
     finally:
         torch.distributed.destroy_process_group()
     assert ended.value.code == 2
-    place = f"{os.path.relpath(__file__)}:{line}"
+    caller = f"{os.path.relpath(__file__)}:{line}"
     error = capsys.readouterr().err
-    assert f"error: this script has made a gloo group of its own at {place}, which holds the port" in error
-    assert f"delete the call of torch.distributed.init_process_group at {place}" in error
+    assert f"error: this script has made its own gloo group at {caller}, which holds the port" in error
+    assert f"delete the call of torch.distributed.init_process_group at {caller}" in error
     assert "in use" not in error
 
 
