@@ -82,7 +82,7 @@ FRAMEWORKS = (
     Provoked("SIGKILL in the Trainer of transformers",
              _TRANSFORMERS.replace("# before", "from transformers import TrainerCallback\nclass Kill(TrainerCallback):\n    def on_step_end(self, args, state, control, **_):\n"
              "        if rank == 1 and state.global_step == 2: os.kill(os.getpid(), signal.SIGKILL)\narguments_of = [Kill()]").replace("train_dataset=data", "train_dataset=data, callbacks=arguments_of"),
-             ["killed"], "memory"),
+             ["killed"], "unknown"),
     Provoked("bf16 of transformers without a card", f"{HEAD}from transformers import TrainingArguments\nTrainingArguments('out', bf16=True, use_cpu=False)\n",
              ["fp16-without-card"], "config", None, ("use_cpu=False", "use_cpu=True")),
     Provoked("own error under accelerate",

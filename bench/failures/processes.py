@@ -25,7 +25,7 @@ def _of_rank(  # noqa: PLR0917  a row of a table
 _of_rank_1 = partial(_of_rank, 1)
 
 PROCESSES = (
-    _signal("SIGKILL", "killed", "memory"),
+    _signal("SIGKILL", "killed", "unknown"),
     _signal("SIGTERM", "terminated-first", "preemption"),
     _signal("SIGINT", "interrupted", "preemption"),
     _signal("SIGHUP", "interrupted", "preemption"),

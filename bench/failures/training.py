@@ -94,7 +94,7 @@ TRAINING = (
     _training(
         "dead DataLoader worker",
         "worker-killed",
-        "memory",
+        "unknown",
         item="if rank == 1 and index == 9: os.kill(os.getpid(), signal.SIGKILL)",
     ),
     _training(
@@ -184,7 +184,7 @@ TRAINING = (
     _training(
         "SIGKILL within a training",
         "killed",
-        "memory",
+        "unknown",
         step="if rank == 1 and step == 3: os.kill(os.getpid(), signal.SIGKILL)",
     ),
     _training("error while rank 0 saves", "python-error", "code", (0,), save="state['step'] = steps"),
