@@ -29,7 +29,7 @@ class Role(Enum):
     """The weight of a signature; the first of these that is present is the cause."""
 
     VERDICT = "verdict"
-    """What orch itself has found out about the run, which no text of a program can know better."""
+    """A verdict of orch about the run; it wins over the texts of programs."""
     ROOT = "root"
     """Names a cause."""
     ERROR = "error"

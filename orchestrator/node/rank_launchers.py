@@ -53,7 +53,7 @@ _ACCELERATE = (
     "--num_machines $NNODES --machine_rank $NODE_RANK --num_processes $((NNODES * NPROC_PER_NODE)) "
     "--main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT"
 )
-# Of the launchers that take no variables: the options by which the ranks of all nodes are one world.
+# For launchers that read no variables: the options that join the ranks of all nodes in one world.
 OPTIONS = {
     "accelerate": _ACCELERATE,
     "accelerate-launch": _ACCELERATE,

@@ -141,7 +141,7 @@ class LaunchPlan:
     keep: tuple[str, ...] = ()
     """The folders, relative to the ranks' working folder, that runs of the same name and launch folder share."""
     kept_name: str = ""
-    """Where they are below `kept` in the workdir."""
+    """The path of the kept folders below `kept` in the workdir."""
     hooks: tuple[Mapping[str, Any], ...] = ()
     """The hooks of a run over SSH, in the fields of the inventory: a program or a message for each new state. Without secrets."""
 

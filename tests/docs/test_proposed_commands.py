@@ -21,7 +21,7 @@ _VERBS = "|".join(name for name in app.commands if name not in ("bench", "invent
 _PROPOSED = re.compile(rf"\borch ((?:bench|inventory|{_VERBS})(?![\w-])(?!:).*)", re.DOTALL)
 _WORD = re.compile(r"[^\s`;,()]+")
 _VALUE = "VALUE"
-"""What stands in a message for a value that the program fills in."""
+"""The placeholder in a message for a value that the program fills in."""
 _HARMLESS = ("list", "inventory validate -i local", "nodes --help", "check --help", "lint --help")
 
 

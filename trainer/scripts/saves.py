@@ -125,7 +125,7 @@ class Saves:
 
 @functools.lru_cache(maxsize=None)
 def saves() -> Optional[Saves]:
-    """Those of this process; None if it is not a rank of a run."""
+    """The saves of this process; None if it is not a rank of a run."""
     count = step_count()
     if count is None:
         return None

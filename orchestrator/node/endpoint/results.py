@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, List, Sequence, Set, Tuple
 
-# What orch writes, by place. A name that is missing here is taken for a result, so its run is kept for ever: see test_results.py.
+# The names of the files that orch writes, by folder. A file that is missing here counts as a result, so its run is never removed: see test_results.py.
 OWN_IN_RUN = re.compile(r"(config|comm)\.json|facts|heartbeat|code\.new-.+|\.claimed")
 OWN_IN_RECORD = re.compile(  # the same folder if the workdir is $ORCH_HOME
     r"(run|findings|software|stats)\.json|run\.lock|supervisor\.(lock|log)|hooks\.log|stop-asked|events\.jsonl|plan|queries"

@@ -75,7 +75,7 @@ def test_array_task_in_which_orch_runs_is_found_by_its_job_id() -> None:
         assert (status.state, status.job) == ("RUNNING", task)
 
 
-# Of scontrol --details --oneliner show job, Slurm 22.05 with GresTypes=gpu, after salloc --gpus=16, --gpus-per-task=1, and others
+# Lines of `scontrol --details --oneliner show job`, Slurm 22.05 with GresTypes=gpu, after salloc --gpus=16, --gpus-per-task=1, and others
 @pytest.mark.parametrize(
     ("nodes", "expected"),
     [
