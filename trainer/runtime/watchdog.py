@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Callable, MutableMapping, Optional
@@ -13,6 +14,7 @@ from .rank import Rank  # relative: scripts import this package under another na
 
 STACKS = "stacks"
 DUMP_AT = 0.9  # share of the collective timeout: the stacks are written before the other ranks fail
+STUCK_AT = 0.95  # and by then if another thread holds the interpreter lock
 ARM_EVERY_S = 1.0
 SLOWER = 5.0  # a step may take this many times as long as the one before it
 STDERR = 2
@@ -23,8 +25,11 @@ class StackDump:
     The stacks of all threads of this process, written if it makes no progress for a time.
 
     The file is attempt-N/NODE/stacks/RANK.txt, or standard error outside orch. If there is progress afterwards, the dump
-    moves to RANK.went-on.txt: a non-empty RANK.txt means that the rank has not moved since. faulthandler's timer is a C
-    thread, so it also fires while a call holds the interpreter lock.
+    moves to RANK.went-on.txt: a non-empty RANK.txt means that the rank has not moved since.
+
+    A thread writes them while it holds the interpreter lock, so that no other thread changes its frames meanwhile. If a call
+    keeps the lock, faulthandler's timer writes them without it. That alone would end slow processes with SIGSEGV: it may read
+    a frame that its thread has just left (https://github.com/python/cpython/issues/116008).
     """
 
     def __init__(self, rank: Rank, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -34,31 +39,64 @@ class StackDump:
         self.limit_s = 0.0
         self.next_arm_s = 0.0  # not earlier: the cost of arming the timer must not grow with the number of steps
         self._file = -1 if self.path else STDERR
+        self._changed = threading.Condition()
+        self._due_s = 0.0
+        self._thread: Optional[threading.Thread] = None
         # A child forked while the timer runs would wait at its exit for a thread that only the parent has.
-        os.register_at_fork(before=faulthandler.cancel_dump_traceback_later, after_in_parent=self._arm)
+        os.register_at_fork(
+            before=faulthandler.cancel_dump_traceback_later,
+            after_in_parent=self._arm,
+            after_in_child=self._forget_thread,
+        )
 
     def expect(self, within_s: float) -> None:
         """Record progress; write the stacks unless this is called again within that time."""
         now_s = self.clock_s()
         if within_s == self.limit_s and now_s < self.next_arm_s:
             return
-        self.limit_s, self.next_arm_s = within_s, now_s + ARM_EVERY_S
-        try:
-            self._prepare()
-        except OSError as exc:
-            self.next_arm_s = float("inf")
-            sys.stderr.write(f"WARNING: no stacks will be written if this rank hangs: {exc}\n")
-            self.path, self._file = None, STDERR
-        self._arm()
+        with self._changed:
+            self.limit_s, self.next_arm_s = within_s, now_s + ARM_EVERY_S
+            try:
+                self._prepare()
+            except OSError as exc:
+                self.next_arm_s = float("inf")
+                sys.stderr.write(f"WARNING: no stacks will be written if this rank hangs: {exc}\n")
+                self.path, self._file = None, STDERR
+            self._arm()
 
     def stop(self) -> None:
         """Expect no more progress."""
-        self.limit_s = 0.0
+        with self._changed:
+            self.limit_s = 0.0
+            self._changed.notify_all()
         faulthandler.cancel_dump_traceback_later()
 
     def _arm(self) -> None:
-        if self.limit_s:
-            faulthandler.dump_traceback_later(self.limit_s, file=self._file)
+        with self._changed:
+            if not self.limit_s:
+                return
+            faulthandler.dump_traceback_later(self.limit_s * STUCK_AT / DUMP_AT, file=self._file)
+            earlier_s, self._due_s = self._due_s, time.monotonic() + self.limit_s
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._dump_when_due, name="stacks", daemon=True)
+                self._thread.start()
+            elif self._due_s < earlier_s:
+                self._changed.notify_all()
+
+    def _dump_when_due(self) -> None:
+        with self._changed:
+            while self.limit_s:
+                left_s = self._due_s - time.monotonic()
+                if left_s > 0:
+                    self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
+                    continue
+                faulthandler.cancel_dump_traceback_later()  # it would write them again
+                faulthandler.dump_traceback(self._file, all_threads=True)
+                self._due_s = float("inf")
+            self._thread = None
+
+    def _forget_thread(self) -> None:
+        self._changed, self._thread = threading.Condition(), None
 
     def _prepare(self) -> None:
         """Open an empty file; move one that holds a dump out of the way."""
