@@ -449,6 +449,7 @@ def test_node_that_reached_the_head_during_the_wait_may_still_run(
     supervisor = _supervisor_of(tmp_path, 2)
     supervisor._plan = replace(supervisor._plan, wait_for_nodes_s=0.0)  # noqa: SLF001
     monkeypatch.setattr("orchestrator.supervision.supervisor.BOOT_S", 0.0)
+    monkeypatch.setattr(supervisor, "_isolation_wait_s", lambda _: 0.0)
     isolated = {"n1"}
     monkeypatch.setattr(supervisor, "_isolated", lambda *_: set(isolated))
 
@@ -506,6 +507,7 @@ def test_lost_node_is_waited_for_no_longer_than_wait_for_nodes(tmp_path: Path, m
     supervisor = _supervisor_of(tmp_path, 2)
     supervisor._plan = replace(supervisor._plan, wait_for_nodes_s=0.0)  # noqa: SLF001
     monkeypatch.setattr("orchestrator.supervision.supervisor.BOOT_S", 0.0)
+    monkeypatch.setattr(supervisor, "_isolation_wait_s", lambda _: 0.0)
     monkeypatch.setattr(supervisor, "_isolated", lambda *_: {"n1"})
     monkeypatch.setattr(supervisor, "_end_returning_nodes", lambda nodes, *_: (nodes, frozenset()))
     ended = EndedAttempt(Verdict(RunState.FAILED), supervisor._plan.nodes[1:], frozenset(), frozenset())  # noqa: SLF001
