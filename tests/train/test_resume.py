@@ -8,8 +8,10 @@ import pytest
 
 from tests.grounds import components, resuming
 from tests.grounds.cli import Orch
+from tests.grounds.gcu import environment
 from tests.grounds.slurm import Cluster
-from tests.grounds.sshd import Farm
+from tests.grounds.sshd import Farm, open_farm
+from tests.grounds.t20 import t20_python
 
 pytestmark = [pytest.mark.train, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -49,3 +51,16 @@ def test_program_with_a_killed_rank_continues_in_its_slurm_job(cluster: Cluster,
     orch = Orch(tmp_path, env=cluster.env)
     orch("submit", "-j", "2x1", "--max-retries", "2", "--", "train.py", "out", timeout_s=200)
     _require_resumed(orch, 20)
+
+
+@pytest.mark.processes
+def test_mmengine_with_a_killed_rank_continues_on_a_t20(tmp_path: Path) -> None:
+    """With the real MMEngine, torch and Python of a T20 on doubles of its cards."""
+    cards = {"python": t20_python(), "env": {**ENV, **environment("t20")}}
+    (tmp_path / "train.py").write_text(resuming.PROGRAMS["mmengine"])
+    orch = Orch(tmp_path)
+    with open_farm(own_account=False) as farm:  # another account may not reach that Python, below the home of this one
+        farm.inventory(tmp_path, shared=True, accelerator="gcu", defaults=cards)
+        done = orch("ssh-launch", "--no-check", "--max-retries", "2", "--", "train.py", "out", timeout_s=200)
+        assert "attempt 2: rank 1 on n1 was killed by SIGKILL" in done.stdout
+        _require_resumed(orch, 30)

@@ -44,6 +44,7 @@ AFTER = {
     "mmengine.dist.utils": "mmengine.join_ranks",
     "mmengine.dist.dist": "mmengine.change_collectives",
     "mmengine.model.wrappers.distributed": "mmengine.take_device_ids",
+    "mmengine.runner.checkpoint": "mmengine.load_to_the_cpu",
     "mmengine.runner.runner": "saves.watch_runner",
     "mmengine.runner.loops": "saves.watch_loops",
     "mmengine.optim.optimizer.optimizer_wrapper": "mmengine.take_steps",

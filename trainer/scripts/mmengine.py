@@ -294,3 +294,18 @@ def take_steps(module: Any) -> None:  # noqa: ANN401
 
     wrapper.backward, wrapper.optim_context, wrapper.step = backward_from, context_of, step
     wrapper.__new__ = new
+
+
+def load_to_the_cpu(module: Any) -> None:  # noqa: ANN401
+    """Read checkpoints to the CPU on a T20, whose torch maps no file to its cards; what is loaded from them goes to its own device."""
+    accelerator = unknown_to_mmengine()
+    if accelerator is None or accelerator.name != "gcu-t2x":
+        return
+    loader = module.CheckpointLoader
+    load = loader.load_checkpoint
+
+    def load_checkpoint(filename: str, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        of_cards = str(map_location).startswith(accelerator.device.partition(":")[0])
+        return load(filename, "cpu" if of_cards else map_location, *args, **kwargs)
+
+    loader.load_checkpoint = staticmethod(load_checkpoint)
