@@ -173,9 +173,9 @@ def recordable_verdict(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeO
 
 
 def is_left_to_supervisor(run: KeptRun, plan: LaunchPlan, verdict: Verdict) -> bool:
-    """True if an attempt has failed after which the run's supervisor may start another one: it alone records the end."""
+    """True if an attempt has failed and the run's supervisor is there: it alone knows whether another one follows, and the whole cause."""
     has_failed = verdict.state in {RunState.FAILED, RunState.LOST}
-    return has_failed and plan.launcher == "ssh" and plan.max_retries > 0 and run.supervisor() is not None
+    return has_failed and plan.launcher == "ssh" and run.supervisor() is not None
 
 
 def still_running_warning(run: KeptRun, run_id: str, nodes: Sequence[str]) -> str:
