@@ -73,13 +73,13 @@ def time_limit_s(time: str) -> float:
 
 
 def warn_s(slurm: Mapping[str, Any]) -> int:  # Any: JSON
-    """
-    Return how long before its time limit Slurm is to signal a job: the field, or else DEFAULT_WARN_S.
+    """Return how long before its time limit Slurm is to signal a job: the field, or else the default for `time`."""
+    return int(slurm["warn_s"] or default_warn_s(time_limit_s(option_value(slurm, "time") or "") or math.inf))
 
-    At most a quarter of a short limit, because a job would otherwise be signalled as it starts.
-    """
-    limit_s = time_limit_s(option_value(slurm, "time") or "") or math.inf
-    return int(slurm["warn_s"] or max(1, min(DEFAULT_WARN_S, limit_s // 4)))
+
+def default_warn_s(limit_s: float) -> int:
+    """Return DEFAULT_WARN_S, or a quarter of a short limit in seconds, because a job would otherwise be signalled as it starts."""
+    return int(max(1, min(DEFAULT_WARN_S, limit_s // 4)))
 
 
 def option_value(slurm: Mapping[str, Any], field: str) -> str | None:  # Any: JSON

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.names.hostlist import expand, fold
-from orchestrator.names.slurm_options import OPTION_OF, has_count, option_value, requests_gpus
+from orchestrator.names.slurm_options import (
+    DEFAULT_WARN_S,
+    OPTION_OF,
+    default_warn_s,
+    has_count,
+    option_value,
+    requests_gpus,
+)
 from orchestrator.plan.shell import jinja_environment, refuse_control, render
 
 if TYPE_CHECKING:
@@ -151,6 +158,13 @@ def with_core_per_rank(plan: LaunchPlan) -> LaunchPlan:
         "slurm.cpus, or --set slurm.cpus=N, requests more"
     )
     return replace(plan, slurm={**plan.slurm, "cpus": count}, warnings=(*plan.warnings, warning))
+
+
+def with_time_limit(plan: LaunchPlan, limit_s: float) -> LaunchPlan:
+    """The plan for a job without `time` whose limit the cluster sets: it is warned early enough of a short one."""
+    if plan.slurm["warn_s"] != DEFAULT_WARN_S:  # the user's
+        return plan
+    return replace(plan, slurm={**plan.slurm, "warn_s": default_warn_s(limit_s)})
 
 
 def _sbatch_value(plan: LaunchPlan, field: str) -> str | None:

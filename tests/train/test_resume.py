@@ -55,7 +55,7 @@ def test_program_with_a_killed_rank_continues_in_its_slurm_job(cluster: Cluster,
 
 @pytest.mark.processes
 def test_mmengine_with_a_killed_rank_continues_on_a_t20(tmp_path: Path) -> None:
-    """With the real MMEngine, torch and Python of a T20 on doubles of its cards."""
+    """With the real MMEngine, torch and Python of a T20 on doubles of the cards."""
     cards = {"python": t20_python(), "env": {**ENV, **environment("t20")}}
     (tmp_path / "train.py").write_text(resuming.PROGRAMS["mmengine"])
     orch = Orch(tmp_path)

@@ -1,4 +1,4 @@
-"""Who records the end of a run."""
+"""The command or the supervisor that records the end of a run."""
 
 from __future__ import annotations
 

@@ -36,6 +36,8 @@ class _Partition:
     names: frozenset[str]
     most_nodes: float
     longest: str
+    given: str
+    """The time limit of a job that requests none."""
     most_memory_mb: float = math.inf
     """Per node."""
 
@@ -77,9 +79,10 @@ def check(
             for partition in partitions.values()
             if (partition.name in names if names else partition.is_default)
         ]
-        return [
+        problems = [
             problem for partition in defaults for problem in _exceeded(partition, partitions, plan, has_qos=has_qos)
         ]
+        return [*problems, *_outside_inventory(defaults, plan)]
     chosen = requested.split(",")
     if problems := [_unknown_name("partition", name, list(partitions)) for name in chosen if name not in partitions]:
         raise UsageError("\n".join(problems), hint=hint)
@@ -88,19 +91,32 @@ def check(
         raise UsageError("\n".join(problem for problems in exceeded for problem in problems), hint=hint)
     if all(partitions[name].state != "UP" for name in chosen):
         raise LaunchError(f"slurm.partition: no job starts in {requested}, which is not UP now", hint=hint)
-    return []
+    return _outside_inventory([partitions[name] for name in chosen], plan)
+
+
+def time_limit_of_partition_s(run: RunCommand, plan: LaunchPlan, default_partition: str | None = None) -> float:
+    """Return the time limit in seconds of a job that requests none: that of the partition, the shortest of several; infinite if unknown."""
+    limits_s = [time_limit_s(partition.given) for partition, _ in _used_partitions(run, plan, default_partition)]
+    return min((limit_s for limit_s in limits_s if limit_s), default=math.inf)
 
 
 def gives_gpus_cores(run: RunCommand, plan: LaunchPlan, default_partition: str | None = None) -> bool:
     """Return whether Slurm adds cores to the job's GPUs by itself (DefCpuPerGPU); False if that is not known."""
     if "DefCpuPerGPU=" in run(["scontrol", "show", "config"]).stdout:
         return True
+    used = _used_partitions(run, plan, default_partition)
+    return bool(used) and all("DefCpuPerGPU=" in line for _, line in used)
+
+
+def _used_partitions(
+    run: RunCommand, plan: LaunchPlan, default_partition: str | None
+) -> Sequence[tuple[_Partition, str]]:
+    """The partitions that the job may use, each with its line."""
     requested = option_value(plan.slurm, "partition") or default_partition
     lines = run(["scontrol", "--all", "--oneliner", "show", "partition"]).stdout.splitlines()
-    partitions = {partition: line for line in lines if (partition := _partition(line))}
-    names = requested.split(",") if requested else [found.name for found in partitions if found.is_default]
-    used = [line for partition, line in partitions.items() if partition.name in names]
-    return bool(used) and all("DefCpuPerGPU=" in line for line in used)
+    partitions = [(partition, line) for line in lines if (partition := _partition(line))]
+    names = requested.split(",") if requested else [found.name for found, _ in partitions if found.is_default]
+    return [(partition, line) for partition, line in partitions if partition.name in names]
 
 
 def cards_not_requested(run: RunCommand, plan: LaunchPlan, applied: Iterable[str]) -> list[str]:
@@ -144,7 +160,8 @@ def _partition(line: str) -> _Partition | None:
         nodes=int(count) if count.isdecimal() else None,
         names=frozenset(names),
         most_nodes=int(most) if most.isdecimal() else math.inf,
-        longest=fields.get("MaxTime", "UNLIMITED"),
+        longest=(longest := fields.get("MaxTime", "UNLIMITED")),
+        given=longest if (default := fields.get("DefaultTime", "NONE")) == "NONE" else default,
         most_memory_mb=int(memory) if memory.isdecimal() else math.inf,
     )
 
@@ -173,6 +190,20 @@ def _exceeded(
     time = option_value(plan.slurm, "time") or ""
     if time_limit_s(time) > (time_limit_s(partition.longest) or math.inf):
         yield f"slurm.time: {time} is more than {title} allows: {partition.longest}"
+
+
+def _outside_inventory(partitions: Iterable[_Partition], plan: LaunchPlan) -> list[str]:
+    """The warning that Slurm, which chooses the nodes, may choose some that are none of the plan's."""
+    if not plan.by_count:
+        return []
+    excluded = option_value(plan.slurm, "exclude")
+    known = {node.name for node in plan.nodes}.union(expand(excluded) if excluded else ())
+    outside = {name for partition in partitions for name in partition.names} - known
+    if not outside:
+        return []
+    names, them = fold(outside), "it" if len(outside) == 1 else "them"
+    remedy = f"add {them} to nodes: in the inventory, or set slurm.exclude: {names}"
+    return [f"Slurm may choose {names}, for which the job has no settings: {remedy}"]
 
 
 def _too_many_tasks(run: RunCommand, plan: LaunchPlan) -> Iterator[str]:

@@ -19,10 +19,10 @@ from orchestrator.launchers.slurm.host import SlurmHost
 from orchestrator.launchers.slurm.queue import array_id, job_statuses, queue_position
 from orchestrator.launchers.slurm.submit import FATAL, NOT_REACHED
 from orchestrator.names.hostlist import expand
-from orchestrator.names.slurm_options import requests_gpus, time_limit_s
+from orchestrator.names.slurm_options import option_value, requests_gpus, time_limit_s
 from orchestrator.plan.files import node_files
 from orchestrator.plan.plan import LaunchPlan
-from orchestrator.plan.sbatch import needs_cpus, sbatch_options, with_core_per_rank
+from orchestrator.plan.sbatch import needs_cpus, sbatch_options, with_core_per_rank, with_time_limit
 
 if TYPE_CHECKING:
     from orchestrator.bundle import Bundle
@@ -67,6 +67,7 @@ class SlurmLauncher:
             cards_not_requested,
             check,
             gives_gpus_cores,
+            time_limit_of_partition_s,
         )
 
         with self._host_errors():
@@ -80,6 +81,10 @@ class SlurmLauncher:
             )
             if is_open and not gives_gpus_cores(self._host.run, self._plan, partition):
                 self._plan = with_core_per_rank(self._plan)
+            if option_value(self._plan.slurm, "time") is None:
+                given = time_limit_s(applied.get("SBATCH_TIMELIMIT", ""))
+                limit_s = given or time_limit_of_partition_s(self._host.run, self._plan, partition)
+                self._plan = with_time_limit(self._plan, limit_s)
             warnings += cards_not_requested(self._host.run, self._plan, applied)
             warnings += environment.warnings(variables, options, self._host.name)
             self._host.endpoint()

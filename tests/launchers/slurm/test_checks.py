@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,12 @@ from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.inventory.slurm import SlurmOptions
-from orchestrator.launchers.slurm.checks import cards_not_requested, check, gives_gpus_cores
+from orchestrator.launchers.slurm.checks import (
+    cards_not_requested,
+    check,
+    gives_gpus_cores,
+    time_limit_of_partition_s,
+)
 from orchestrator.launchers.slurm.launcher import SlurmLauncher
 from orchestrator.launchers.slurm.this_machine import ThisMachine
 from orchestrator.names.slurm_options import time_limit_s
@@ -38,7 +44,7 @@ class Site:
     """A RunCommand with the recorded output of a cluster."""
 
     def __init__(self, *, enforced: str = "none", accounts: bool = True, **partition: str) -> None:
-        values = {"most": "UNLIMITED", "time": "UNLIMITED", "nodes": "n[0-3]", "total": "4", **partition}
+        values = {"most": "UNLIMITED", "time": "UNLIMITED", "nodes": "n[0-1]", "total": "2", **partition}
         self._partition = DEBUG.format(**values)
         self._enforced = enforced
         self._accounts = accounts
@@ -109,7 +115,7 @@ def test_sweep_of_more_runs_than_a_job_array_may_have_is_refused(count: int) -> 
     ("memory", "is_allowed"), [("64G", True), ("65537", False), ("0", True), ("1T", False), ("67108864K", True)]
 )
 def test_memory_is_compared_with_the_limit_of_the_partition(memory: str, is_allowed: bool) -> None:
-    plan, site = _plan(SlurmOptions(partition="debug", mem=memory)), Site(nodes="n[0-3] MaxMemPerNode=65536")
+    plan, site = _plan(SlurmOptions(partition="debug", mem=memory)), Site(nodes="n[0-1] MaxMemPerNode=65536")
     if is_allowed:
         assert check(site, plan) == []
     else:
@@ -124,6 +130,36 @@ def test_limits_that_the_qos_of_the_environment_may_lift_are_left_to_sbatch() ->
     assert check(site, plan, has_qos=True) == []
     with pytest.raises(UsageError, match="this cluster has no n9"):
         check(site, _plan(SlurmOptions(partition="debug"), ("n0", "n9"), chosen="n9"), has_qos=True)
+
+
+@pytest.mark.parametrize(("partition", "requested"), [("debug", "debug"), ("debug", None)])
+def test_nodes_that_slurm_may_choose_without_settings_are_named(partition: str, requested: str | None) -> None:
+    plan, site = _plan(SlurmOptions(partition=requested)), Site(nodes="n[0-3]", total="4")
+    [warning] = check(site, plan)
+    assert warning == (
+        "Slurm may choose n[2-3], for which the job has no settings: add them to nodes: in the inventory, or set slurm.exclude: n[2-3]"
+    )
+    [of_one] = check(site, _plan(SlurmOptions(partition=partition, exclude="n3")))
+    assert "n2, for which the job has no settings: add it to nodes:" in of_one
+    assert check(site, _plan(SlurmOptions(partition=partition, options=("--exclude=n[2-3]",)))) == []
+    assert check(site, _plan(SlurmOptions(partition=partition), chosen="n[0-1]")) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "limit_s"),
+    [
+        ("n0 DefaultTime=NONE", 7200),
+        ("n0 DefaultTime=00:10:00", 600),
+        ("n0", 7200),
+        ("n0 DefaultTime=UNLIMITED", math.inf),
+        ("n0 DefaultTime=a word of a later version", math.inf),
+    ],
+)
+def test_job_without_a_time_gets_that_of_its_partition(line: str, limit_s: float) -> None:
+    site = Site(time="02:00:00", nodes=line)
+    for requested in ("debug", None):
+        assert time_limit_of_partition_s(site, _plan(SlurmOptions(partition=requested))) == limit_s
+    assert time_limit_of_partition_s(site, _plan(SlurmOptions(partition="other"))) == math.inf
 
 
 class QosHost(ThisMachine):
@@ -152,6 +188,26 @@ def test_qos_of_the_environment_counts_in_the_check_before_a_submission() -> Non
     assert [warning.partition(",")[0] for warning in launcher.connect()] == ["SBATCH_QOS=high"]
     with pytest.raises(UsageError, match="is more than partition debug allows"):
         SlurmLauncher(plan, QosHost(plan, {})).connect()
+
+
+@pytest.mark.parametrize(
+    ("slurm", "variables", "warn_s"),
+    [
+        ({}, {}, 60),
+        ({}, {"SBATCH_TIMELIMIT": "2"}, 30),
+        ({"time": "01:00:00"}, {"SBATCH_TIMELIMIT": "2"}, 90),
+        ({"warn_s": 45}, {"SBATCH_TIMELIMIT": "2"}, 45),
+    ],
+)
+def test_job_is_warned_in_time_although_the_cluster_sets_its_limit(
+    slurm: dict[str, Any], variables: dict[str, str], warn_s: int
+) -> None:
+    plan = _plan(SlurmOptions(partition="debug", **slurm))
+    host = QosHost(plan, variables)
+    host.run = Site(time="01:00:00", nodes="n[0-1] DefaultTime=00:04:00")  # type: ignore[method-assign]
+    launcher = SlurmLauncher(plan, host)
+    launcher.connect()
+    assert launcher.plan.slurm["warn_s"] == warn_s
 
 
 @pytest.mark.parametrize("nodes", ["(null)", "n[0-99999999]", "rack{1-2}"])

@@ -51,7 +51,7 @@ def _warn_of_locks(group: Group) -> None:
 
 
 def _query_cpu_once() -> None:
-    """Keep the result of py-cpuinfo, for which DeepSpeed starts a Python at each of its three queries."""
+    """Keep the result of py-cpuinfo, for which DeepSpeed starts a Python at each query, three in all."""
     with contextlib.suppress(ImportError):
         cpuinfo = importlib.import_module("cpuinfo")
         cpuinfo.get_cpu_info = functools.lru_cache(maxsize=None)(cpuinfo.get_cpu_info)  # type: ignore[attr-defined]
