@@ -160,6 +160,11 @@ class Feed:
         for node in self.nodes.values():
             node.limit(*self._limits)
 
+    def bars(self) -> list[LogLines]:
+        """The newest states of progress bars, which are one line until they are complete."""
+        now = time.time()
+        return [line for node in self.nodes.values() for line in node.bars(now)]
+
     def unfinished_lines(self) -> list[LogLines]:
         """The last lines, which no newline ends; for the end of an attempt."""
         now = time.time()
@@ -298,7 +303,7 @@ def _read_all(feed: Feed, exchange: _Exchange, chunk: int) -> None:
 
 
 def _next(feed: Feed, chunk: int, *, wait_s: float) -> Batch:
-    lines = feed.read(wait_s=wait_s, max_bytes=chunk)
+    lines = [*feed.read(wait_s=wait_s, max_bytes=chunk), *feed.bars()]
     return Batch(feed, lines, [] if lines else feed.observe())
 
 

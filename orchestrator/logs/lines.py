@@ -21,6 +21,8 @@ MAX_LINE_BYTES = 1 << 20
 """A longer line is cut into pieces of this size, so that an endless line cannot fill the memory."""
 MAX_WRITE_TIMES = 8192
 """The most write times in memory of the unread part of one file, those of half an hour. If there are more, every second one is dropped."""
+BAR_EVERY_S = 30.0
+"""A progress bar, which is one line until it is complete, is shown in its newest state if its file had no line for so long."""
 MIN_READ_TIMES = 64
 """The write times of bytes that were read are dropped once they are so many, because dropping copies all others."""
 
@@ -44,6 +46,8 @@ class LogLines:
     """This single line continues the previous line of the same rank and stream, which was cut because it was too long."""
     is_routine: bool = False
     """An event of every run that succeeds: a start, an exit with code 0, an end without failure."""
+    is_unfinished: bool = False
+    """The newest state of a progress bar: a part of a line that comes later."""
 
     @property
     def count(self) -> int:
@@ -55,8 +59,9 @@ class LogLines:
         return replace(self, text="\n".join(self.text.split("\n")[-count:]))
 
     def to_json(self) -> Iterator[dict[str, Any]]:
-        """One object per line, with time, node, rank, stream, text, and `goes_on` if it continues the previous line."""
+        """One object per line: time, node, rank, stream, text, `goes_on` if it continues the previous line, `unfinished` if it is not whole."""
         suffix = {"goes_on": True} if self.is_continuation else {}
+        suffix |= {"unfinished": True} if self.is_unfinished else {}
         prefix = {"time": self.time, "node": self.node, "rank": self.rank, "stream": self.stream}
         return ({**prefix, "text": text, **suffix} for text in self.text.split("\n"))
 
@@ -134,6 +139,10 @@ class FileLines:
         """The offset up to which the file was fed."""
         self._is_cut = False
         """The last line that was yielded is a piece of a longer line."""
+        self._shown_at = math.inf
+        """The time of arrival of the last line, of the last state of a progress bar, or of the first bytes."""
+        self._bar_end = 0
+        """The offset up to which the file was fed when the state of a progress bar was yielded last."""
 
     @property
     def missing_bytes(self) -> int:
@@ -158,6 +167,7 @@ class FileLines:
         self._end = offset + len(data)
         whole = buffer.rfind(b"\n") + 1
         self._rest = buffer[whole:]
+        self._shown_at = arrival if whole else min(self._shown_at, arrival)
         first = 0
         while first < whole:
             time, until = self._same_time(buffer, start, first, whole)
@@ -168,6 +178,15 @@ class FileLines:
             piece = self._rest[:cut]
             self._rest = self._rest[cut:]
             yield self._as_lines(piece, self._time_at(self._end - len(self._rest), arrival), is_cut=True)
+
+    def bar(self, now: float) -> Iterator[LogLines]:
+        """Yield the newest state of a progress bar, if it is new and nothing of this file was yielded for BAR_EVERY_S."""
+        if now - self._shown_at < BAR_EVERY_S or self._bar_end == self._end or b"\r" not in self._rest:
+            return
+        self._shown_at, self._bar_end = now, self._end
+        node, rank, stream = self._origin
+        states = self._rest.rstrip().rsplit(b"\r", 1)
+        yield LogLines(now, node, rank, stream, states[-1].decode("utf-8", "replace"), is_unfinished=True)
 
     def close(self, arrival: float) -> Iterator[LogLines]:
         """Yield the bytes after the last newline as a line."""
@@ -296,6 +315,10 @@ class NodeLines:
     def close(self, arrival: float) -> list[LogLines]:
         """The last lines, which no newline ends."""
         return [line for file in self._files.values() for line in file.close(arrival)]
+
+    def bars(self, now: float) -> list[LogLines]:
+        """The newest states of progress bars whose files had no line for some time."""
+        return [line for file in self._files.values() for line in file.bar(now)]
 
     @property
     def missing_bytes(self) -> int:

@@ -47,7 +47,7 @@ def lines_frame(lines: Sequence[LogLines]) -> bytes:
     """
     texts = [group.text.encode("utf-8", "surrogatepass") for group in lines]
     groups = [
-        (group.time, group.node, group.rank, group.stream, len(text), group.is_continuation, group.is_routine)
+        (group.time, group.node, group.rank, group.stream, len(text), *map(int, _flags(group)))
         for group, text in zip(lines, texts, strict=True)
     ]
     return frame({"kind": "lines", "lines": groups}, b"".join(texts))
@@ -67,12 +67,16 @@ def messages(link: socket.socket) -> Generator[dict[str, Any], None, None]:
             yield message
 
 
+def _flags(group: LogLines) -> tuple[bool, bool, bool]:
+    return group.is_continuation, group.is_routine, group.is_unfinished
+
+
 def _log_lines(groups: Iterable[Sequence[Any]], text: bytes) -> list[LogLines]:
     lines, start = [], 0
-    for time_, node, rank, stream, size, is_continuation, is_routine in groups:
+    for time_, node, rank, stream, size, *flags in groups:
         end = start + size
         part = text[start:end].decode("utf-8", "surrogatepass")
-        lines.append(LogLines(time_, node, rank, stream, part, is_continuation, is_routine))
+        lines.append(LogLines(time_, node, rank, stream, part, *map(bool, flags)))
         start = end
     return lines
 

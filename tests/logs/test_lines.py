@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.logs.follow import Batch, Feed, merged
 from orchestrator.logs.lines import (
+    BAR_EVERY_S,
     MAX_LINE_BYTES,
     MAX_WRITE_TIMES,
     MIN_READ_TIMES,
@@ -65,6 +66,25 @@ def test_cut_spares_characters_of_several_bytes(newline: bytes) -> None:
     texts = _texts([text.encode() + newline])
     assert "".join(texts) == text
     assert len(texts) == 3
+
+
+def test_newest_state_of_a_progress_bar_is_shown_while_its_line_is_incomplete() -> None:
+    file = FileLines("n0", 0, "err")
+
+    def states(at: float) -> list[str]:
+        return [f"{line.time} {line.text}" for line in file.bar(at)]
+
+    assert list(file.feed(0, b"\r 1%", 100.0)) == []
+    assert states(100.0 + BAR_EVERY_S - 1) == []
+    assert states(100.0 + BAR_EVERY_S) == [f"{100.0 + BAR_EVERY_S}  1%"]
+    list(file.feed(4, b"\r 2%\r 3%\r  ", 140.0))
+    assert states(140.0) == [], "the last one is too new"
+    assert states(200.0) == ["200.0  3%"]
+    assert states(300.0) == [], "nothing has changed"
+    [line] = file.feed(16, b"\r100%\n", 310.0)
+    assert line.text.endswith("100%")
+    list(file.feed(22, b"no bar", 311.0))
+    assert states(999.0) == []
 
 
 def test_agents_records_give_a_line_the_time_at_which_it_was_written() -> None:
@@ -194,6 +214,8 @@ def test_prefix_names_node_and_rank_and_json_has_the_documented_fields() -> None
     lines = LogLines(1.5, "n0", 12, "err", "text\nmore")
     assert prefixed(lines, prefix_of(lines)) == "[n0:12] text\n[n0:12] more"
     assert [list(line) for line in lines.to_json()] == 2 * [["time", "node", "rank", "stream", "text"]]
+    [state] = LogLines(1.5, "n0", 12, "err", " 50%", is_unfinished=True).to_json()
+    assert state["unfinished"] is True
 
 
 def test_batches_of_one_feed_are_never_reordered_whatever_their_times() -> None:

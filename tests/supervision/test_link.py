@@ -82,6 +82,7 @@ def test_log_lines_arrive_as_they_are_and_their_text_is_sent_without_escapes() -
         LogLines(2.5, "n1", None, "event", "\udcff from an agent's JSON", is_routine=True),
         LogLines(3.5, "n1", 0, "out", ""),
         LogLines(4.5, "n1", 0, "out", "\x1b" * 10_000, is_continuation=True),
+        LogLines(5.5, "n1", 0, "err", " 50%|█████", is_unfinished=True),
     ]
     with _linked() as (link, viewer), closing(messages(viewer)) as received:
         link.write(groups)
