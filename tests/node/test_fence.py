@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,6 +26,11 @@ def _agent(run: Path, attempt: int, node: str) -> tuple[Fence, EventLog]:
 
 def _finish(events: EventLog) -> None:
     events.write(Kind.AGENT_FINISHED, "ended", state=State.FAILED, exit=None, no_retry=False)
+
+
+def _replace_sleep(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Act instead of sleeping, in the fence alone: threads of other tests may sleep at this moment."""
+    monkeypatch.setattr(fence, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: act()))
 
 
 def test_agents_that_have_ended_are_not_waited_for(tmp_path: Path) -> None:
@@ -57,7 +64,7 @@ def test_agent_that_reacts_is_waited_for_to_its_end(tmp_path: Path, monkeypatch:
         _finish(events)
 
     thread = threading.Thread(target=react)
-    monkeypatch.setattr(time, "sleep", lambda _: stopping.wait(10))
+    _replace_sleep(monkeypatch, lambda: stopping.wait(10))
     thread.start()
     assert close_fences(str(tmp_path), 2) == []
     thread.join()
@@ -66,7 +73,7 @@ def test_agent_that_reacts_is_waited_for_to_its_end(tmp_path: Path, monkeypatch:
 def test_ranks_that_do_not_end_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, events = _agent(tmp_path, 1, "n7")
     monkeypatch.setattr(fence, "END_S", 0.0)
-    monkeypatch.setattr(time, "sleep", lambda _: events.write(Kind.STOPPING, "stopping", reason="r"))
+    _replace_sleep(monkeypatch, lambda: events.write(Kind.STOPPING, "stopping", reason="r"))
     assert close_fences(str(tmp_path), 2) == ["n7"]
 
 
