@@ -10,8 +10,8 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 # the pinned pip and setuptools replace those that Python installs
 PIP := $(BIN)/pip --disable-pip-version-check install -qq --constraint constraints.txt
-# more than two per core of a small machine: half of the time a test waits
-WORKERS ?= 5
+# three per core of a small machine: half of the time a test waits
+WORKERS ?= 6
 SHELL_FILES := $(wildcard scripts/*.sh) .ci/run
 
 help:

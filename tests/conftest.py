@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import itertools
 import os
 import signal
 import sys
@@ -85,22 +86,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
 
 
 def _add_markers(items: list[pytest.Item]) -> None:
+    turns = itertools.cycle((0, 1)), itertools.cycle((0, 1))
     for item in items:
         for fixture, marker in _MARKED_BY_FIXTURE.items():
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(marker)
         if not _STARTERS.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker("processes")
-        number = zlib.crc32(item.nodeid.partition("::")[0].encode()) % 2
         # at most two clusters per session, one with accounting, and two warm trainers, for any number of workers
-        groups = {"slurm": f"slurm-{number}", "accounting": "accounting"}
-        for kind, group in groups.items():
-            if item.get_closest_marker(kind):
-                item.add_marker(pytest.mark.xdist_group(group))
+        if item.get_closest_marker("slurm"):
+            turn = turns[item.get_closest_marker("slow") is None]  # so that both clusters have as many long tests
+            item.add_marker(pytest.mark.xdist_group(f"slurm-{next(turn)}"))
+        if item.get_closest_marker("accounting"):
+            item.add_marker(pytest.mark.xdist_group("accounting"))
         if item.get_closest_marker("train") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(300))  # half a minute of CPU time, for two ranks of one test
         if "warm" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group(f"train-{number}"))
+            file = item.nodeid.partition("::")[0]
+            item.add_marker(pytest.mark.xdist_group(f"train-{zlib.crc32(file.encode()) % 2}"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -40,5 +40,5 @@ def test_ranks_of_a_node_that_is_cut_off_are_killed_before_the_next_attempt_star
     enough.touch()
     until(lambda: not slurm.jobs(), awaited="the job to end")
     status = orch.status(run)
-    assert (status["state"], status["attempt"]) == ("DONE", 2)
+    assert (status["state"], status["attempt"]) == ("DONE", 2), f"{status['message']}\n{orch('logs', run).stdout}"
     assert "has started a later attempt of the run" in orch.printed(run)

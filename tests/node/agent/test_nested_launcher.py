@@ -39,11 +39,16 @@ def start() -> Iterator[Start]:
             shell = stack.enter_context(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True))
             assert shell.stdout is not None
             child = int(shell.stdout.readline())
-            stack.callback(os.kill, child, signal.SIGKILL)
+            stack.callback(_kill_children, shell.pid)
             until(lambda: strings(f"/proc/{child}/cmdline")[-1:] == ["100"], awaited="the child")
             return shell.pid
 
         yield start_shell
+
+
+def _kill_children(pid: int) -> None:
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        os.kill(int(child), signal.SIGKILL)
 
 
 def _search(*, ranks: list[int], node_rank: int = 0, master: str = "") -> LauncherSearch:
