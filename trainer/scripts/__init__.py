@@ -40,6 +40,8 @@ AFTER = {
     "pytorch_lightning.loops.evaluation_loop": "saves.watch_evaluations_of_lightning",
     "lightning_fabric.fabric": "saves.watch_fabric",
     "mpi4py.MPI": "joined.warn_of_mpi_alone",
+    "ray._private.worker": "joined.warn_of_ray_alone",
+    "tensorflow.python.distribute.collective_all_reduce_strategy": "joined.refuse_tensorflow_alone",
     "mmengine.device.utils": "mmengine.find_device",
     "mmengine.dist.utils": "mmengine.join_ranks",
     "mmengine.dist.dist": "mmengine.change_collectives",

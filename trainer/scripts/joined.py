@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from typing import Any, List
 
+from ..errors import NO_RETRY, UserError, report
 from .devices import warn
 
 SEPARATE = "ORCH_SEPARATE"  # 1: the user has declared that the ranks train separately
 # Libraries that join ranks without torch.distributed: with one of these, a rank without a process group may not be alone.
 JOINING_LIBRARIES = ("horovod", "bagua", "byteps", "hivemind", "flwr", "ray", "torch_xla", "smdistributed", "jax")
 
-# `Any` below stands for torch, which is not imported here.
+# `Any` below stands for the libraries' classes, which are not imported here.
+
+
+class SeparateTrainings(UserError):
+    """Each process of the launch would train alone."""
+
+    exit_code = NO_RETRY
 
 
 def group_of(distributed: Any) -> List[int] | None:  # noqa: ANN401
@@ -36,9 +44,52 @@ def _may_be_joined() -> bool:
 
 def warn_of_mpi_alone(module: Any) -> None:  # noqa: ANN401 -- mpi4py.MPI
     """Warn if MPI has started this rank as the only one, although the launch has more."""
-    ranks = os.environ.get("WORLD_SIZE", "1")
-    if ranks != "1" and os.environ.get(SEPARATE) != "1" and module.COMM_WORLD.Get_size() == 1:
+    if _started_by_orch() > 1 and module.COMM_WORLD.Get_size() == 1:
         warn(
-            f"for MPI this rank is rank 0 of 1, although the launch has {ranks} ranks: only mpirun numbers the ranks of MPI; "
+            f"for MPI this rank is rank 0 of 1, although the launch has {_started_by_orch()} ranks: only mpirun numbers the ranks of MPI; "
             "start it once per node with --per-node --until-head (docs/programs.md), or join the ranks without MPI"
         )
+
+
+def warn_of_ray_alone(module: Any) -> None:  # noqa: ANN401 -- ray._private.worker
+    """Warn if ray.init() starts a cluster, as it does in each other process of the launch; one that only loads data may be meant so."""
+    init = module.init
+
+    @functools.wraps(init)
+    def init_and_warn(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        result, count = init(*args, **kwargs), _started_by_orch()
+        node = getattr(module, "_global_node", None)
+        if count > 1 and node is not None and node.is_head():
+            warn(
+                f"ray.init() has started a cluster for this process alone, and the launch has {count}: a training by Ray runs once in "
+                "each; start it with --per-node --until-head and the script ray.sh of docs/programs.md"
+            )
+        return result
+
+    module.init = init_and_warn
+
+
+def refuse_tensorflow_alone(module: Any) -> None:  # noqa: ANN401 -- tensorflow.python.distribute.collective_all_reduce_strategy
+    """End a process that would train alone, as TensorFlow's strategy for several workers does without a list of them."""
+    strategy = module.CollectiveAllReduceStrategy  # tf.distribute.MultiWorkerMirroredStrategy
+    construct = strategy.__init__
+
+    @functools.wraps(construct)
+    def construct_joined(self: Any, cluster_resolver: Any = None, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        count = _started_by_orch()
+        if count > 1 and cluster_resolver is None and not os.environ.get("TF_CONFIG"):
+            error = SeparateTrainings(
+                f"MultiWorkerMirroredStrategy without TF_CONFIG trains in this process alone, and the launch has {count}: set TF_CONFIG "
+                f'as in docs/programs.md; if they are meant to train separately, set {SEPARATE}: "1" in env'
+            )
+            sys.exit(report(error, os.environ))
+        construct(self, cluster_resolver, *args, **kwargs)
+
+    strategy.__init__ = construct_joined
+
+
+def _started_by_orch() -> int:
+    """The number of processes of the launch that would be one training: its ranks, or with --per-node one per node; 1 if they are separate."""
+    if os.environ.get(SEPARATE) == "1":
+        return 1
+    return int(os.environ.get("WORLD_SIZE") or os.environ.get("NNODES") or 1)

@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from trainer.errors import NO_RETRY
 from trainer.scripts import devices
-from trainer.scripts.joined import JOINING_LIBRARIES, group_of, warn_of_mpi_alone
+from trainer.scripts.joined import (
+    JOINING_LIBRARIES,
+    group_of,
+    refuse_tensorflow_alone,
+    warn_of_mpi_alone,
+    warn_of_ray_alone,
+)
 
 
 def _distributed(rank: int = 0, size: int = 0) -> Any:  # noqa: ANN401
@@ -54,3 +61,56 @@ def test_rank_that_mpi_takes_for_the_only_one_is_a_warning(
     monkeypatch.setenv("WORLD_SIZE", ranks)
     warn_of_mpi_alone(SimpleNamespace(COMM_WORLD=SimpleNamespace(Get_size=lambda: size)))
     assert ("for MPI this rank is rank 0 of 1, although the launch has 2 ranks" in capsys.readouterr().err) is warns
+
+
+@pytest.mark.parametrize(
+    ("is_head", "variables", "warns"),
+    [
+        (True, {"WORLD_SIZE": "2"}, True),
+        (True, {"NNODES": "2"}, True),
+        (False, {"NNODES": "2"}, False),
+        (True, {"NNODES": "1"}, False),
+        (True, {"NNODES": "2", "ORCH_SEPARATE": "1"}, False),
+    ],
+)
+def test_ray_that_starts_a_cluster_in_each_process_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    variables: dict[str, str],
+    *,
+    is_head: bool,
+    warns: bool,
+) -> None:
+    devices.warn.cache_clear()
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    worker = SimpleNamespace(init=lambda *words: words, _global_node=None)
+    warn_of_ray_alone(worker)
+    assert worker.init("auto") == ("auto",)
+    worker._global_node = SimpleNamespace(is_head=lambda: is_head)  # noqa: SLF001  ray's name
+    worker.init()
+    assert ("a cluster for this process alone, and the launch has 2" in capsys.readouterr().err) is warns
+
+
+def test_tensorflow_without_a_list_of_workers_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Strategy:
+        def __init__(self, cluster_resolver: object = None, communication_options: object = None) -> None:
+            self.options = cluster_resolver, communication_options
+
+    class Experimental(Strategy):
+        def __init__(self) -> None:
+            super().__init__(communication_options="ring")
+
+    refuse_tensorflow_alone(SimpleNamespace(CollectiveAllReduceStrategy=Strategy))
+    assert Experimental().options == (None, "ring")
+    monkeypatch.setenv("NNODES", "2")
+    assert Strategy("resolver", "ring").options == ("resolver", "ring")
+    for kind in (Strategy, Experimental):
+        with pytest.raises(SystemExit) as ended:
+            kind()
+        assert ended.value.code == NO_RETRY
+    assert "trains in this process alone, and the launch has 2: set TF_CONFIG" in capsys.readouterr().err
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    assert Strategy().options == (None, None)
