@@ -25,7 +25,16 @@ from orchestrator.actions.runs import home_store
 from orchestrator.code import revision
 from orchestrator.endpoint.access import Terminal, count_on_the_way, require_limits
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.errors import Interrupted, LaunchError, OrchError, PreflightRefused, machine_error, os_error_text
+from orchestrator.errors import (
+    Interrupted,
+    LaunchError,
+    NodesError,
+    OrchError,
+    PreflightRefused,
+    Unreachable,
+    machine_error,
+    os_error_text,
+)
 from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.redaction import REDACTED, is_secret
 from orchestrator.inventory.slurm_settings import with_slurm_settings
@@ -33,7 +42,9 @@ from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher, passed
 from orchestrator.launchers.cards import close_all, detect_cards
 from orchestrator.launchers.direct import DirectLauncher
+from orchestrator.names.hostlist import fold
 from orchestrator.node.files import absolute_path, user_name
+from orchestrator.plan.elastic import without_nodes
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.progress import OnProgress, no_progress
@@ -273,8 +284,10 @@ def _launch(planned: Planned, launcher: Launcher, on_warning: Callable[[str], No
         with ThreadPoolExecutor(1) as executor:
             writing = executor.submit(record_plan, folder, planned)
             keeping = executor.submit(keep_code, folder, planned)
-            warnings = launcher.connect()  # waits for the network meanwhile
+            warnings = _connect(launcher)  # waits for the network meanwhile
             writing.result()
+        if launcher.plan is not planned.plan:
+            planned = _on_fewer_nodes(planned, launcher.plan, folder)
         for warning in (*warnings, *keeping.result()):
             on_warning(warning)
     with undo_on_failure([folder], launcher, "during the launch; what had started was stopped"):
@@ -283,6 +296,28 @@ def _launch(planned: Planned, launcher: Launcher, on_warning: Callable[[str], No
         for warning in record_changed_plan(folder, planned.plan, launcher.plan):
             on_warning(warning)
     return folder
+
+
+def _connect(launcher: Launcher) -> Sequence[str]:
+    """Connect to the nodes; return warnings. An elastic run begins without nodes that are off, if enough are left."""
+    try:
+        return launcher.connect()
+    except NodesError as error:
+        lost = {failure.node: failure.reason for failure in error.failures if isinstance(failure, Unreachable)}
+        plan = without_nodes(launcher.plan, lost) if len(lost) == len(error.failures) else None
+        if plan is None or not isinstance(launcher, DirectLauncher):
+            raise
+        size = f"the run begins on {plan.node_count} of {launcher.plan.node_count} nodes (--elastic)"
+        launcher.begin_attempt(plan)
+        remarks = launcher.connect()
+        return [f"{fold(lost)} cannot be reached: {next(iter(lost.values()))}; {size}", *remarks]
+
+
+def _on_fewer_nodes(planned: Planned, plan: LaunchPlan, folder: RunFolder) -> Planned:
+    """The launch with another plan, which is recorded."""
+    folder.write_plan(plan)
+    folder.update(node_count=plan.node_count)
+    return replace(planned, plan=plan, checked=checked_nodes(plan) if planned.checked else ())
 
 
 def _begin_checks(

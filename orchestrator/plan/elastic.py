@@ -1,12 +1,15 @@
-"""The sizes that the attempts of an elastic run may have. Pure."""
+"""The sizes that the attempts of an elastic run may have, and the plan of a run on other nodes. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
+from itertools import accumulate
 from math import lcm
 
 from orchestrator.errors import UsageError
-from orchestrator.plan.plan import Sizes
-from orchestrator.run import Elastic
+from orchestrator.plan.plan import LaunchPlan, Sizes
+from orchestrator.run import Elastic, Program
 
 
 def elastic_sizes(elastic: Elastic, count: int, ranks: int) -> Sizes:
@@ -35,3 +38,48 @@ def elastic_sizes(elastic: Elastic, count: int, ranks: int) -> Sizes:
             hint=f"choose a batch that all sizes divide, such as batch={per_node * lcm(*counts)}, or a smaller micro_batch",
         )
     return Sizes(fitting, micro_batch, batch)
+
+
+def without_nodes(plan: LaunchPlan, names: Collection[str]) -> LaunchPlan | None:
+    """The plan of an elastic run that begins without these nodes; None if too few are left, or the run is not elastic."""
+    left = [node.name for node in plan.nodes if node.name not in names]
+    count = max((count for count in plan.sizes.counts if count <= len(left)), default=0) if plan.sizes else 0
+    return on_nodes(plan, left[:count]) if count else None
+
+
+def on_nodes(plan: LaunchPlan, names: Collection[str]) -> LaunchPlan:
+    """
+    The plan on these nodes, which are among its nodes, its spare nodes and the replaced ones.
+
+    A node that is new takes the place and the ranks of one that is left out. If the number of nodes changes, the ranks are renumbered
+    in the same order of nodes.
+    """
+    available = {node.name: node for node in (*plan.spares, *plan.replaced)}
+    incoming = iter([available[name] for name in names if name in available])
+    kept_or_new = [node if node.name in names else next(incoming, None) for node in plan.nodes]
+    chosen = [node for node in (*kept_or_new, *incoming) if node is not None]
+    counts = [len(node.ranks) for node in plan.nodes]
+    counts += counts[:1] * (len(chosen) - len(counts))  # an elastic run has equal nodes
+    firsts = [0, *accumulate(counts)]
+    nodes = tuple(
+        replace(node, node_rank=rank, ranks=range(firsts[rank], firsts[rank + 1])) for rank, node in enumerate(chosen)
+    )
+    left_out = tuple(node for node in plan.nodes if node.name not in names)
+    return replace(
+        plan,
+        nodes=nodes,
+        node_count=len(nodes),
+        world_size=firsts[len(nodes)],
+        program=_resized(plan, firsts[len(nodes)]),
+        spares=tuple(node for node in plan.spares if node.name not in names),
+        replaced=(*(node for node in plan.replaced if node.name not in names), *left_out),
+    )
+
+
+def _resized(plan: LaunchPlan, world_size: int) -> Program:
+    """The program with the settings that keep its batch with another number of ranks."""
+    if plan.sizes is None or world_size == plan.world_size:
+        return plan.program
+    settings = plan.sizes.settings(world_size)
+    words = [word for word in plan.program.args if not settings or word.partition("=")[0] not in settings]
+    return replace(plan.program, args=(*words, *(f"{name}={value}" for name, value in settings.items())))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
-from itertools import accumulate
 
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodesError, OrchError
@@ -25,8 +24,9 @@ from orchestrator.node.retry import (
     retry_may_help,
     saved_step,
 )
+from orchestrator.plan.elastic import on_nodes
 from orchestrator.plan.plan import LaunchPlan, NodePlan
-from orchestrator.run import Program, RunRecord, RunState
+from orchestrator.run import RunRecord, RunState
 from orchestrator.store import RunFolder
 from orchestrator.verdict.classify import classify
 from orchestrator.verdict.judge import Verdict
@@ -320,36 +320,17 @@ def recorded_attempts(folder: RunFolder) -> list[DirectAttempt]:
 
 
 def _following(plan: LaunchPlan, names: Collection[str], cause: str, remark: str = "") -> LaunchPlan:
-    """
-    The plan of the next attempt on these nodes.
-
-    A node that is new takes the place and the ranks of one that is left out. If the number of nodes changes, the ranks are renumbered
-    in the same order of nodes.
-    """
-    available = {node.name: node for node in (*plan.spares, *plan.replaced)}
-    incoming = iter([available[name] for name in names if name in available])
-    kept_or_new = [node if node.name in names else next(incoming, None) for node in plan.nodes]
-    chosen = [node for node in (*kept_or_new, *incoming) if node is not None]
-    counts = [len(node.ranks) for node in plan.nodes]
-    counts += counts[:1] * (len(chosen) - len(counts))  # an elastic run has equal nodes
-    firsts = [0, *accumulate(counts)]
-    nodes = tuple(
-        replace(node, node_rank=rank, ranks=range(firsts[rank], firsts[rank + 1])) for rank, node in enumerate(chosen)
-    )
-    left_out = tuple(node for node in plan.nodes if node.name not in names)
-    new = [node.name for node in nodes if node.name in available]
+    """The plan of the next attempt on these nodes."""
+    following = on_nodes(plan, names)
+    available = {node.name for node in (*plan.spares, *plan.replaced)}
+    new = [node.name for node in following.nodes if node.name in available]
+    left_out = [node for node in plan.nodes if node.name not in names]
     decision = f"the run restarts as attempt {plan.attempt + 1}: {cause}"
     return replace(
-        plan,
+        following,
         attempt=plan.attempt + 1,
-        nodes=nodes,
-        node_count=len(nodes),
-        world_size=firsts[len(nodes)],
-        program=_resized(plan, firsts[len(nodes)]),
-        spares=tuple(node for node in plan.spares if node.name not in new),
-        replaced=(*(node for node in plan.replaced if node.name not in new), *left_out),
         earlier=(*plan.earlier, tuple(node.name for node in plan.nodes)),
-        restarted="; ".join(filter(None, (decision, _change(plan, nodes, new, left_out), remark))),
+        restarted="; ".join(filter(None, (decision, _change(plan, following.nodes, new, left_out), remark))),
     )
 
 
@@ -360,15 +341,6 @@ def _change(plan: LaunchPlan, nodes: Sequence[NodePlan], new: Sequence[str], lef
         return f"{fold(new)} replaces {absent}" if new else ""
     change = [f"without {absent}"] * bool(left_out) + [f"with {fold(new)}"] * bool(new)
     return f"it continues on {len(nodes)} instead of {len(plan.nodes)} nodes, {' and '.join(change)}"
-
-
-def _resized(plan: LaunchPlan, world_size: int) -> Program:
-    """The program with the settings that keep its batch with another number of ranks."""
-    if plan.sizes is None or world_size == plan.world_size:
-        return plan.program
-    settings = plan.sizes.settings(world_size)
-    words = [word for word in plan.program.args if not settings or word.partition("=")[0] not in settings]
-    return replace(plan.program, args=(*words, *(f"{name}={value}" for name, value in settings.items())))
 
 
 def _reason_never(verdict: Verdict) -> str:

@@ -9,6 +9,7 @@ import pytest
 from orchestrator import cli
 from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory, Node
+from orchestrator.plan.elastic import without_nodes
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan, Sizes
 from orchestrator.run import Elastic, Program, Request, Shape
@@ -49,6 +50,21 @@ def test_sizes_of_the_shared_trainer_divide_its_batch(elastic: Elastic, sizes: S
     for count in sizes.counts:
         kept = sizes.settings(2 * count)
         assert kept["batch"] == kept["accumulation"] * sizes.micro_batch * 2 * count
+
+
+def test_run_begins_on_as_many_of_the_nodes_that_are_on_as_keep_the_batch() -> None:
+    plan = _plan(Elastic(1, 4, micro_batch=8, accumulation=1), (2, 2, 2, 2))
+    smaller = without_nodes(plan, {"n0"})
+    assert smaller is not None
+    assert [(node.name, node.node_rank, [*node.ranks]) for node in smaller.nodes] == [
+        ("n1", 0, [0, 1]),
+        ("n2", 1, [2, 3]),
+    ]
+    assert (smaller.node_count, smaller.world_size, smaller.attempt, smaller.sizes) == (2, 4, 1, plan.sizes)
+    assert smaller.program.args == ("true", "batch=64", "accumulation=2")
+    assert [node.name for node in smaller.replaced] == ["n0", "n3"]
+    assert without_nodes(plan, {"n0", "n1", "n2", "n3"}) is None
+    assert without_nodes(_plan(Elastic(3, 4)), {"n0", "n1"}) is None
 
 
 @pytest.mark.parametrize(

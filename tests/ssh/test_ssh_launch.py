@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 
 from tests.grounds.cli import Orch
 from tests.grounds.inventories import write_inventory
+from tests.grounds.ports import free_ports
 from tests.grounds.sshd import Farm
 from tests.until import until
 
@@ -168,6 +169,24 @@ def test_head_ends_the_programs_of_the_other_nodes(farm: Farm, tmp_path: Path) -
     until(lambda: _nothing_runs(farm), awaited="the end of the others")
     refused = orch("ssh-launch", "--until-head", "--", "sh", "-c", lines, code=2)
     assert "--until-head is for programs that run once per node" in refused.stderr
+
+
+def test_elastic_run_begins_without_nodes_that_are_off_if_enough_are_left(farm: Farm, tmp_path: Path) -> None:
+    inventory = farm.inventory(tmp_path, nodes=3)
+    off = inventory.read_text("utf-8").replace("name: n0", f"name: n0\n  port: {free_ports(1)[0]}")
+    inventory.write_text(off, "utf-8")
+    orch = Orch(tmp_path)
+    words = ("--max-retries", "1", "--", "sh", "-c", 'echo "rank $RANK of $WORLD_SIZE on $ORCH_NODE"')
+    refused = orch("ssh-launch", "--elastic", "3:3", *words, code=4)
+    assert "n0: " in refused.stderr
+    launched = orch("ssh-launch", "--elastic", "2:3", *words)
+    assert re.search(
+        r"warning: n0 cannot be reached: .*; the run begins on 2 of 3 nodes \(--elastic\)", launched.stderr
+    )
+    said = sorted(line["text"] for line in orch.lines() if line["stream"] == "out")
+    assert said == ["rank 0 of 2 on n1", "rank 1 of 2 on n2"]
+    status = orch.status()
+    assert (status["state"], [node["node"] for node in status["nodes"]]) == ("DONE", ["n1", "n2"])
 
 
 def test_memory_of_nodes_is_given_back_after_a_failure_that_no_attempt_follows(orch: Orch) -> None:
