@@ -100,6 +100,18 @@ def test_only_all_nodes_done_is_done(tmp_path: Path) -> None:
     assert not _read(tmp_path, 4, [DONE, {"event": "agent-started"}]).is_done(1)
 
 
+@pytest.mark.parametrize(("group", "code"), [([0, 1], 93), ([0, 2], 93), (None, 0)])
+def test_job_whose_nodes_have_trained_separately_fails_although_all_are_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], group: list[int] | None, code: int
+) -> None:
+    """They may end before an agent has noticed it, and a job that waits for the success of this one must not start."""
+    folder = _attempt(tmp_path, 1, [DONE], [DONE], progress={"step": 1, "time": 1.0, "group": group})
+    job = _job(1)
+    job.ranks, job.program = [1, 1], {"python": True, "args": ["train.py"]}
+    assert restart.done_code(job, str(folder)) == code
+    assert ("orch: 2 trainings, not one: " in capsys.readouterr().err) is bool(code)
+
+
 @pytest.mark.parametrize(
     ("saved", "expected"),
     [([0], 1), ([0, 5], 0), ([5, 5, 5], 2), ([5, 7, 6, 7, 7], 3), ([5, 7, 6, 7, 8], 0)],
