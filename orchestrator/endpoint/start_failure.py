@@ -9,11 +9,15 @@ PYTHON_HINT = "set python: in the inventory to a Python of 3.8 or newer on that 
 SHOWN_LINES = 3
 LOOK_S = 10.0
 _ANSWER = b"orch-python-"
+BELOW = "below "
 # In the login shell's environment, as the program itself. No ! and no single quote, which some login shells change in quotes.
 _LOOK = (
     'case $1 in "~/"*) p=$HOME/${1#"~/"};; */*) p=$1;; *) p=$(command -v "$1");; esac; '
+    "for link in 1 2 3 4 5 6 7 8; do "
+    'if [ -L "$p" ]; then to=$(readlink "$p"); case $to in /*) p=$to;; *) p=${p%/*}/$to;; esac; fi; done; '
+    'case $p in /*) ;; *) p=;; esac; folder=$p; until [ -d "${folder:-/}" ]; do folder=${folder%/*}; done; '
     'if [ -x "$p" ]; then echo orch-python-runs; elif [ -e "$p" ]; then echo orch-python-exists; '
-    "else echo orch-python-absent; fi"
+    'elif [ -x "${folder:-/}" ]; then echo orch-python-absent; else echo "orch-python-below $folder"; fi'
 )
 _NOT_RUN = (126, 127)  # the exit statuses of a shell that could not run a program
 # In the BOOTSTRAP of program.py; a shell that reads it names what it cannot run.
@@ -34,6 +38,11 @@ def start_failure(transport: Transport, python: str, closed: ChannelClosed, prin
         found = _look(transport, python)
         if found == "absent":
             return NodeError(node, f"no Python: {python} not found", hint=PYTHON_HINT)
+        if found.startswith(BELOW):
+            folder = found.removeprefix(BELOW)
+            return NodeError(
+                node, f"no Python: {python} is in {folder}, which this user may not enter", hint=PYTHON_HINT
+            )
         if found == "exists":
             return NodeError(node, f"no Python: {python} cannot be run", hint=PYTHON_HINT)
     if "invalid literal for int()" in closed.stderr:  # the first line of the program, read by the LOADER of program.py
@@ -52,7 +61,11 @@ def start_failure(transport: Transport, python: str, closed: ChannelClosed, prin
 
 
 def _look(transport: Transport, python: str) -> str:
-    """Return whether the file `absent`, `exists` or `runs`, by another program on the node; empty if that fails, too."""
+    """
+    Return whether the file is `absent`, `exists` or `runs`, by another program on the node; empty if that fails, too.
+
+    BELOW with a folder that may not be entered, if the file, or what it links to, would be in there.
+    """
     try:
         channel = transport.open(["sh", "-c", _LOOK, "sh", python])
         answer = ChannelReader(channel).skip_to(_ANSWER, limit=1 << 16, timeout_s=LOOK_S)

@@ -331,6 +331,21 @@ def test_only_a_python_that_is_absent_is_not_found(farm: Farm, script: str, mode
     assert node_error(lambda: connect(farm, python=str(python))).reason == f"no Python: {python} not found"
 
 
+def test_a_python_in_a_folder_that_the_user_may_not_enter_is_named_with_the_folder(farm: Farm) -> None:
+    """Such as an environment whose interpreter is below the home of another user."""
+    if not farm.is_own_account:
+        pytest.skip("root may enter every folder")
+    home, env = farm.home / "home-of-another", farm.home / "env"
+    home.mkdir(mode=0o700)
+    (home / "python3").touch(mode=0o755)
+    env.mkdir()
+    (env / "python").symlink_to("python3")
+    (env / "python3").symlink_to(home / "python3")
+    for python in (home / "bin" / "python3", env / "python"):
+        reason = node_error(lambda: connect(farm, python=str(python))).reason  # noqa: B023  called at once
+        assert reason == f"no Python: {python} is in {home}, which this user may not enter"
+
+
 @BOTH_CLIENTS
 def test_a_server_that_refuses_sessions_is_named(farm: Farm, client: Client) -> None:
     with farm.restarted(MaxSessions="0"):
