@@ -1,5 +1,5 @@
 """
-Programs as people write them that save after steps 10, 20 and 30 and resume; rank 1 kills itself in step 15 of the first attempt.
+Programs as people write them that save after steps 10, 20 and 30 and resume; the last rank kills itself in step 15 of the first attempt.
 
 The model has one parameter and all samples are equal, so `last_loss` is the last loss of an undisturbed training with any number of ranks.
 """
@@ -19,7 +19,8 @@ ATTEMPT = os.environ.get("ORCH_ATTEMPT", str(int(os.environ.get("TORCHELASTIC_RE
 losses = []
 
 def loss_of(layer, inputs):
-    if os.environ["RANK"] == "1" and ATTEMPT == "1" and len(losses) == 14 and "undisturbed" not in sys.argv:
+    is_last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
+    if is_last and ATTEMPT == "1" and len(losses) == 14 and "undisturbed" not in sys.argv:
         os.kill(os.getpid(), signal.SIGKILL)
     loss = (layer(inputs) - 1).pow(2).mean()
     losses.append(loss.item())

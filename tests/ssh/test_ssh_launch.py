@@ -183,8 +183,8 @@ def test_elastic_run_begins_without_nodes_that_are_off_if_enough_are_left(farm: 
     assert re.search(
         r"warning: n0 cannot be reached: .*; the run begins on 2 of 3 nodes \(--elastic\)", launched.stderr
     )
-    said = sorted(line["text"] for line in orch.lines() if line["stream"] == "out")
-    assert said == ["rank 0 of 2 on n1", "rank 1 of 2 on n2"]
+    printed = sorted(line["text"] for line in orch.lines() if line["stream"] == "out")
+    assert printed == ["rank 0 of 2 on n1", "rank 1 of 2 on n2"]
     status = orch.status()
     assert (status["state"], [node["node"] for node in status["nodes"]]) == ("DONE", ["n1", "n2"])
 
