@@ -202,17 +202,23 @@ class Cluster:
         until(self._states, awaited="slurmctld to answer")
 
     def lose_node(self, node: str) -> None:
-        """Kill a node's slurmd and all processes of jobs there, and set the node DOWN at once."""
+        """Kill a node's slurmd and all processes of jobs there, and set the node DOWN at once, as if the machine were lost."""
         self.kill_slurmd(node)
-        lost = f"SLURMD_NODENAME={node}".encode()
-        victims = []
+        lost, victims, parents = f"SLURMD_NODENAME={node}".encode(), [], set()
         for pid in self.processes():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if lost in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                     victims.append(pid)
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that none sees another one end
-            for pid in victims:
-                kill(pid, number)
+                    parents.add(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]))
+        # a slurmstepd, which has overwritten its environment, would report to slurmctld that the task has ended
+        steps = [pid for pid in parents if Path(f"/proc/{pid}/comm").read_text().startswith("slurmstepd")]
+        for pid in (*steps, *victims):  # stopped first, so that none sees another one end
+            kill(pid, signal.SIGSTOP)
+        for pid in (
+            *sorted(victims, reverse=True),
+            *steps,
+        ):  # children first: the kernel continues stopped ones of an ended parent
+            kill(pid, signal.SIGKILL)
         self._run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
 
     def kill_slurmd(self, node: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -160,6 +161,7 @@ def test_job_with_too_few_nodes_left_is_requeued(orch: Orch, cluster: Cluster) -
 def test_job_that_has_lost_the_node_of_its_batch_script_is_requeued_and_names_it(orch: Orch, cluster: Cluster) -> None:
     run, job = _submit(orch, '[ "$ORCH_ATTEMPT" = 2 ] || exec sleep 1000')
     until(lambda: len(_ranks(orch, run)) == 2, awaited="the first attempt")
+    until(lambda: _is_watching(cluster, "n1"), awaited="the watch of the batch host")
     with orch.start("logs", "-f", run) as following:
         cluster.lose_node("n0")
         cluster.wait_for(orch, run, "PENDING")
@@ -169,6 +171,17 @@ def test_job_that_has_lost_the_node_of_its_batch_script_is_requeued_and_names_it
     assert cluster.wait_for(orch, run, "DONE")["attempt"] == 2
     assert text.count("n0, the node of the batch script, is lost: the job is requeued, for attempt 2") == 1
     assert not (_run_dir(orch, run) / "heartbeat").exists()
+
+
+def _is_watching(cluster: Cluster, node: str) -> bool:
+    """True if orch's watch of the batch host runs on this node; it starts about as soon as the ranks."""
+    for pid in cluster.processes():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            is_there = f"SLURMD_NODENAME={node}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if is_there and b"watch" in words and b"python" in words[0]:
+                return True
+    return False
 
 
 def test_job_fails_after_three_attempts_without_progress(orch: Orch, cluster: Cluster) -> None:

@@ -24,6 +24,7 @@ from orchestrator.node.run_folder import attempt_folder, newest_attempt
 HEARTBEAT = "heartbeat"  # in the run's folder, made and removed by the batch script
 POLL_S, SHORT_POLL_S = 5.0, 0.2
 SILENT_POLLS = 12  # polls, because a job that was suspended has seen none meanwhile
+DOWN_POLLS = 2  # of a host that Slurm takes for down as well; one heartbeat may be late
 PAUSE_S, MOST_PAUSES = 1.0, 10  # between the nodes, so that the first one that can requeue the job does it alone
 ANSWER_S = 10.0
 
@@ -65,6 +66,8 @@ def is_lost(heartbeat: str, batch_host: str, pause_s: float) -> bool:
         if latest_ns is None:
             return False
         silent_polls = silent_polls + 1 if latest_ns == before_ns else 0
+        if silent_polls >= DOWN_POLLS and is_down(batch_host):
+            break
     deadline_s = time.monotonic() + pause_s
     while heartbeat_ns(heartbeat) is not None:
         if time.monotonic() >= deadline_s:  # Slurm ends a job whose batch script was on a node that it takes for down

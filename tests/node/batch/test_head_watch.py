@@ -84,15 +84,29 @@ def test_job_whose_ranks_have_finished_is_cancelled_but_has_not_failed(job: Path
     assert [event["event"] for event in _events(job)] == ["note"]
 
 
-@pytest.mark.parametrize(("state", "expected"), [("down*", ["requeue"]), ("allocated", [])])
-def test_job_that_slurm_ends_is_requeued_only_if_its_batch_host_is_down(
-    job: Path, requests: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: str, expected: list[str]
-) -> None:
-    sinfo = tmp_path / "bin" / "sinfo"
+def _report_state(folder: Path, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sinfo report this state for every node."""
+    sinfo = folder / "bin" / "sinfo"
     sinfo.parent.mkdir()
     sinfo.write_text(f"#!/bin/sh\necho '{state}'\n", "utf-8")
     sinfo.chmod(0o755)
     monkeypatch.setenv("PATH", f"{sinfo.parent}:{os.environ['PATH']}")
+
+
+def test_job_whose_silent_batch_host_is_down_for_slurm_too_is_requeued_sooner(
+    job: Path, requests: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _report_state(tmp_path, "down*", monkeypatch)
+    monkeypatch.setattr(head_watch, "SILENT_POLLS", 10**9)
+    watch(str(job), "n0")
+    assert requests == ["requeue"]
+
+
+@pytest.mark.parametrize(("state", "expected"), [("down*", ["requeue"]), ("allocated", [])])
+def test_job_that_slurm_ends_is_requeued_only_if_its_batch_host_is_down(
+    job: Path, requests: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: str, expected: list[str]
+) -> None:
+    _report_state(tmp_path, state, monkeypatch)
     monkeypatch.setattr(head_watch, "POLL_S", 60.0)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # pending for this thread alone
