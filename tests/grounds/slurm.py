@@ -201,8 +201,13 @@ class Cluster:
             self._daemon("slurmctld", "-D")
         until(self._states, awaited="slurmctld to answer")
 
-    def lose_node(self, node: str) -> None:
-        """Kill a node's slurmd and all processes of jobs there, and set the node DOWN at once, as if the machine were lost."""
+    def lose_node(self, node: str, *, with_steps: bool = False) -> None:
+        """
+        Kill a node's slurmd and all processes of jobs there, and set the node DOWN at once.
+
+        Args:
+            with_steps: kill each slurmstepd, too, as when the machine is lost; otherwise it reports the ends of its tasks.
+        """
         self.kill_slurmd(node)
         lost, victims, parents = f"SLURMD_NODENAME={node}".encode(), [], set()
         for pid in self.processes():
@@ -210,8 +215,10 @@ class Cluster:
                 if lost in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                     victims.append(pid)
                     parents.add(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]))
-        # a slurmstepd, which has overwritten its environment, would report to slurmctld that the task has ended
-        steps = [pid for pid in parents if Path(f"/proc/{pid}/comm").read_text().startswith("slurmstepd")]
+        # a slurmstepd has overwritten its environment
+        steps = [
+            pid for pid in parents if with_steps and Path(f"/proc/{pid}/comm").read_text().startswith("slurmstepd")
+        ]
         for pid in (*steps, *victims):  # stopped first, so that none sees another one end
             kill(pid, signal.SIGSTOP)
         for pid in (

@@ -163,7 +163,7 @@ def test_job_that_has_lost_the_node_of_its_batch_script_is_requeued_and_names_it
     until(lambda: len(_ranks(orch, run)) == 2, awaited="the first attempt")
     until(lambda: _is_watching(cluster, "n1"), awaited="the watch of the batch host")
     with orch.start("logs", "-f", run) as following:
-        cluster.lose_node("n0")
+        cluster.lose_node("n0", with_steps=True)
         cluster.wait_for(orch, run, "PENDING")
         cluster.repair()
         cluster.start_soon(job)
