@@ -206,7 +206,7 @@ class Cluster:
         Kill a node's slurmd and all processes of jobs there, and set the node DOWN at once.
 
         Args:
-            with_steps: kill each slurmstepd, too, as when the machine is lost; otherwise it reports the ends of its tasks.
+            with_steps: kill each slurmstepd, too, as when the machine is lost; otherwise it reports that the tasks have ended.
         """
         self.kill_slurmd(node)
         lost, victims, parents = f"SLURMD_NODENAME={node}".encode(), [], set()
