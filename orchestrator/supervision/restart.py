@@ -322,14 +322,14 @@ def recorded_attempts(folder: RunFolder) -> list[DirectAttempt]:
 def _following(plan: LaunchPlan, names: Collection[str], cause: str, remark: str = "") -> LaunchPlan:
     """The plan of the next attempt on these nodes."""
     following = on_nodes(plan, names)
-    available = {node.name for node in (*plan.spares, *plan.replaced)}
-    new = [node.name for node in following.nodes if node.name in available]
+    before = [node.name for node in plan.nodes]
+    new = [node.name for node in following.nodes if node.name not in before]
     left_out = [node for node in plan.nodes if node.name not in names]
     decision = f"the run restarts as attempt {plan.attempt + 1}: {cause}"
     return replace(
         following,
         attempt=plan.attempt + 1,
-        earlier=(*plan.earlier, tuple(node.name for node in plan.nodes)),
+        earlier=(*plan.earlier, tuple(before)),
         restarted="; ".join(filter(None, (decision, _change(plan, following.nodes, new, left_out), remark))),
     )
 

@@ -215,16 +215,13 @@ class Cluster:
                 if lost in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                     victims.append(pid)
                     parents.add(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]))
-        # a slurmstepd has overwritten its environment
-        steps = [
-            pid for pid in parents if with_steps and Path(f"/proc/{pid}/comm").read_text().startswith("slurmstepd")
-        ]
+        # by its children, as a slurmstepd has overwritten its environment
+        is_step = {pid: Path(f"/proc/{pid}/comm").read_text().startswith("slurmstepd") for pid in parents}
+        steps = [pid for pid in parents if with_steps and is_step[pid]]
         for pid in (*steps, *victims):  # stopped first, so that none sees another one end
             kill(pid, signal.SIGSTOP)
-        for pid in (
-            *sorted(victims, reverse=True),
-            *steps,
-        ):  # children first: the kernel continues stopped ones of an ended parent
+        # children first: the kernel continues stopped ones of an ended parent
+        for pid in (*sorted(victims, reverse=True), *steps):
             kill(pid, signal.SIGKILL)
         self._run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
 

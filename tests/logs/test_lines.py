@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.endpoint.replies import Chunk
 from orchestrator.launchers.base import AttemptFolder
-from orchestrator.logs.follow import Batch, Feed, merged
+from orchestrator.logs.follow import Batch, Feed, live, merged
 from orchestrator.logs.lines import (
     BAR_EVERY_S,
     MAX_LINE_BYTES,
@@ -24,6 +27,9 @@ from orchestrator.logs.lines import (
     prefix_of,
     prefixed,
 )
+
+if TYPE_CHECKING:
+    from orchestrator.endpoint.client import Endpoint
 
 
 def _texts(chunks: list[bytes]) -> list[str]:
@@ -85,6 +91,21 @@ def test_newest_state_of_a_progress_bar_is_shown_while_its_line_is_incomplete() 
     assert line.text.endswith("100%")
     list(file.feed(22, b"no bar", 311.0))
     assert states(999.0) == []
+
+
+def test_follower_gets_the_state_of_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.logs.lines.BAR_EVERY_S", 0.0)
+    chunks = [[Chunk("n0/rank-0.err", 0, b"\r 1%\r 2%")]]
+
+    def follow(*_: object, **__: object) -> tuple[list[Chunk], str]:
+        return (chunks.pop() if chunks else []), "position"
+
+    endpoint = cast("Endpoint", SimpleNamespace(follow=follow, observe=lambda *_: []))
+    feed = Feed(AttemptFolder(lambda: endpoint, "/attempt-1", ("n0",)))
+    with live([feed]) as (arrivals, enough):
+        states = [line.text for batch in next(arrivals) for line in batch.lines]
+        enough.set()
+    assert states == [" 2%"]
 
 
 def test_agents_records_give_a_line_the_time_at_which_it_was_written() -> None:

@@ -40,7 +40,7 @@ def test_ranks_of_a_node_that_is_cut_off_are_killed_before_the_next_attempt_star
     until(lambda: not slurm.jobs(), awaited="the job to end")
     first.link(
         up=True
-    )  # not before: the srun of the first attempt, if it still lives, would cancel the step of the second by its number
+    )  # not before: Slurm has then ended the second attempt's step, which has the number of the first one's
     status = orch.status(run)
     assert (status["state"], status["attempt"]) == ("DONE", 2), f"{status['message']}\n{orch('logs', run).stdout}"
     assert "has started a later attempt of the run" in orch.printed(run)

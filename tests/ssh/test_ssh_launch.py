@@ -187,6 +187,7 @@ def test_elastic_run_begins_without_nodes_that_are_off_if_enough_are_left(farm: 
     assert printed == ["rank 0 of 2 on n1", "rank 1 of 2 on n2"]
     status = orch.status()
     assert (status["state"], [node["node"] for node in status["nodes"]]) == ("DONE", ["n1", "n2"])
+    assert [record["node_count"] for record in orch.records() if record["state"] == "DONE"] == [2]
 
 
 def test_memory_of_nodes_is_given_back_after_a_failure_that_no_attempt_follows(orch: Orch) -> None:

@@ -44,22 +44,27 @@ def _may_be_joined() -> bool:
 
 def warn_of_mpi_alone(module: Any) -> None:  # noqa: ANN401 -- mpi4py.MPI
     """Warn if MPI has started this rank as the only one, although the launch has more."""
-    if _started_by_orch() > 1 and module.COMM_WORLD.Get_size() == 1:
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    if ranks != "1" and os.environ.get(SEPARATE) != "1" and module.COMM_WORLD.Get_size() == 1:
         warn(
-            f"for MPI this rank is rank 0 of 1, although the launch has {_started_by_orch()} ranks: only mpirun numbers the ranks of MPI; "
+            f"for MPI this rank is rank 0 of 1, although the launch has {ranks} ranks: only mpirun numbers the ranks of MPI; "
             "start it once per node with --per-node --until-head (docs/programs.md), or join the ranks without MPI"
         )
 
 
 def warn_of_ray_alone(module: Any) -> None:  # noqa: ANN401 -- ray._private.worker
-    """Warn if ray.init() starts a cluster, as it does in each other process of the launch; one that only loads data may be meant so."""
+    """
+    Warn if ray.init() starts a cluster in a process that is not the first of the launch: each process then has one.
+
+    It is no error: that cluster may only load data. The first process alone may be that of a program with --until-head.
+    """
     init = module.init
 
     @functools.wraps(init)
     def init_and_warn(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         result, count = init(*args, **kwargs), _started_by_orch()
-        node = getattr(module, "_global_node", None)
-        if count > 1 and node is not None and node.is_head():
+        node, number = getattr(module, "_global_node", None), os.environ.get("RANK") or os.environ.get("NODE_RANK", "0")
+        if count > 1 and number != "0" and node is not None and node.is_head():
             warn(
                 f"ray.init() has started a cluster for this process alone, and the launch has {count}: a training by Ray runs once in "
                 "each; start it with --per-node --until-head and the script ray.sh of docs/programs.md"

@@ -66,11 +66,12 @@ def test_rank_that_mpi_takes_for_the_only_one_is_a_warning(
 @pytest.mark.parametrize(
     ("is_head", "variables", "warns"),
     [
-        (True, {"WORLD_SIZE": "2"}, True),
-        (True, {"NNODES": "2"}, True),
-        (False, {"NNODES": "2"}, False),
-        (True, {"NNODES": "1"}, False),
-        (True, {"NNODES": "2", "ORCH_SEPARATE": "1"}, False),
+        (True, {"WORLD_SIZE": "2", "RANK": "1"}, True),
+        (True, {"NNODES": "2", "NODE_RANK": "1"}, True),
+        (True, {"NNODES": "2", "NODE_RANK": "0"}, False),  # the others may only serve it
+        (True, {"WORLD_SIZE": "2", "RANK": "0", "NODE_RANK": "0"}, False),
+        (False, {"NNODES": "2", "NODE_RANK": "1"}, False),
+        (True, {"NNODES": "2", "NODE_RANK": "1", "ORCH_SEPARATE": "1"}, False),
     ],
 )
 def test_ray_that_starts_a_cluster_in_each_process_is_a_warning(

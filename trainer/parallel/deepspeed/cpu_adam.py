@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import importlib
 import os
 from pathlib import Path
@@ -24,7 +22,6 @@ def cpu_adam(group: Group, config: TrainConfig, model: torch.nn.Module) -> Any: 
     take_share_of_cpus(group, os.environ)
     os.environ["PATH"] = search_path()
     _warn_of_locks(group)
-    _query_cpu_once()
     adam, problem = None, ""
     try:
         adam = importlib.import_module("deepspeed.ops.adam").DeepSpeedCPUAdam(
@@ -48,13 +45,6 @@ def _warn_of_locks(group: Group) -> None:
             "that was killed: this one waits until the file is gone, so remove it if nothing is compiling"
         )
     group.raise_if_any("")  # no rank compiles before all have looked
-
-
-def _query_cpu_once() -> None:
-    """Keep the result of py-cpuinfo, for which DeepSpeed starts a Python at each query, three in all."""
-    with contextlib.suppress(ImportError):
-        cpuinfo = importlib.import_module("cpuinfo")
-        cpuinfo.get_cpu_info = functools.lru_cache(maxsize=None)(cpuinfo.get_cpu_info)  # type: ignore[attr-defined]
 
 
 def _cause(error: BaseException | None) -> str:
