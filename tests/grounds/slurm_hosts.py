@@ -61,6 +61,10 @@ class SlurmHosts:
         """The ids of all jobs that have not ended."""
         return self._do("squeue", "--noheader", "--format=%i").split()
 
+    def is_idle(self, host: Host) -> bool:
+        """Return whether this host can start a job and has none."""
+        return f"{host.name} idle" in self._states()
+
     def start_now(self, job: str) -> None:
         """Make a job that is, or soon will be, requeued start in two seconds, not when its old credentials have expired."""
         wanted = "PENDING BeginTime"

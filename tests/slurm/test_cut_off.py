@@ -36,11 +36,12 @@ def test_ranks_of_a_node_that_is_cut_off_are_killed_before_the_next_attempt_star
     attempts = [line.split()[0] for line in written.read_text().splitlines()]
     assert attempts == sorted(attempts)  # nothing of the first attempt after the second had begun
     assert not [name for name in first.processes().values() if name in ("sh", "sleep", "orch-agent")]
+    first.link(up=True)
+    until(lambda: slurm.is_idle(first), awaited="the first host to be back")
+    count = written.read_text().count("\n2 ")
+    until(lambda: written.read_text().count("\n2 ") > count + 50, awaited="the second attempt to outlive its return")
     enough.touch()
     until(lambda: not slurm.jobs(), awaited="the job to end")
-    first.link(
-        up=True
-    )  # not before: Slurm has then ended the second attempt's step, which has the number of the first one's
     status = orch.status(run)
     assert (status["state"], status["attempt"]) == ("DONE", 2), f"{status['message']}\n{orch('logs', run).stdout}"
     assert "has started a later attempt of the run" in orch.printed(run)

@@ -89,6 +89,7 @@ class Agent:
         self.hangs = HangWatch(job, folder, events)
         self.separate = SeparateWatch(job, folder)
         self.fence = Fence(folder) if job.slurm is not None else None
+        self.is_fenced = False  # a later attempt of the job has begun elsewhere
         self.cwd = folder  # of the ranks, once they are started
         self.cpus: Sequence[set[int]] = ()  # of each rank; empty if they are not bound
         self.guard_pid = os.getppid()
@@ -404,8 +405,9 @@ class Agent:
 
     def check_fence(self) -> None:
         """Kill the ranks, also those that are being stopped, if a later attempt of the job has begun elsewhere."""
-        if self.fence is None or not self.fence.is_closed() or not self.is_first("fence"):
+        if self.fence is None or self.is_fenced or not self.fence.is_closed():
             return
+        self.is_fenced = True
         reason = "Slurm has lost this node, and has started a later attempt of the run"
         self.begin_stop(Outcome(State.FAILED, reason=reason), reason, 0.0)
         self.kill_at_s = time.monotonic()
@@ -508,6 +510,9 @@ class Agent:
         self.events.write(Kind.AGENT_FINISHED, text, **end)
         self.events.require_written()
         self.logs.require_written()
+        if self.is_fenced:
+            # --kill-on-bad-exit would have srun end the step by its number, which the step of the later attempt has as well
+            return 0
         return NO_RETRY if outcome.no_retry else EXIT_CODES[outcome.state]
 
     def left_folders(self) -> dict[str, int]:
