@@ -21,6 +21,7 @@ from ..runtime.channel import open_channel
 from ..runtime.progress import Progress
 from ..runtime.rank import Rank
 from ..runtime.watchdog import StackDump
+from . import lost_errors
 from .devices import accelerator_of_script, warn_of_idle_cards
 from .joined import group_of
 from .replicas import DdpReplicas
@@ -98,6 +99,7 @@ class StepCount:
         self.progress.extra["saved"] = _saved_before(self.path)
         atexit.register(self.finish)
         self._watch_exit()
+        lost_errors.begin(lambda: self.exit_code)
         self.on_first_step()
 
     def _watch_exit(self) -> None:

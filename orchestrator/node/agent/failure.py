@@ -10,6 +10,7 @@ from orchestrator.node.stacks import has_left_stacks
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
 
 def error_of(path: str) -> tuple[str | None, str | None]:
@@ -28,17 +29,31 @@ def error_of(path: str) -> tuple[str | None, str | None]:
 
 def lost_error(folder: str) -> str:
     """The error of a rank that the program of this node started by hand, and whose failure it did not notice; empty if there is none."""
-    try:
-        names = sorted(name for name in os.listdir(os.path.join(folder, "error")) if name.startswith("lost-"))
-    except OSError:
-        return ""
-    found = next(filter(None, (read_json(os.path.join(folder, "error", name)) for name in names)), None)
+    found = next((report for report in lost_reports(folder) if report.get("error")), None)
     if found is None:
         return ""
     return (
         f"rank {found.get('rank')} failed ({found.get('error')}), but the program ended with 0: "
         "a shell's `wait` without a pid hides failures; wait for each pid, or start the ranks with torchrun"
     )
+
+
+def cut_short(folder: str) -> str:
+    """The warning that ranks which the program of this node started by hand have not reached their end; empty if there are none."""
+    ranks = ", ".join(str(report.get("rank")) for report in lost_reports(folder))
+    return ranks and (
+        f"warning: rank {ranks} ended before its end, by a signal or os._exit(), but the program ended with 0, so it counts as done; "
+        "a shell's `wait` without a pid hides failures"
+    )
+
+
+def lost_reports(folder: str) -> list[dict[str, Any]]:  # Any: JSON
+    """The notes of ranks started by hand that have failed, with `error`, or have not noted their end."""
+    try:
+        names = sorted(name for name in os.listdir(os.path.join(folder, "error")) if name.startswith("lost-"))
+    except OSError:
+        return []
+    return [report for name in names if (report := read_json(os.path.join(folder, "error", name)))]
 
 
 def error_file(folder: str, rank: int | None) -> str:

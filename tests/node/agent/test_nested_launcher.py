@@ -179,3 +179,11 @@ def test_rank_whose_failure_a_script_has_hidden_fails_the_run(ground: Ground) ->
     ground.job("sh", "-c", f'cd "$ORCH_RUN_DIR/attempt-1/n0"; {note}', ranks=[4], program={"per_node": True})
     assert ground.run()[0] == 1
     assert "rank 3 failed (ValueError: bad), but the program ended with 0" in ground.finished()["text"]
+
+
+def test_rank_that_a_signal_has_ended_behind_a_script_is_named(ground: Ground) -> None:
+    """The run is done: the script may have ended the rank itself."""
+    note = """echo '{"rank": "3", "error": null}' >error/lost-3.json"""
+    ground.job("sh", "-c", f'cd "$ORCH_RUN_DIR/attempt-1/n0"; {note}', ranks=[4], program={"per_node": True})
+    assert ground.run()[0] == 0
+    assert any("warning: rank 3 ended before its end" in event["text"] for event in ground.events("note"))
