@@ -22,6 +22,7 @@ OF_THE_JOB = {
     "SLURM_DISTRIBUTION": "cyclic",
     "SLURM_EXACT": "1",
     "SLURM_HINT": "nomultithread",
+    "SLURM_EXPORT_ENV": "NONE",
 }
 
 
