@@ -20,7 +20,7 @@ from orchestrator.launchers.base import passed
 from orchestrator.launchers.job import SILENT, JobStatus
 from orchestrator.launchers.slurm.launcher import CANCEL_S, POLL_S, SlurmLauncher
 from orchestrator.launchers.slurm.queue import job_statuses
-from orchestrator.names.hostlist import expand
+from orchestrator.names.hostlist import counted, expand, fold
 from orchestrator.plan.files import step_command
 from orchestrator.plan.plan import LaunchPlan
 
@@ -64,6 +64,28 @@ def with_cards_of_job(plan: LaunchPlan, shown: str) -> LaunchPlan:
     return replace(plan, slurm={**plan.slurm, "gres": f"{kind}:{min(cards.values())}"})
 
 
+def few_cores(plan: LaunchPlan, shown: str) -> list[str]:
+    """
+    The warning that the job has fewer cores than the run has ranks on a node.
+
+    Args:
+        shown: the output of `scontrol --details --oneliner show job`.
+    """
+    cores: dict[str, int] = {}
+    for nodes, ids in re.findall(r" Nodes=(\S+) CPU_IDs=([0-9,-]+) ", shown):
+        for node in expand(nodes):
+            cores[node] = cores.get(node, 0) + len(expand(f"[{ids}]"))
+    few = [node for node in plan.nodes if cores.get(node.name, len(node.ranks)) < len(node.ranks)]
+    if not few:
+        return []
+    least = counted(min(cores[node.name] for node in few), "core")
+    most = max(len(node.ranks) for node in few)
+    remedy = f"salloc --ntasks-per-node=1 --cpus-per-task={most} requests one per rank"
+    return [
+        f"Slurm job {plan.allocation} has {least} on {fold(node.name for node in few)}, which its ranks share; {remedy}"
+    ]
+
+
 class AllocationLauncher(SlurmLauncher):
     """A SlurmLauncher for `orch submit --here`. The steps are found by their name, the run's id."""
 
@@ -86,7 +108,7 @@ class AllocationLauncher(SlurmLauncher):
             shown = self._host.run(["scontrol", "--details", "--oneliner", "show", "job", str(self._plan.allocation)])
             self._plan = with_cards_of_job(self._plan, shown.stdout)
             self._host.endpoint()
-        return ()
+        return few_cores(self._plan, shown.stdout)
 
     def start(self, bundle: Bundle, check: Callable[[], None] = passed) -> str | None:
         """Write the files to the shared workdir and start the steps; returns the id of the job that has the nodes."""

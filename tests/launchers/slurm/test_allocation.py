@@ -12,7 +12,7 @@ import pytest
 from orchestrator.errors import LaunchError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.inventory.slurm import SlurmOptions
-from orchestrator.launchers.slurm.allocation import AllocationLauncher, with_cards_of_job
+from orchestrator.launchers.slurm.allocation import AllocationLauncher, few_cores, with_cards_of_job
 from orchestrator.launchers.slurm.this_machine import ThisMachine
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
@@ -99,3 +99,20 @@ def test_step_requests_the_cards_of_each_node_or_is_refused(nodes: str, expected
     script = step_script(with_cards_of_job(plan, nodes))
     assert ("--gres=gpu" in script) == bool(expected)
     assert expected in script
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cores"),
+    [
+        (" Nodes=n[0-1] CPU_IDs=0 Mem=0 GRES= MinCPUsNode=1", "1 core on n[0-1]"),
+        (" Nodes=n0 CPU_IDs=0-7 Mem=0 GRES= Nodes=n1 CPU_IDs=0-1,4 Mem=0 GRES= MinCPUsNode=1", "3 cores on n1"),
+        (" Nodes=n[0-1] CPU_IDs=0-5,8-9 Mem=0 GRES= MinCPUsNode=1", None),
+        (" of a version that prints it in another form", None),
+    ],
+)
+def test_job_with_fewer_cores_than_ranks_is_warned_of(nodes: str, cores: str | None) -> None:
+    request = Request("slurm", Program("executable", ("true",)), allocation=Allocation("7", ("n0", "n1")))
+    inventory = Inventory(name="demo", nodes=tuple(Node(name=name, devices=8) for name in ("n0", "n1")))
+    plan = make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b", home="/home/u")
+    remedy = "which its ranks share; salloc --ntasks-per-node=1 --cpus-per-task=8 requests one per rank"
+    assert few_cores(plan, nodes) == ([] if cores is None else [f"Slurm job 7 has {cores}, {remedy}"])
