@@ -347,7 +347,7 @@ def _slurm_settings(inventory: Inventory, request: Request, *, by_count: bool) -
         slurm = _without_small_nodes(slurm, inventory, request.shape)
     if request.allocation is not None:
         slurm["allocation"] = request.allocation.job
-    return {**slurm, "warn_s": warn_s(slurm)}
+    return {**slurm, "warn_s": warn_s(slurm), "is_warn_s_given": slurm["warn_s"] is not None}
 
 
 def _without_small_nodes(slurm: dict[str, Any], inventory: Inventory, shape: Shape) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from orchestrator.names.hostlist import expand, fold
 from orchestrator.names.slurm_options import (
-    DEFAULT_WARN_S,
     OPTION_OF,
     default_warn_s,
     has_count,
@@ -162,7 +161,7 @@ def with_core_per_rank(plan: LaunchPlan) -> LaunchPlan:
 
 def with_time_limit(plan: LaunchPlan, limit_s: float) -> LaunchPlan:
     """The plan for a job without `time` whose limit the cluster sets: it is warned early enough of a short one."""
-    if plan.slurm["warn_s"] != DEFAULT_WARN_S:  # the user's
+    if plan.slurm["is_warn_s_given"]:
         return plan
     return replace(plan, slurm={**plan.slurm, "warn_s": default_warn_s(limit_s)})
 

@@ -197,6 +197,7 @@ def test_qos_of_the_environment_counts_in_the_check_before_a_submission() -> Non
         ({}, {"SBATCH_TIMELIMIT": "2"}, 30),
         ({"time": "01:00:00"}, {"SBATCH_TIMELIMIT": "2"}, 90),
         ({"warn_s": 45}, {"SBATCH_TIMELIMIT": "2"}, 45),
+        ({"warn_s": 90}, {"SBATCH_TIMELIMIT": "2"}, 90),
     ],
 )
 def test_job_is_warned_in_time_although_the_cluster_sets_its_limit(
