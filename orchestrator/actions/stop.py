@@ -126,6 +126,8 @@ def stop(folder: RunFolder, on_message: Callable[[str], None]) -> RunRecord:
         run = UnrecordedRun.of(folder.read_plan())
         record = run.read()
         on_message(f"{exc}; the run is ended by its plan")
+    if record.state.ended and not record.started:  # the launch failed, and has stopped what it had started
+        return record
     if not record.state.ended:
         with suppress(OSError):  # on a full disk: the run may then end as FAILED, by a signal
             folder.request_stop()  # before the plan is read: no later attempt starts

@@ -15,7 +15,7 @@ from orchestrator.actions import stop
 from orchestrator.actions.runs import choice_among, find_newest, find_run
 from orchestrator.actions.stop import MOST_LISTED, run_to_stop
 from orchestrator.actions.sweep import stop_all
-from orchestrator.errors import LaunchError, RunLost, UsageError
+from orchestrator.errors import LaunchError, RunLost, RunNotFound, UsageError
 from orchestrator.run import RunRecord, RunState
 from orchestrator.store import Store
 from orchestrator.verdict.judge import Verdict
@@ -146,3 +146,13 @@ def test_attempt_that_its_owner_never_started_is_stopped_and_not_lost(store: Sto
     assert stop._verdict(record, status, may_be_lost=False).state is RunState.STOPPED  # noqa: SLF001  as above
     with pytest.raises(RunLost):
         stop._verdict(record, status, may_be_lost=True)  # noqa: SLF001
+
+
+def test_failed_launch_whose_processes_were_stopped_needs_no_login(store: Store) -> None:
+    """Without a plan, the nodes are not even known; those of a run that is LOST may have processes."""
+    folder = store.find(_add(store, 1, RunState.FAILED))
+    assert stop.stop(folder, lambda _: None).state is RunState.FAILED
+    for state, started in ((RunState.FAILED, True), (RunState.LOST, False)):
+        folder.update(state=state, started=started)
+        with pytest.raises(RunNotFound, match="plan"):
+            stop.stop(folder, lambda _: None)
