@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.node.run_folder import STANDBY_RECORD
+from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord
-from orchestrator.store import RunFolder
 from tests.grounds.hosts import Host, Hosts
 from tests.grounds.keeper import kill
 from tests.grounds.marked import guards_of

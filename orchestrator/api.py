@@ -21,12 +21,12 @@ from orchestrator.actions import stop
 from orchestrator.actions.launch import plan_launch, started
 from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.actions.refresh import is_kept_up_to_date, refresh
-from orchestrator.actions.runs import find_run
 from orchestrator.actions.viewer import Owner
 from orchestrator.backoff import backoff
 from orchestrator.errors import LaunchError, NodesError, UsageError
+from orchestrator.records.runs import find_run
+from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord, RunState
-from orchestrator.store import RunFolder
 
 ProgramLike = str | Sequence[str] | Callable[..., object] | None
 """The program and its arguments, as after `--`; or a top-level function of a file; None: the shared trainer."""

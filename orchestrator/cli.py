@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator.errors import BUG, CLOSED_PIPE, CTRL_C, OrchError, UsageError, machine_error
-from orchestrator.rare_collection import rare_collection
+from orchestrator.gc_tuning import infrequent_gc
 from orchestrator.version import __version__
 
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ _wait_for_nodes = click.option(
 
 def _say_which(_context: click.Context, _parameter: click.Parameter, run: str) -> str:
     """Name the run that is shown if several have its name and others could be meant."""
-    from orchestrator.actions.runs import choice_among  # noqa: PLC0415
     from orchestrator.console import inform  # noqa: PLC0415
+    from orchestrator.records.runs import choice_among  # noqa: PLC0415
 
     if choice := choice_among(run.partition(":")[0]):
         inform(choice)
@@ -467,8 +467,8 @@ def list_(sweep: str | None, up_to_date: bool, as_json: bool, **wanted: Any) -> 
         from orchestrator.commands.sweep import list_sweep  # noqa: PLC0415
 
         return list_sweep(sweep, as_json=as_json)
-    from orchestrator.actions.runs import RunSelection  # noqa: PLC0415
     from orchestrator.commands.list import list_runs  # noqa: PLC0415
+    from orchestrator.records.runs import RunSelection  # noqa: PLC0415
 
     return list_runs(RunSelection(**wanted), up_to_date=up_to_date, as_json=as_json)
 
@@ -834,7 +834,7 @@ def inventory_import(source: str, file: Path | None) -> int:
 
 def main() -> int:
     """The program: run the command line of this process, which ends afterwards; returns the exit code."""
-    with rare_collection():
+    with infrequent_gc():
         return run(sys.argv[1:])
 
 

@@ -17,7 +17,7 @@ P = ParamSpec("P")
 MOST_CACHED = 16
 
 
-def each(items: Sequence[T], work: Callable[[T], R], *, limit: int) -> list[R | OrchError]:
+def map_parallel(items: Sequence[T], work: Callable[[T], R], *, limit: int) -> list[R | OrchError]:
     """
     Do the work on every item, at most `limit` at the same time; a slow item does not delay the others.
 
@@ -62,11 +62,11 @@ def each(items: Sequence[T], work: Callable[[T], R], *, limit: int) -> list[R | 
     return [results[index] for index in range(len(items))]
 
 
-def each_but_stragglers(
+def map_but_stragglers(
     items: Sequence[T], work: Callable[[T], R], *, limit: int, wait_s: float
 ) -> list[R | OrchError | None]:
     """
-    As `each`, but without items that take much longer than the others: their results are None, and their work continues.
+    As `map_parallel`, but without items that take much longer than the others: their results are None, and their work continues.
 
     That is when nothing has ended for wait_s, or for the time in which half of the items that do not fail have succeeded, if that
     is longer. As long as items end, the others may only be waiting for their turn.
@@ -84,8 +84,8 @@ def each_but_stragglers(
     return _each_until(items, work, limit=limit, deadline_of=deadline)
 
 
-def each_within(items: Sequence[T], work: Callable[[T], R], *, limit: int, wait_s: float) -> list[R | OrchError | None]:
-    """As `each`, but without items that take longer than wait_s: their results are None, and their work continues."""
+def map_within(items: Sequence[T], work: Callable[[T], R], *, limit: int, wait_s: float) -> list[R | OrchError | None]:
+    """As `map_parallel`, but without items that take longer than wait_s: their results are None, and their work continues."""
     end = time.monotonic() + wait_s
     return _each_until(items, work, limit=limit, deadline_of=lambda _done: end)
 
@@ -97,7 +97,7 @@ def _each_until(
     limit: int,
     deadline_of: Callable[[Collection[R | OrchError]], float | None],
 ) -> list[R | OrchError | None]:
-    """As `each` until a deadline, which `deadline_of` computes from the results so far; None if it is not known yet."""
+    """As `map_parallel` until a deadline, which `deadline_of` computes from the results so far; None if it is not known yet."""
     changed = threading.Condition()
     done: dict[int, R | OrchError] = {}
     outcome: list[object] = []
@@ -116,7 +116,7 @@ def _each_until(
 
     def work_on_all() -> None:
         try:
-            outcome.append(each(range(len(items)), work_on, limit=limit))
+            outcome.append(map_parallel(range(len(items)), work_on, limit=limit))
         except Exception as error:  # noqa: BLE001  raised again below
             outcome.append(error)
         with changed:

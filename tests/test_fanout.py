@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from orchestrator.errors import LaunchError, NodeError, NodesError, UsageError
-from orchestrator.fanout import each, each_but_stragglers, each_within, once, successes
+from orchestrator.fanout import map_but_stragglers, map_parallel, map_within, once, successes
 
 
 def test_results_and_failures_are_in_the_order_of_the_items() -> None:
@@ -17,11 +17,11 @@ def test_results_and_failures_are_in_the_order_of_the_items() -> None:
             raise failure
         return name.upper()
 
-    assert each(["a", "b", "c"], work, limit=2) == ["A", failure, "C"]
+    assert map_parallel(["a", "b", "c"], work, limit=2) == ["A", failure, "C"]
 
 
 def test_no_items_give_no_results() -> None:
-    assert each([], str, limit=3) == []
+    assert map_parallel([], str, limit=3) == []
 
 
 def test_hung_item_delays_no_other_item() -> None:
@@ -34,7 +34,7 @@ def test_hung_item_delays_no_other_item() -> None:
             others_done.wait()
         return index
 
-    assert each(range(9), work, limit=3) == list(range(9))
+    assert map_parallel(range(9), work, limit=3) == list(range(9))
 
 
 def test_straggler_is_left_once_half_of_the_others_have_succeeded() -> None:
@@ -48,34 +48,34 @@ def test_straggler_is_left_once_half_of_the_others_have_succeeded() -> None:
         return name.upper()
 
     names = ["a", "b", "stuck", "c"]
-    assert each_but_stragglers(names, work, limit=4, wait_s=0.05) == ["A", failure, None, "C"]
+    assert map_but_stragglers(names, work, limit=4, wait_s=0.05) == ["A", failure, None, "C"]
     gate.set()
-    assert each_but_stragglers(names, work, limit=2, wait_s=60) == ["A", failure, "STUCK", "C"]
+    assert map_but_stragglers(names, work, limit=2, wait_s=60) == ["A", failure, "STUCK", "C"]
 
 
 def test_items_that_wait_for_their_turn_are_no_stragglers() -> None:
     """As logins: half of the nodes answer at once, and the others log in one after the other."""
     waits_s = [0.0] * 11 + [0.25] * 9
     assert (
-        each_but_stragglers(waits_s, lambda wait_s: threading.Event().wait(wait_s), limit=1, wait_s=1.5) == [False] * 20
+        map_but_stragglers(waits_s, lambda wait_s: threading.Event().wait(wait_s), limit=1, wait_s=1.5) == [False] * 20
     )
 
 
 def test_item_that_takes_longer_than_the_deadline_is_left() -> None:
     gate = threading.Event()
     items: list[Callable[[], object]] = [lambda: "done", gate.wait]
-    assert each_within(items, lambda item: item(), limit=2, wait_s=0.1) == ["done", None]
+    assert map_within(items, lambda item: item(), limit=2, wait_s=0.1) == ["done", None]
     gate.set()
-    assert each_within(items, lambda item: item(), limit=2, wait_s=60) == ["done", True]
+    assert map_within(items, lambda item: item(), limit=2, wait_s=60) == ["done", True]
 
 
 def test_only_item_is_no_straggler() -> None:
-    assert each_but_stragglers([0.1], lambda wait_s: threading.Event().wait(wait_s), limit=1, wait_s=0.0) == [False]
+    assert map_but_stragglers([0.1], lambda wait_s: threading.Event().wait(wait_s), limit=1, wait_s=0.0) == [False]
 
 
 def test_programming_error_of_an_item_among_stragglers_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
-        each_but_stragglers([1, 0], lambda index: 1 // index, limit=2, wait_s=60)
+        map_but_stragglers([1, 0], lambda index: 1 // index, limit=2, wait_s=60)
 
 
 def test_at_most_limit_items_run_at_once() -> None:
@@ -88,7 +88,7 @@ def test_at_most_limit_items_run_at_once() -> None:
             return False
         return True
 
-    assert each(range(5), work, limit=4) == [False] * 5
+    assert map_parallel(range(5), work, limit=4) == [False] * 5
 
 
 def test_programming_error_is_raised() -> None:
@@ -96,7 +96,7 @@ def test_programming_error_is_raised() -> None:
         return 1 // index
 
     with pytest.raises(ZeroDivisionError):
-        each([1, 0, 1], work, limit=2)
+        map_parallel([1, 0, 1], work, limit=2)
 
 
 def _refuse_threads(monkeypatch: pytest.MonkeyPatch, *, after: int) -> None:
@@ -113,7 +113,7 @@ def _refuse_threads(monkeypatch: pytest.MonkeyPatch, *, after: int) -> None:
 
 def test_threads_that_could_start_do_all_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     _refuse_threads(monkeypatch, after=2)
-    assert each(range(9), lambda index: index, limit=8) == list(range(9))
+    assert map_parallel(range(9), lambda index: index, limit=8) == list(range(9))
 
 
 def test_callers_thread_does_the_work_if_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,9 +125,9 @@ def test_callers_thread_does_the_work_if_no_thread_can_start(monkeypatch: pytest
             raise failure
         return index
 
-    assert each(range(3), work, limit=8) == [0, failure, 2]
-    assert each_within(range(3), work, limit=8, wait_s=60.0) == [0, failure, 2]
-    assert each_but_stragglers(range(3), work, limit=8, wait_s=60.0) == [0, failure, 2]
+    assert map_parallel(range(3), work, limit=8) == [0, failure, 2]
+    assert map_within(range(3), work, limit=8, wait_s=60.0) == [0, failure, 2]
+    assert map_but_stragglers(range(3), work, limit=8, wait_s=60.0) == [0, failure, 2]
 
 
 def test_successes_returns_the_results_without_failures() -> None:
@@ -165,7 +165,7 @@ def test_once_computes_a_value_in_only_one_thread() -> None:
         second.wait(0.3)  # time for another thread to compute it too
         return [name]
 
-    results = each(range(16), lambda _: slow("a"), limit=16)
+    results = map_parallel(range(16), lambda _: slow("a"), limit=16)
     assert made == ["a"]
     assert all(result is results[0] for result in results)
     assert slow("b") == ["b"]
@@ -188,4 +188,4 @@ def test_once_retries_a_failed_computation() -> None:
 def test_once_computes_results_of_different_arguments_at_the_same_time() -> None:
     together = threading.Barrier(2, timeout=10)
     computed = once(lambda _: together.wait() >= 0)
-    assert each(range(2), computed, limit=2) == [True, True]
+    assert map_parallel(range(2), computed, limit=2) == [True, True]

@@ -17,8 +17,8 @@ from orchestrator.actions.stop import stop
 from orchestrator.errors import UsageError
 from orchestrator.launchers import launcher_for
 from orchestrator.names.hostlist import fold
+from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord
-from orchestrator.store import RunFolder
 from orchestrator.verdict import observe
 from orchestrator.verdict.launching import is_launching
 

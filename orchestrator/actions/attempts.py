@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.actions.timeline import Attempt, Step, mean_utilization
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodesError
-from orchestrator.fanout import each, failed_nodes, successes
+from orchestrator.fanout import failed_nodes, map_parallel, successes
 from orchestrator.launchers.base import AttemptFolder, Launcher
 from orchestrator.node.events import EVENTS, REQUEUE, Kind, State, cause_s
 from orchestrator.plan.plan import LaunchPlan
@@ -57,7 +57,7 @@ def read_attempts(launcher: Launcher, plan: LaunchPlan) -> tuple[list[Attempt], 
     newest = launcher.attempt()
     for number in range(1, newest + 1):
         folders = launcher.attempt_folders(number)
-        outcomes = each(folders, _read_nodes, limit=limit)
+        outcomes = map_parallel(folders, _read_nodes, limit=limit)
         missing = failed_nodes(outcomes) or missing
         records = [record for outcome in outcomes if isinstance(outcome, list) for record in outcome]
         if not records:

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.actions.inventory import load_inventory
 from orchestrator.actions.preflight import Reach, checked_nodes, survey
 from orchestrator.actions.proposed import with_inventory
-from orchestrator.actions.runs import home_store
 from orchestrator.checks.cluster import GIB, Cluster
 from orchestrator.checks.full import MEASURED
 from orchestrator.checks.quick import CHECKS, check
 from orchestrator.errors import OrchError, UsageError
-from orchestrator.fanout import each
+from orchestrator.fanout import map_parallel
 from orchestrator.findings import Finding, Severity
-from orchestrator.kept_facts import KeptFacts
 from orchestrator.launchers import direct_launcher
 from orchestrator.names.hostlist import fold
 from orchestrator.plan.make import make_plan
+from orchestrator.records.cache.facts import KeptFacts
+from orchestrator.records.runs import home_store
 from orchestrator.run import Program, Request
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def connected(plan: LaunchPlan, reach: Callable[[NodePlan], Endpoint]) -> Reach:
     Returns:
         The connection to a node, by name. A login that failed is not tried again.
     """
-    results = each(plan.nodes, reach, limit=len(plan.nodes))
+    results = map_parallel(plan.nodes, reach, limit=len(plan.nodes))
     by_name = {node.name: (node, result) for node, result in zip(plan.nodes, results, strict=True)}
 
     def of_name(name: str) -> Endpoint:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from orchestrator.actions.runs import find_run, home_store
 from orchestrator.errors import OrchError
 from orchestrator.node.run_id import RUN_ID
+from orchestrator.records.runs import find_run, home_store
 from orchestrator.resources import inventory_folder
 
 SUFFIXES = (".yaml", ".yml")

@@ -12,15 +12,15 @@ from functools import partial
 from pathlib import Path
 
 from orchestrator.actions.logs import node_names
-from orchestrator.actions.runs import find_run
 from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.replies import FoundFiles
 from orchestrator.errors import NodeError, OrchError, UsageError
-from orchestrator.fanout import each, successes
+from orchestrator.fanout import map_parallel, successes
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.progress import OnProgress, OnShare, Reporter
+from orchestrator.records.runs import find_run
 
 PART_BYTES = 4 << 20
 
@@ -69,7 +69,7 @@ def copy(run: str, path: str, destination: Path, names: str | None, *, on_progre
     with closing(launcher_for(plan, Terminal(), on_progress)) as launcher:
         folders = launcher.attempt_folders(launcher.attempt(), wanted)
         limit = int(plan.ssh["fanout"])
-        listed = each(folders, lambda attempt: _found(attempt, plan, normal, wanted), limit=limit)
+        listed = map_parallel(folders, lambda attempt: _found(attempt, plan, normal, wanted), limit=limit)
         sources, failures = _distinct(listed), [error for error in listed if isinstance(error, NodeError)]
         if not sources and not failures:
             raise UsageError(
@@ -85,7 +85,7 @@ def copy(run: str, path: str, destination: Path, names: str | None, *, on_progre
             return _copied(source, target_of[source], partial(reporter.advanced, source.name))
 
         try:
-            outcomes = each(sources, reporter.around(copy_from), limit=limit)
+            outcomes = map_parallel(sources, reporter.around(copy_from), limit=limit)
         except BaseException:  # after Ctrl-C the threads that copy may not come to remove their parts
             launcher.close()
             for target in targets:

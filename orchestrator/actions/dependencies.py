@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.actions.refresh import refresh
-from orchestrator.actions.runs import find_run, find_sweep, is_sweep
 from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.slurm_settings import SlurmSetting, with_slurm_settings
+from orchestrator.records.runs import find_run, find_sweep, is_sweep
+from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord, RunState
-from orchestrator.store import RunFolder
 
 KINDS = ("afterok", "afternotok", "afterany", "after")  # man sbatch, --dependency
 

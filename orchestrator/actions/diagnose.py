@@ -16,13 +16,13 @@ from typing import Any
 from orchestrator.actions.diff import Difference
 from orchestrator.diagnosis.catalogue import CATALOGUE
 from orchestrator.diagnosis.evidence import Evidence, search_log
+from orchestrator.diagnosis.rank_causes import Diagnosis, rank_causes
 from orchestrator.diagnosis.signature import Signature
 from orchestrator.diagnosis.user_signatures import SignatureError, read_signatures
-from orchestrator.diagnosis.weigh import Diagnosis, weigh
 from orchestrator.errors import NodesError, UsageError, os_error_text
 from orchestrator.names.ranks import ranks_on_nodes
 from orchestrator.node.search import BLOCK_BYTES
-from orchestrator.store import home
+from orchestrator.records.store import home
 
 __all__ = ["Diagnosed", "diagnose_files", "is_run", "ranks_on_nodes", "user_signatures"]
 
@@ -107,7 +107,7 @@ def diagnose_files(words: Sequence[str], signatures_file: Path | None) -> Diagno
         blocks = _Blocks(file)
         evidence += search_log(blocks, file, signatures, rank=_rank_in(file))
         size_bytes += blocks.size_bytes
-    return Diagnosed(weigh(evidence), tuple(files), size_bytes)
+    return Diagnosed(rank_causes(evidence), tuple(files), size_bytes)
 
 
 def user_signatures(file: Path | None) -> dict[str, Signature]:

@@ -6,8 +6,8 @@ import posixpath
 from collections.abc import Collection
 from dataclasses import replace
 
-from orchestrator.diagnosis.weigh import Diagnosis
-from orchestrator.store import KeptRun, RunFolder
+from orchestrator.diagnosis.rank_causes import Diagnosis
+from orchestrator.records.store import KeptRun, RunFolder
 
 
 def with_module_path(found: Diagnosis, run: KeptRun) -> Diagnosis:

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 
 from orchestrator.actions.diff import Difference, RecordedRun, diff
-from orchestrator.actions.runs import all_runs
 from orchestrator.errors import RunNotFound
 from orchestrator.findings import Finding, Severity
+from orchestrator.records.runs import all_runs
+from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord, RunState
-from orchestrator.store import RunFolder
 
 MOST_COMPARED = 20
 """Earlier runs whose records are read, newest first."""

@@ -11,8 +11,8 @@ from orchestrator.diagnosis.catalogue import CATALOGUE
 from orchestrator.diagnosis.signature import Signature
 from orchestrator.errors import RunNotFound, UsageError
 from orchestrator.launchers.base import Launcher
+from orchestrator.records.store import KeptRun
 from orchestrator.run import RunRecord
-from orchestrator.store import KeptRun
 from orchestrator.verdict.classify import diagnosed
 
 SEARCH_S, WAIT_S = 3.0, 5.0

@@ -16,21 +16,21 @@ from orchestrator.actions.diagnose_code import with_module_path
 from orchestrator.actions.diagnose_context import changes_since_success, findings_of
 from orchestrator.actions.logs import BATCH_LOG_BYTES, recorded_run
 from orchestrator.actions.proposed import with_inventory
-from orchestrator.actions.runs import find_run
 from orchestrator.diagnosis.catalogue import CATALOGUE
 from orchestrator.diagnosis.evidence import Evidence, Hit, hits_of, patterns_of, search_log
 from orchestrator.diagnosis.origin import Origin
+from orchestrator.diagnosis.rank_causes import RECORD, Diagnosis, rank_causes
 from orchestrator.diagnosis.signature import Signature
-from orchestrator.diagnosis.weigh import RECORD, Diagnosis, weigh
 from orchestrator.errors import OrchError, Unreachable
-from orchestrator.fanout import each, each_within, failed_nodes
-from orchestrator.kept_nodes import keep_cause
+from orchestrator.fanout import failed_nodes, map_parallel, map_within
 from orchestrator.launchers.base import AttemptFolder, Launcher
 from orchestrator.names.hostlist import fold
 from orchestrator.node.search import KERNEL_LOG
 from orchestrator.progress import OnProgress, no_progress
+from orchestrator.records.cache.nodes import keep_cause
+from orchestrator.records.runs import find_run
+from orchestrator.records.store import KeptRun
 from orchestrator.run import RankExit, RunRecord
-from orchestrator.store import KeptRun
 from orchestrator.verdict.classify import diagnosed
 from orchestrator.verdict.positions import positions
 
@@ -107,7 +107,7 @@ def diagnosis_of(
     if found_log is not None and found_log[0] is not None:
         evidence += search_log([found_log[0].of_last_attempt.encode()], "batch log", signatures)
     evidence += _evidence_of_record(record, signatures)
-    diagnosis = with_last_lines(with_module_path(weigh(evidence), run), record.exit)
+    diagnosis = with_last_lines(with_module_path(rank_causes(evidence), run), record.exit)
     file = record.inventory.get("file")
     return Diagnosed(
         replace(diagnosis, remedy=tuple(with_inventory(step, file) for step in diagnosis.remedy)),
@@ -152,7 +152,7 @@ def _positions(launcher: Launcher) -> tuple[str, ...]:
         return folder.endpoint.ranks(folder.attempt_dir, None if folder.nodes is None else list(folder.nodes))
 
     folders = launcher.attempt_folders(launcher.attempt(), connect=False)
-    replies = each(folders, query, limit=int(launcher.plan.ssh["fanout"]))
+    replies = map_parallel(folders, query, limit=int(launcher.plan.ssh["fanout"]))
     nodes = [item for reply in replies if not isinstance(reply, OrchError) for item in reply.items()]
     ranks = {rank: body for _, bodies in nodes for rank, body in bodies.items()}
     return tuple(positions(ranks, {rank: node for node, bodies in nodes for rank in bodies}))
@@ -185,8 +185,8 @@ def _search_nodes(
     def search_attempt(number: int) -> Sequence[messages.SearchReply | OrchError]:
         folders = launcher.attempt_folders(number, connect=False)
         if deadline is None:
-            return each(folders, search, limit=int(launcher.plan.ssh["fanout"]))
-        results = each_within(folders, search, limit=len(folders), wait_s=_left_s(deadline))
+            return map_parallel(folders, search, limit=int(launcher.plan.ssh["fanout"]))
+        results = map_within(folders, search, limit=len(folders), wait_s=_left_s(deadline))
         named = zip(folders, results, strict=True)
         return [Unreachable(folder.name, LATE) if result is None else result for folder, result in named]
 
@@ -212,7 +212,7 @@ def _within(deadline: float | None, query: Callable[[], R]) -> tuple[R] | None:
     """The result of a query; None if there is none before the deadline, which is a time of time.monotonic()."""
     if deadline is None:
         return (query(),)
-    [result] = each_within([query], lambda query: (query(),), limit=1, wait_s=_left_s(deadline))
+    [result] = map_within([query], lambda query: (query(),), limit=1, wait_s=_left_s(deadline))
     if isinstance(result, OrchError):
         raise result
     return result

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from orchestrator.actions.runs import find_run
 from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.records.runs import find_run
+from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord
-from orchestrator.store import RunFolder
 
 UNRECORDED = "not recorded"
 _OPTIONS = ("debug", "no_check", "skipped", "orphan_timeout_s", "isolation_timeout_s", "wait_for_nodes_s", "after")

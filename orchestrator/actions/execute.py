@@ -9,7 +9,7 @@ from orchestrator.actions.inventory import load_inventory
 from orchestrator.endpoint.access import Terminal, login_argv, transport_factory
 from orchestrator.endpoint.output import run_program
 from orchestrator.errors import NodesError, UsageError
-from orchestrator.fanout import each, failed_nodes
+from orchestrator.fanout import failed_nodes, map_parallel
 from orchestrator.inventory.model import Node
 
 
@@ -50,7 +50,7 @@ def execute(
     def work(node: Node) -> int:
         return run_program(transport_to(node), words, lambda line: on_line(node.name, line))
 
-    outcomes = each(nodes, work, limit=loaded.ssh.fanout)
+    outcomes = map_parallel(nodes, work, limit=loaded.ssh.fanout)
     failed = failed_nodes(outcomes)
     codes = {node.name: code for node, code in zip(nodes, outcomes, strict=True) if isinstance(code, int)}
     return codes, failed

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.actions.inventory import load_inventory
-from orchestrator.actions.runs import home_store
 from orchestrator.endpoint.access import PlannedSsh, SshSettings, Terminal, between_prompts, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import StrayReport
 from orchestrator.errors import LaunchError, NodeError, NodesError, OrchError, RunNotFound, UsageError
-from orchestrator.fanout import each
+from orchestrator.fanout import map_parallel
 from orchestrator.inventory.model import Node
 from orchestrator.launchers.slurm import unshared_workdir
 from orchestrator.launchers.slurm.host import slurm_host
@@ -22,7 +21,8 @@ from orchestrator.node.endpoint.garbage import HOLDS_RESULTS, Clearing
 from orchestrator.node.messages import GarbageBody
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.progress import OnProgress, Reporter
-from orchestrator.store import RunFolder, Store
+from orchestrator.records.runs import home_store
+from orchestrator.records.store import RunFolder, Store
 
 __all__ = ["HOLDS_RESULTS", "Garbage", "GarbageBody", "Limits", "SiteGarbage", "collect"]
 
@@ -138,7 +138,7 @@ def collect(limits: Limits, inventory: str | None, forget: str | None, on_progre
     def collect_site(site: Site) -> SiteGarbage:
         return _collect_site(site, limits, claims, terminal)
 
-    outcomes = each(sites, reporter.around(collect_site), limit=limit)
+    outcomes = map_parallel(sites, reporter.around(collect_site), limit=limit)
     found = [outcome for outcome in outcomes if isinstance(outcome, SiteGarbage)]
     reached = {site.key for site, outcome in zip(sites, outcomes, strict=True) if isinstance(outcome, SiteGarbage)}
     reasons = _reasons_to_keep(plans, found, reached, forgotten)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from orchestrator.actions.durations import clock, seconds
 from orchestrator.actions.launch import plan_launch
 from orchestrator.actions.launch_arguments import LaunchArguments
-from orchestrator.actions.runs import find_run
 from orchestrator.actions.stop import stop
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodesError, OrchError
@@ -25,6 +24,7 @@ from orchestrator.names.slurm_options import option_value, time_limit_s
 from orchestrator.node.number_list import format_numbers
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.progress import OnProgress, no_progress
+from orchestrator.records.runs import find_run
 from orchestrator.run import RunRecord, RunState
 from orchestrator.supervision.queries import observe_by_owner
 from orchestrator.verdict.observe import observe_reachable

@@ -14,16 +14,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from orchestrator import bundle as bundles
 from orchestrator.actions.allocation import for_steps, queued_warning, this_allocation
 from orchestrator.actions.inventory import load_inventory
 from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.actions.network import nothing_to_discover
 from orchestrator.actions.preflight import CheckedNode, checked_nodes
 from orchestrator.actions.request import check_labels, make_request
-from orchestrator.actions.runs import home_store
-from orchestrator.code import revision
-from orchestrator.endpoint.access import Terminal, count_on_the_way, require_limits
+from orchestrator.code import bundle as bundles
+from orchestrator.code.files import revision
+from orchestrator.endpoint.access import Terminal, count_gateways, require_limits
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import (
     Interrupted,
@@ -39,7 +38,7 @@ from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.redaction import REDACTED, is_secret
 from orchestrator.inventory.slurm_settings import with_slurm_settings
 from orchestrator.launchers import launcher_for
-from orchestrator.launchers.base import Launcher, passed
+from orchestrator.launchers.base import Launcher, no_check
 from orchestrator.launchers.cards import close_all, detect_cards
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.names.hostlist import fold
@@ -48,8 +47,9 @@ from orchestrator.plan.elastic import without_nodes
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.progress import OnProgress, no_progress
+from orchestrator.records.runs import home_store
+from orchestrator.records.store import RunFolder
 from orchestrator.run import Request, RunRecord, RunState, new_run_id
-from orchestrator.store import RunFolder
 from orchestrator.verdict.classify import failure_of_launch
 from orchestrator.verdict.launching import this_process
 from orchestrator.version import __version__
@@ -158,7 +158,7 @@ def _planned(
         user=slurm_user,
     )
     if plan.keep:
-        from orchestrator.actions.kept import require_unused  # noqa: PLC0415  few inventories keep folders
+        from orchestrator.actions.keep_folders import require_unused  # noqa: PLC0415  few inventories keep folders
 
         require_unused(plan, arguments.after)
     record = replace(_record(plan, request, inventory, now), note=arguments.note, tags=arguments.tags)
@@ -236,7 +236,7 @@ def started(
             require_limits(
                 len(planned.plan.nodes),
                 connected=len(planned.connected),
-                on_the_way=lambda: count_on_the_way(unconnected, planned.plan.ssh),
+                on_the_way=lambda: count_gateways(unconnected, planned.plan.ssh),
             )
         with survive_sighup() as closed, sigterm_interrupts():
             folder = _launch(planned, launcher, on_warning)
@@ -345,11 +345,11 @@ def begin_check_of(
 ) -> Callable[[], None]:
     """Begin to check the nodes; return the function that waits for the result, and raises PreflightRefused if it is a failure."""
     if not planned.checked or not isinstance(launcher, DirectLauncher):
-        return passed
+        return no_check
     from orchestrator.actions.editable import editable_warnings  # noqa: PLC0415  only launches over SSH check
     from orchestrator.actions.launch_check import begin_check, require_passed, software_versions  # noqa: PLC0415  only launches over SSH check
     from orchestrator.checks.variables import discovery  # noqa: PLC0415  as above
-    from orchestrator.kept_facts import KeptFacts  # noqa: PLC0415  as above
+    from orchestrator.records.cache.facts import KeptFacts  # noqa: PLC0415  as above
 
     by_name = {node.name: node for node in planned.plan.nodes}
     kept = KeptFacts.of(home_store(), planned.record.inventory["digest"])
@@ -417,7 +417,7 @@ def record_plan(folder: RunFolder, planned: Planned) -> None:
 
 def keep_code(folder: RunFolder, planned: Planned) -> Sequence[str]:
     """
-    Keep the code of a run over SSH that may be restarted, for a later owner (actions/kept_launch.py).
+    Keep the code of a run over SSH that may be restarted, for a later owner (actions/recorded_launch.py).
 
     Returns:
         A warning if it cannot be kept: this process can restart the run without it.

@@ -15,9 +15,9 @@ from orchestrator.checks.cluster import Cluster
 from orchestrator.checks.quick import check
 from orchestrator.errors import PreflightRefused
 from orchestrator.findings import Finding, Severity
-from orchestrator.kept_facts import KeptFacts
-from orchestrator.kept_nodes import keep_findings
-from orchestrator.store import RunFolder
+from orchestrator.records.cache.facts import KeptFacts
+from orchestrator.records.cache.nodes import keep_findings
+from orchestrator.records.store import RunFolder
 
 if TYPE_CHECKING:
     from orchestrator.plan.plan import LaunchPlan

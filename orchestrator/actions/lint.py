@@ -17,14 +17,14 @@ from orchestrator.environment.lint.assignment import Assignment
 from orchestrator.environment.lint.combinations import lint_combinations, lint_propagation
 from orchestrator.environment.lint.deepspeed import NotJson, lint_deepspeed
 from orchestrator.environment.lint.files import read_env_file, read_nccl_conf
+from orchestrator.environment.lint.fix import fixed_text
 from orchestrator.environment.lint.judge import LintFinding, lint_assignments, lint_commands
 from orchestrator.environment.lint.live import LOGIN, common_context, lint_nodes
-from orchestrator.environment.lint.mend import mended
 from orchestrator.environment.lint.script import lint_script
 from orchestrator.environment.lint.shell import read_shell
 from orchestrator.environment.table.conditions import ETHERNET, INFINIBAND, ROCE, Context, version
 from orchestrator.errors import UsageError
-from orchestrator.fanout import each, successes
+from orchestrator.fanout import map_parallel, successes
 from orchestrator.findings import Severity
 from orchestrator.inventory import document as documents
 from orchestrator.inventory.document import Document, FieldPath, Tree
@@ -56,11 +56,11 @@ class LintOptions:
 
 @dataclass(frozen=True, slots=True)
 class LintResult:
-    """The findings by file and line, and the mended texts by file."""
+    """The findings by file and line, and the fixed_text texts by file."""
 
     files: tuple[str, ...]
     findings: tuple[LintFinding, ...]
-    mended: Mapping[str, str]
+    fixed_text: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class _Linted:
 
     file: str
     findings: Sequence[LintFinding]
-    mended: str
+    fixed_text: str
 
 
 def lint(inventory: str | None, files: Sequence[Path], options: LintOptions, *, nodes: str | None = None) -> LintResult:
@@ -103,7 +103,7 @@ def lint(inventory: str | None, files: Sequence[Path], options: LintOptions, *, 
     return LintResult(
         tuple(result.file for result in linted),
         tuple(found for result in linted for found in sorted(result.findings, key=lambda found: found.line)),
-        {result.file: result.mended for result in linted if result.mended},
+        {result.file: result.fixed_text for result in linted if result.fixed_text},
     )
 
 
@@ -121,7 +121,7 @@ def _facts(inventory: str | None, names: str) -> dict[str, NodeFacts]:
         with Endpoint.connect(transport(node), node.python) as endpoint:
             return endpoint.probe([], {}, None)
 
-    found = successes(each(nodes, probe, limit=loaded.ssh.fanout))
+    found = successes(map_parallel(nodes, probe, limit=loaded.ssh.fanout))
     return {node.name: facts for node, facts in zip(nodes, found, strict=True)}
 
 
@@ -199,7 +199,7 @@ def _lint_file(file: Path, context: Context) -> _Linted:
         ]
     else:
         findings = _lint_script(text, name, context)
-    return _Linted(name, findings, mended(text, findings, quoted=True))
+    return _Linted(name, findings, fixed_text(text, findings, quoted=True))
 
 
 def _lint_script(text: str, name: str, context: Context) -> list[LintFinding]:
@@ -217,7 +217,7 @@ def _lint_script(text: str, name: str, context: Context) -> list[LintFinding]:
 
 def _lint_lines(text: str, name: str, assignments: Sequence[Assignment], context: Context) -> _Linted:
     findings = lint_assignments(_public(assignments), context)
-    fixed = mended(text, findings, quoted=False)
+    fixed = fixed_text(text, findings, quoted=False)
     return _Linted(name, [*findings, *lint_combinations(assignments)], fixed)
 
 
@@ -296,7 +296,7 @@ def _texts(tree: Tree) -> dict[str, str]:
 
 
 def _mended_section(path: FieldPath, env: Mapping[str, str], findings: Iterable[LintFinding]) -> list[str]:
-    """The lines of a mended `env:`; empty if nothing changes. Secrets are named without their values."""
+    """The lines of a fixed_text `env:`; empty if nothing changes. Secrets are named without their values."""
     by_name = {found.finding.check: found for found in findings if found.replacement is not None}
     if not by_name.keys() & env.keys():
         return []

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from orchestrator.actions.durations import seconds
 from orchestrator.actions.log_reader import LogReader
-from orchestrator.actions.runs import find_run
 from orchestrator.errors import LaunchError, RunNotFound, UsageError
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
@@ -19,7 +18,8 @@ from orchestrator.names.hostlist import expand, fold
 from orchestrator.node.run_id import RUN_ID
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.progress import OnProgress, no_progress
-from orchestrator.store import KeptRun, UnrecordedRun
+from orchestrator.records.runs import find_run
+from orchestrator.records.store import KeptRun, UnrecordedRun
 
 BATCH_LOG_BYTES = 1 << 20
 

@@ -11,7 +11,7 @@ from orchestrator.checks.cluster import nodes_to_resolve
 from orchestrator.endpoint.access import Terminal, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import OrchError, UsageError
-from orchestrator.fanout import each
+from orchestrator.fanout import map_parallel
 from orchestrator.node.facts import read_facts
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def query(
         with existing or Endpoint.connect(transport(node), node.python) as endpoint:
             return endpoint.probe(names, {}, None)
 
-    results = each(plan.nodes, probe, limit=inventory.ssh.fanout)
+    results = map_parallel(plan.nodes, probe, limit=inventory.ssh.fanout)
     facts: dict[str, NodeFacts] = {}
     warnings: list[str] = []
     for node, result in zip(plan.nodes, results, strict=True):

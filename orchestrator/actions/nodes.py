@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from orchestrator.actions.inventory import load_inventory
-from orchestrator.actions.runs import home_store
 from orchestrator.endpoint.access import Terminal, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import NodesError
-from orchestrator.fanout import each, failed_nodes
-from orchestrator.kept_nodes import NodeHistory, node_histories
+from orchestrator.fanout import failed_nodes, map_parallel
 from orchestrator.names.hostlist import fold
+from orchestrator.records.cache.nodes import NodeHistory, node_histories
+from orchestrator.records.runs import home_store
 
 if TYPE_CHECKING:
     from orchestrator.inventory.model import Node
@@ -42,7 +42,7 @@ def query(inventory: str | None, names: str | None) -> tuple[dict[str, NodeFacts
         with Endpoint.connect(transport_to(node), node.python) as endpoint:
             return endpoint.probe([], {"workdir": node.workdir}, None)
 
-    outcomes = each(nodes, probe, limit=loaded.ssh.fanout)
+    outcomes = map_parallel(nodes, probe, limit=loaded.ssh.fanout)
     facts = {node.name: outcome for node, outcome in zip(nodes, outcomes, strict=True) if isinstance(outcome, dict)}
     return facts, failed_nodes(outcomes)
 

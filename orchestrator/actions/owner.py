@@ -17,19 +17,19 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from orchestrator.actions.kept_launch import kept_launch
 from orchestrator.actions.launch import Launched, Planned, plan_launch, started
 from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.actions.log_reader import LogReader
+from orchestrator.actions.recorded_launch import recorded_launch
 from orchestrator.actions.restart import restarts_of
-from orchestrator.actions.runs import find_run
 from orchestrator.actions.watch import Watch, watched_lines
 from orchestrator.endpoint.access import require_file_size
 from orchestrator.errors import BUG, LaunchError, NodesError, OrchError, UsageError, machine_error
+from orchestrator.gc_tuning import default_gc
 from orchestrator.launchers import direct_launcher
 from orchestrator.launchers.direct import DirectLauncher
-from orchestrator.rare_collection import usual_collection
-from orchestrator.store import RunFolder
+from orchestrator.records.runs import find_run
+from orchestrator.records.store import RunFolder
 from orchestrator.supervision.link import ANSWER_S, OwnerLink, ViewerGone
 from orchestrator.supervision.supervisor import supervise
 from orchestrator.supervision.viewers_terminal import ViewersTerminal
@@ -72,7 +72,7 @@ def _run(link: OwnerLink) -> None:
     terminal = ViewersTerminal(link, is_terminal=link.request["is_terminal"])
     with (_attached if "run" in link.request else _launched)(link, terminal) as launched:
         _leave_the_terminal(launched.folder)
-        usual_collection()  # all modules are imported; a run may last for weeks
+        default_gc()  # all modules are imported; a run may last for weeks
         if _supervise(link, launched):
             return
     supervisor = launched.folder.supervisor()  # another attach was faster
@@ -108,7 +108,7 @@ def _attached(link: OwnerLink, terminal: ViewersTerminal) -> Iterator[Launched]:
     planned, unable = None, ""
     if (plan := folder.read_plan()).max_retries:
         try:
-            planned = kept_launch(folder, terminal)
+            planned = recorded_launch(folder, terminal)
         except OrchError as error:
             unable = str(error)
             link.warn(f"the run is supervised, but not restarted if it fails: {error}")

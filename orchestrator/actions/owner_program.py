@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from orchestrator.rare_collection import rare_collection
+from orchestrator.gc_tuning import infrequent_gc
 
 
 def main() -> int:
     """Own a run; argv[1] is the number of the descriptor of the link to the viewer."""
-    with rare_collection():
+    with infrequent_gc():
         from orchestrator.actions.owner import own_run  # noqa: PLC0415  within the block
 
         return own_run(int(sys.argv[1]))

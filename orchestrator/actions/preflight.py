@@ -14,7 +14,7 @@ from orchestrator.checks.variables import discovery
 from orchestrator.endpoint.connection import ANSWER_S
 from orchestrator.environment.request import NodeRequest
 from orchestrator.errors import LaunchError, NodeError, OrchError
-from orchestrator.fanout import each_within
+from orchestrator.fanout import map_within
 from orchestrator.launchers.direct import INTERFACES, check_reachable, parse_rendezvous
 from orchestrator.node.rendezvous import is_loopback
 
@@ -157,7 +157,7 @@ def _facts(
 
     answers: dict[str, NodeAnswer] = {}
     failures: dict[str, str] = {}
-    results = each_within(nodes, query, limit=max(1, len(nodes)), wait_s=wait_s)
+    results = map_within(nodes, query, limit=max(1, len(nodes)), wait_s=wait_s)
     for name, result in zip(names, results, strict=True):
         if isinstance(result, NodeAnswer):
             answers[name] = result
@@ -228,7 +228,7 @@ def _rendezvous(cluster: Cluster, reach: Reach, busy_s: float) -> Rendezvous | N
     def connect(name: str) -> str:
         return reach(name).connect_error(record.address, record.port)
 
-    results = each_within(peers, connect, limit=len(peers), wait_s=PORT_S + busy_s)
+    results = map_within(peers, connect, limit=len(peers), wait_s=PORT_S + busy_s)
     with suppress(NodeError):  # then the endpoint has ended, and with it the port
         reach(head).stop_listening(wait_s=wait_s)
     reasons = (result if isinstance(result, str) else _failure(result, PORT_S) for result in results)
@@ -272,7 +272,7 @@ def _share(path: str, writer: str, readers: Sequence[str], reach: Reach, *, busy
     def find(name: str) -> str:
         return "" if reach(name).find_marker(file, wait_s=wait_s) == token else "it has another content"
 
-    results = each_within(readers, find, limit=max(1, len(readers)), wait_s=TOKEN_S + busy_s)
+    results = map_within(readers, find, limit=max(1, len(readers)), wait_s=TOKEN_S + busy_s)
     with suppress(NodeError):
         reach(writer).remove_marker(file, wait_s=wait_s)
     reasons = (result if isinstance(result, str) else _failure(result, TOKEN_S) for result in results)

@@ -24,7 +24,6 @@ from orchestrator.actions.ladder import (
 from orchestrator.actions.launch import plan_launch
 from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.actions.rerun import rerun_arguments
-from orchestrator.actions.runs import find_run
 from orchestrator.diagnosis.catalogue import CATALOGUE
 from orchestrator.diagnosis.change import Change
 from orchestrator.diagnosis.signature import Signature
@@ -32,6 +31,7 @@ from orchestrator.errors import UsageError
 from orchestrator.failure_class import FailureClass
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.progress import OnProgress, no_progress
+from orchestrator.records.runs import find_run
 from orchestrator.run import RunRecord, RunState
 
 NAME = "prove"

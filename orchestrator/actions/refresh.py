@@ -7,11 +7,10 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 
-from orchestrator.actions.runs import all_runs, read_runs
 from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodeError, NodesError, RunNotFound
-from orchestrator.fanout import each
+from orchestrator.fanout import map_parallel
 from orchestrator.findings import Finding
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
@@ -22,8 +21,9 @@ from orchestrator.launchers.slurm.queue import COMMAND_S, job_statuses
 from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.progress import OnProgress, no_progress
+from orchestrator.records.runs import all_runs, read_runs
+from orchestrator.records.store import RunFolder
 from orchestrator.run import RunEntry, RunRecord, RunState
-from orchestrator.store import RunFolder
 from orchestrator.supervision.queries import observe_by_owner
 from orchestrator.verdict import observe
 from orchestrator.verdict.failing import waits
@@ -33,8 +33,8 @@ from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.last_lines import with_last_lines
 from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.observe import Status
+from orchestrator.verdict.record_outcome import record_outcome, record_outcome_if_writable
 from orchestrator.verdict.replicas import differing_replicas
-from orchestrator.verdict.settle import settle, settle_if_writable
 from orchestrator.verdict.slow_ranks import slow_ranks
 
 __all__ = ["NodeObservation", "Refreshed", "bring_up_to_date", "refresh"]
@@ -184,7 +184,7 @@ def refresh(
             return Refreshed(folder, record, missing=exc)
         unwritten = ""
         if status.is_decided:
-            record, unwritten = settle_if_writable(folder, verdict, status.nodes, attempt=status.attempt)
+            record, unwritten = record_outcome_if_writable(folder, verdict, status.nodes, attempt=status.attempt)
         if diagnoses and record.is_undiagnosed and not is_kept_up_to_date(folder):
             from orchestrator.actions.diagnose_failure import diagnose_failure  # noqa: PLC0415  only if a run has failed
 
@@ -203,7 +203,7 @@ def _refreshed_by_owner(folder: RunFolder, plan: LaunchPlan, record: RunRecord) 
         return Refreshed(folder, record, status, status.missing)
     if verdict.state.final:
         return None
-    record, unwritten = settle_if_writable(folder, verdict, status.nodes, attempt=status.attempt)
+    record, unwritten = record_outcome_if_writable(folder, verdict, status.nodes, attempt=status.attempt)
     return Refreshed(folder, record, status, status.missing, unwritten)
 
 
@@ -248,10 +248,10 @@ def bring_up_to_date() -> list[str]:
             refreshed = refresh(folder, queue, terminal)
             return str(refreshed.missing or refreshed.unwritten)
         if queue.waits:
-            settle(folder, Verdict(RunState.PENDING, message=queue.why or None), attempt=record.attempt)
+            record_outcome(folder, Verdict(RunState.PENDING, message=queue.why or None), attempt=record.attempt)
         return ""
 
-    outcomes = each(unended, work, limit=REFRESHED_AT_ONCE)
+    outcomes = map_parallel(unended, work, limit=REFRESHED_AT_ONCE)
     pairs = zip(unended, outcomes, strict=True)
     return warnings + [f"{record.id}: {outcome}" for (_, record), outcome in pairs if str(outcome)]
 

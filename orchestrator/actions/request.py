@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator import bundle as bundles
 from orchestrator.actions.durations import seconds
 from orchestrator.actions.launch_arguments import LaunchArguments
-from orchestrator.code import Code, find_code, path_in_code
-from orchestrator.code_rules import ORCHIGNORE
+from orchestrator.code import bundle as bundles
+from orchestrator.code.exclusions import ORCHIGNORE
+from orchestrator.code.files import Code, find_code, path_in_code
 from orchestrator.errors import UsageError
 from orchestrator.node.executable import shell_syntax
 from orchestrator.node.run_id import RUN_ID

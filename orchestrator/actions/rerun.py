@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.actions.diff import UNRECORDED, RecordedRun, changed_files
 from orchestrator.actions.launch_arguments import LaunchArguments
-from orchestrator.actions.runs import find_newest
 from orchestrator.errors import UsageError
 from orchestrator.inventory.redaction import REDACTED
 from orchestrator.inventory.slurm_settings import LISTS
 from orchestrator.names.hostlist import expand
+from orchestrator.records.runs import find_newest
 from orchestrator.run import ISOLATION_TIMEOUT_S, WAIT_FOR_NODES_S
 from orchestrator.version import __version__
 
 if TYPE_CHECKING:
-    from orchestrator.bundle import Bundle
+    from orchestrator.code.bundle import Bundle
     from orchestrator.inventory.model import Inventory
 
 _MOST_NAMED = 5

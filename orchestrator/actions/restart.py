@@ -8,13 +8,13 @@ from functools import partial
 
 from orchestrator.actions.launch import Launched, Planned, begin_check_of
 from orchestrator.actions.preflight import checked_nodes
-from orchestrator.actions.runs import home_store
 from orchestrator.errors import LaunchError, OrchError
-from orchestrator.fanout import each
-from orchestrator.kept_facts import KeptFacts
+from orchestrator.fanout import map_parallel
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan, NodePlan
-from orchestrator.store import RunFolder
+from orchestrator.records.cache.facts import KeptFacts
+from orchestrator.records.runs import home_store
+from orchestrator.records.store import RunFolder
 from orchestrator.supervision.restart import Restarts, recorded_attempts
 
 
@@ -42,7 +42,7 @@ def restarts_of(launched: Launched, launcher: DirectLauncher, on_warning: Callab
 
 def _free_nodes(launcher: DirectLauncher, nodes: Sequence[NodePlan]) -> set[str]:
     """The names of the nodes that can be reached, and on which nothing of the run is left after what remained was ended."""
-    outcomes = each(nodes, partial(_end_remaining, launcher), limit=max(1, len(nodes)))
+    outcomes = map_parallel(nodes, partial(_end_remaining, launcher), limit=max(1, len(nodes)))
     return {node.name for node, left in zip(nodes, outcomes, strict=True) if left == []}
 
 

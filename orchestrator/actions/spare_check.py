@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import NodeError, Unreachable
-from orchestrator.fanout import each, each_within, successes
+from orchestrator.fanout import map_parallel, map_within, successes
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 
@@ -26,7 +26,7 @@ def begin_spare_check(launcher: DirectLauncher) -> Callable[[], list[str]]:
     spares = launcher.plan.spares
     with suppress(RuntimeError):  # the user may have no more threads: then `finish` logs in
         threading.Thread(
-            target=lambda: each(spares, launcher.reach, limit=len(spares)), name="spares", daemon=True
+            target=lambda: map_parallel(spares, launcher.reach, limit=len(spares)), name="spares", daemon=True
         ).start()
 
     def finish() -> list[str]:
@@ -40,7 +40,7 @@ def begin_spare_check(launcher: DirectLauncher) -> Callable[[], list[str]]:
                     return f"it does not share the folder of the run, {plan.run_dir(plan.head)}"
                 return reason_if_unseen(endpoint)
 
-            results = each_within(spares, reason_against, limit=len(spares), wait_s=WAIT_S)
+            results = map_within(spares, reason_against, limit=len(spares), wait_s=WAIT_S)
         left_out = {
             node.name: text for node, text in zip(spares, results, strict=True) if text and isinstance(text, str)
         }
@@ -74,7 +74,7 @@ def require_visible_checkpoints(launcher: DirectLauncher, plan: LaunchPlan) -> N
             if reason := reason_if_unseen(launcher.reach(node)):
                 raise NodeError(node.name, reason)
 
-        successes(each(new, require, limit=len(new)))
+        successes(map_parallel(new, require, limit=len(new)))
 
 
 @contextmanager

@@ -12,15 +12,15 @@ from typing import Any
 from orchestrator.actions.attempts import read_attempts
 from orchestrator.actions.checkpoint_interval import ASSUMED_MTTF_NODE_S, best_interval_s, expected_ettr
 from orchestrator.actions.diff import RecordedRun
-from orchestrator.actions.runs import all_runs, read_runs
 from orchestrator.actions.timeline import LOST, Timeline, timeline
 from orchestrator.errors import NodesError, RunNotFound, UsageError
 from orchestrator.failure_class import FailureClass
 from orchestrator.launchers import launcher_for
 from orchestrator.node.events import REQUEUE
 from orchestrator.progress import OnProgress, no_progress
+from orchestrator.records.runs import all_runs, read_runs
+from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord, RunState
-from orchestrator.store import RunFolder
 from orchestrator.stored import known_fields
 
 RATES = ("tokens_per_s", "samples_per_s")

@@ -10,7 +10,6 @@ from contextlib import closing, suppress
 from dataclasses import replace
 
 from orchestrator.actions.logs import find_on_nodes
-from orchestrator.actions.runs import all_runs, find_run, read_runs, runs_named
 from orchestrator.errors import LaunchError, RunLost, RunNotFound, UsageError
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
@@ -18,15 +17,16 @@ from orchestrator.names.hostlist import counted, fold
 from orchestrator.node.ownership import signal_exactly
 from orchestrator.node.run_id import RUN_ID
 from orchestrator.plan.plan import GRACE_S
+from orchestrator.records.runs import all_runs, find_run, read_runs, runs_named
+from orchestrator.records.store import KeptRun, RunFolder, UnrecordedRun
 from orchestrator.run import RunRecord, RunState
-from orchestrator.store import KeptRun, RunFolder, UnrecordedRun
 from orchestrator.supervision.queries import stop_by_owner
 from orchestrator.verdict import observe
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.last_lines import with_last_lines
 from orchestrator.verdict.launching import is_launching, remote_launch_host
 from orchestrator.verdict.observe import Status
-from orchestrator.verdict.settle import settle_if_writable
+from orchestrator.verdict.record_outcome import record_outcome_if_writable
 
 CANCEL_S = 90.0  # a cancelled launch waits for its pending requests, then ends what had started
 POLL_S = 0.05
@@ -190,7 +190,7 @@ def _end(run: KeptRun, record: RunRecord, launcher: Launcher, on_message: Callab
         return ended
     is_owned_restart = status.attempt > 1 and run.supervisor() is not None  # its agents need not have been started
     verdict = with_last_lines(_verdict(record, status, may_be_lost=not is_owned_restart), launcher, status.attempt)
-    record, unwritten = settle_if_writable(run, verdict, status.nodes, attempt=status.attempt)
+    record, unwritten = record_outcome_if_writable(run, verdict, status.nodes, attempt=status.attempt)
     if unwritten:
         on_message(
             f"nothing of run {record.id} is left running, but {unwritten}; `orch status` writes it once there is space"

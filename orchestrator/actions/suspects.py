@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.actions.nodes import suspicion
-from orchestrator.actions.runs import home_store
 from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory
-from orchestrator.kept_nodes import node_histories
 from orchestrator.names.hostlist import expand, fold
 from orchestrator.names.slurm_options import OPTION_OF, option_name, option_value
+from orchestrator.records.cache.nodes import node_histories
+from orchestrator.records.runs import home_store
 
 
 def without_suspects(

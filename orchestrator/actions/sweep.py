@@ -24,17 +24,17 @@ from orchestrator.actions.launch import (
 )
 from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.actions.request import trainer_config
-from orchestrator.actions.runs import find_sweep, home_store
 from orchestrator.actions.stop import cancel_launch, stop, unended_runs, wait_for_launch
 from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, NodeError, OrchError, RunNotFound, UsageError
-from orchestrator.fanout import each
+from orchestrator.fanout import map_parallel
 from orchestrator.launchers.slurm.host import slurm_host
 from orchestrator.launchers.slurm.launcher import SlurmLauncher
 from orchestrator.launchers.slurm.queue import array_id, job_statuses
 from orchestrator.plan.plan import Sweep
+from orchestrator.records.runs import find_sweep, home_store
+from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord, RunState, new_run_id
-from orchestrator.store import RunFolder
 from orchestrator.verdict.launching import is_launching
 
 MOST_RUNS = 1000  # Slurm's MaxArraySize is 1001 by default
@@ -128,7 +128,9 @@ def with_values(program: Sequence[str], values: Mapping[str, str]) -> tuple[str,
 
 def _check_settings(arguments: LaunchArguments, words: Sequence[tuple[str, ...]]) -> None:
     """Let the trainer check the settings of each run; raises its first refusal."""
-    results = each(words, lambda settings: trainer_config(replace(arguments, settings=settings)), limit=CHECKED_AT_ONCE)
+    results = map_parallel(
+        words, lambda settings: trainer_config(replace(arguments, settings=settings)), limit=CHECKED_AT_ONCE
+    )
     for result in results:
         if isinstance(result, OrchError):
             raise result
@@ -229,7 +231,7 @@ def stop_all(on_message: Callable[[str], None]) -> list[RunRecord]:
 
 
 def _stop_at_once(stops: Sequence[Callable[[], object]]) -> None:
-    outcomes = each(stops, lambda stop_run: stop_run(), limit=STOPPED_AT_ONCE)
+    outcomes = map_parallel(stops, lambda stop_run: stop_run(), limit=STOPPED_AT_ONCE)
     if errors := [outcome for outcome in outcomes if isinstance(outcome, OrchError)]:
         raise LaunchError("\n".join(map(str, errors)), hint=errors[0].hint)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orchestrator.code_report import CodeReport
+from orchestrator.code.report import CodeReport
 from orchestrator.inventory.hooks import Hook
 from orchestrator.names.hostlist import counted
 from orchestrator.plan.files import PlannedFile, node_files, sbatch_command, start_command, step_command

@@ -18,8 +18,8 @@ from orchestrator.launchers.slurm.poll import Poll, PollResult, change_message
 from orchestrator.logs.selection import Selection
 from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import GRACE_S, LaunchPlan
+from orchestrator.records.store import KeptRun
 from orchestrator.run import RunRecord, RunState
-from orchestrator.store import KeptRun
 from orchestrator.verdict import observe
 from orchestrator.verdict.failing import waits
 from orchestrator.verdict.judge import Verdict, judge
@@ -27,8 +27,8 @@ from orchestrator.verdict.last_lines import with_last_lines
 from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.missing_files import explain_by_nodes
 from orchestrator.verdict.observe import Status
+from orchestrator.verdict.record_outcome import record_outcome
 from orchestrator.verdict.replicas import differing_replicas
-from orchestrator.verdict.settle import settle
 from orchestrator.verdict.slow_ranks import NONE_SLOW, SlowRankWatch
 
 
@@ -109,7 +109,7 @@ class Watch:
         self._show_remaining()
         verdict = explain_by_nodes(status.verdict, self._plan, self._launcher, status.attempt)
         verdict = with_last_lines(verdict, self._launcher, status.attempt)
-        record = settle(self._run, verdict, status.nodes, attempt=status.attempt)
+        record = record_outcome(self._run, verdict, status.nodes, attempt=status.attempt)
         self._warn_of_replicas(record.replicas)  # the supervisor may not have seen them
         return record
 
@@ -230,7 +230,7 @@ class Watch:
         if verdict.state.final:
             return WatchPhase.CONFIRM
         if queue is None or queue.state != SILENT:
-            settle(self._run, verdict, attempt=self._reader.attempt)
+            record_outcome(self._run, verdict, attempt=self._reader.attempt)
         return None
 
     def _recordable(self, verdict: Verdict, nodes: Sequence[NodeObservation]) -> Verdict:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from orchestrator.actions.attach import attached, end_remaining, plan_wait_for_nodes, require_unsupervised
-from orchestrator.actions.runs import find_run
 from orchestrator.actions.viewer import Owner
 from orchestrator.commands.failure import print_failure
 from orchestrator.commands.watch import show, watch
 from orchestrator.console import ProgressLine, inform, print_text, warn
+from orchestrator.records.runs import find_run
 
 
 def attach(

@@ -12,11 +12,11 @@ from typing import Any, TextIO
 from orchestrator.actions import benchmark
 from orchestrator.actions.launch import started
 from orchestrator.actions.launch_arguments import LaunchArguments
-from orchestrator.actions.runs import find_run
 from orchestrator.actions.viewer import Owner
 from orchestrator.commands.watch import show, watch
 from orchestrator.console import ProgressLine, inform, print_json, print_table, warn
 from orchestrator.errors import CLOSED_PIPE, CTRL_C, UsageError
+from orchestrator.records.runs import find_run
 from orchestrator.run import RunState
 
 COLUMNS = ("OP", "RANKS", "SIZE", "DTYPE", "TIME", "ALGBW", "BUSBW", "ERROR")

@@ -28,7 +28,7 @@ def lint_files(
     if as_json:
         print_json({"files": list(result.files), "findings": [found.to_json() for found in result.findings]})
     elif fix:
-        print_text("".join(_mended(result)))
+        print_text("".join(_fixed_text(result)))
     else:
         print_text("".join(f"{without_controls(line)}\n" for line in _report(result)))
         inform(f"{_number(len(result.files), 'file')}: {_summary(counts)}")
@@ -52,10 +52,10 @@ def _report(result: LintResult) -> Iterator[str]:
                 yield f"{' ' * (width + 10)}{next_step}"
 
 
-def _mended(result: LintResult) -> Iterator[str]:
+def _fixed_text(result: LintResult) -> Iterator[str]:
     """The mended text of each file, with its name if there are several."""
-    for file, text in result.mended.items():
-        if len(result.mended) > 1:
+    for file, text in result.fixed_text.items():
+        if len(result.fixed_text) > 1:
             yield f"# {file}\n"
         yield text
 

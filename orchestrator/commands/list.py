@@ -7,8 +7,8 @@ from datetime import datetime, timezone
 
 from orchestrator.actions.durations import clock
 from orchestrator.actions.refresh import bring_up_to_date
-from orchestrator.actions.runs import RunSelection, all_runs, read_runs
 from orchestrator.console import inform, print_json, print_table, warn
+from orchestrator.records.runs import RunSelection, all_runs, read_runs
 from orchestrator.run import RunEntry, RunState
 
 

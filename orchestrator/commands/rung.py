@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from orchestrator.actions.ladder import LadderOptions, Outcome, StepLimit, outcome_of
 from orchestrator.actions.launch import Launched, plan_launch, sighup_interrupts, sigterm_interrupts, started
 from orchestrator.actions.launch_arguments import LaunchArguments
-from orchestrator.actions.runs import find_run
 from orchestrator.actions.stop import stop
 from orchestrator.actions.viewer import Owner
 from orchestrator.commands.watch import WatchedRun
 from orchestrator.console import ProgressLine, inform, warn
 from orchestrator.errors import Interrupted, OrchError
+from orchestrator.records.runs import find_run
 from orchestrator.run import RunRecord, RunState
 
 

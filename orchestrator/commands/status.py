@@ -9,7 +9,6 @@ from dataclasses import asdict
 from typing import Any
 
 from orchestrator.actions.refresh import NodeObservation, Refreshed, refresh
-from orchestrator.actions.runs import find_run, is_sweep
 from orchestrator.commands.failure import print_failure
 from orchestrator.console import (
     ProgressLine,
@@ -22,6 +21,7 @@ from orchestrator.console import (
     without_controls,
 )
 from orchestrator.errors import NodesError
+from orchestrator.records.runs import find_run, is_sweep
 
 
 def status(run: str, *, as_json: bool) -> int:

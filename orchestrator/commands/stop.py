@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from orchestrator.actions import stop as action
-from orchestrator.actions.runs import all_runs, is_sweep
 from orchestrator.console import inform, print_text, warn
 from orchestrator.errors import UsageError
+from orchestrator.records.runs import all_runs, is_sweep
 
 
 def stop_all() -> int:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from orchestrator.actions import transcript
 from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.actions.refresh import bring_up_to_date
-from orchestrator.actions.runs import find_sweep
 from orchestrator.actions.sweep import plan_sweep, stop_sweep, submit
 from orchestrator.console import inform, print_json, print_table, print_text, warn
 from orchestrator.errors import RunNotFound
+from orchestrator.records.runs import find_sweep
 from orchestrator.run import RunRecord
 
 COMPARED = ("steps", "first_loss", "last_loss", "tokens_per_s")

@@ -106,7 +106,7 @@ def show(
 
 
 def _ranks_of(run_id: str) -> Callable[[str], int]:
-    from orchestrator.actions.runs import find_run  # noqa: PLC0415  only to fold lines
+    from orchestrator.records.runs import find_run  # noqa: PLC0415  only to fold lines
 
     return find_run(run_id).read_plan().rank_counts()
 

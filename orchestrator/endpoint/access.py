@@ -31,7 +31,7 @@ __all__ = [
     "Terminal",
     "TransportFactory",
     "between_prompts",
-    "count_on_the_way",
+    "count_gateways",
     "login_argv",
     "require_file_size",
     "require_limits",
@@ -85,7 +85,7 @@ def between_prompts(on_progress: OnProgress) -> OnProgress:
     return lambda progress: terminal.unless_prompting(lambda: on_progress(progress))
 
 
-def count_on_the_way(nodes: Iterable[Destination], ssh: Mapping[str, Any]) -> int:
+def count_gateways(nodes: Iterable[Destination], ssh: Mapping[str, Any]) -> int:
     """The threads and processes for the jump hosts and ProxyCommands on the ways to the nodes."""
     from orchestrator.transports.ssh.transport import route_to  # noqa: PLC0415  imports paramiko
 
@@ -113,7 +113,7 @@ def require_limits(nodes: int, *, connected: int = 0, on_the_way: Callable[[], i
     Check that the limits of this process allow a run on as many nodes over SSH, some of which are connected already.
 
     Args:
-        on_the_way: returns `count_on_the_way`; called only if the limit is near, because it is slow with many nodes.
+        on_the_way: returns `count_gateways`; called only if the limit is near, because it is slow with many nodes.
 
     Raises:
         OrchError: they do not; it has the number that is needed.

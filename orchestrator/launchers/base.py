@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from orchestrator.launchers.job import JobStatus
 
 if TYPE_CHECKING:
-    from orchestrator.bundle import Bundle  # imports tarfile and hashlib, which only a launch needs
+    from orchestrator.code.bundle import Bundle  # imports tarfile and hashlib, which only a launch needs
     from orchestrator.endpoint.client import Endpoint
     from orchestrator.endpoint.replies import BatchLog
     from orchestrator.errors import NodeError
@@ -41,7 +41,7 @@ class AttemptFolder:
         return ", ".join(self.nodes) if self.nodes else "the shared folder"
 
 
-def passed() -> None:
+def no_check() -> None:
     """The check of a launch without one."""
 
 
@@ -66,7 +66,7 @@ class Launcher(Protocol):
         """
         ...
 
-    def start(self, bundle: Bundle, check: Callable[[], None] = passed) -> str | None:
+    def start(self, bundle: Bundle, check: Callable[[], None] = no_check) -> str | None:
         """
         Start the plan's agents, connecting first if necessary; return the scheduler's job id, if there is a scheduler.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from orchestrator.endpoint.access import Terminal, between_prompts, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import OrchError
-from orchestrator.fanout import each, successes
+from orchestrator.fanout import map_parallel, successes
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.progress import OnProgress, Reporter
 
@@ -31,7 +31,7 @@ def detect_cards(
     def connect(node: Node) -> Endpoint:
         return Endpoint.connect(transport(node), node.python)
 
-    results = each(chosen, reporter.around(connect), limit=inventory.ssh.fanout)
+    results = map_parallel(chosen, reporter.around(connect), limit=inventory.ssh.fanout)
     connected = {
         node.name: result for node, result in zip(chosen, results, strict=True) if not isinstance(result, OrchError)
     }
@@ -48,7 +48,7 @@ def detect_cards(
 
 def close_all(connected: Mapping[str, Endpoint]) -> None:
     """Close connections that no launch uses."""
-    each(list(connected.values()), Endpoint.close, limit=max(1, len(connected)))
+    map_parallel(list(connected.values()), Endpoint.close, limit=max(1, len(connected)))
 
 
 def _with_cards(node: Node, cards: Mapping[str, int]) -> Node:

@@ -16,8 +16,8 @@ from orchestrator.endpoint.access import TransportFactory
 from orchestrator.endpoint.client import Endpoint, FileContent, RunContent
 from orchestrator.endpoint.connection import RendezvousPortTaken
 from orchestrator.errors import LaunchError, NodeError, NodesError, Unreachable, folded
-from orchestrator.fanout import each, successes
-from orchestrator.launchers.base import AttemptFolder, passed
+from orchestrator.fanout import map_parallel, successes
+from orchestrator.launchers.base import AttemptFolder, no_check
 from orchestrator.launchers.job import JobStatus
 from orchestrator.names.hostlist import fold
 from orchestrator.node.code_folder import SHARED
@@ -34,7 +34,7 @@ from orchestrator.plan.plan import LaunchPlan, NodePlan, with_defaults
 from orchestrator.progress import OnProgress, OnShare, Reporter, no_progress
 
 if TYPE_CHECKING:
-    from orchestrator.bundle import Bundle
+    from orchestrator.code.bundle import Bundle
     from orchestrator.endpoint.replies import BatchLog
     from orchestrator.node import messages
 
@@ -133,7 +133,7 @@ class DirectLauncher:
             by_remark.setdefault(endpoint.remark, []).append(name)
         return [f"{fold(names)}: {remark}" for remark, names in by_remark.items() if remark]
 
-    def start(self, bundle: Bundle, check: Callable[[], None] = passed) -> str | None:
+    def start(self, bundle: Bundle, check: Callable[[], None] = no_check) -> str | None:
         """Push to all nodes, reserve the rendezvous on the head, start all agents with it."""
         plan = self.plan
         self.connect()
@@ -251,7 +251,7 @@ class DirectLauncher:
     def _connection_failures(self, nodes: Sequence[NodePlan]) -> list[NodeError | None]:
         """Connect to the nodes; return the failure of each, None for a success. NodesError if all fail."""
         reporter = Reporter("connecting", [node.name for node in nodes], self._on_progress)
-        results = each(nodes, reporter.around(self.reach), limit=len(nodes))
+        results = map_parallel(nodes, reporter.around(self.reach), limit=len(nodes))
         try:
             successes(results)
         except NodesError as exc:
@@ -290,7 +290,7 @@ class DirectLauncher:
             return [f"{node.name}: still running: {left}" for result in results for left in result.left]
 
         # all at once: a stop may take its whole grace, and `reach` limits the logins
-        results = each(nodes, stop_node, limit=len(nodes))
+        results = map_parallel(nodes, stop_node, limit=len(nodes))
         failures = [result for result in results if isinstance(result, NodeError)]
         left = [line for line, _ in folded(failures, len(nodes))]
         for result in results:
@@ -305,7 +305,7 @@ class DirectLauncher:
         self._is_closed = True
         endpoints = (*self._opening.values(), *self._endpoints.values())
         # At once: a local endpoint waits for its process to end.
-        each(endpoints, lambda endpoint: endpoint.close(), limit=len(endpoints))
+        map_parallel(endpoints, lambda endpoint: endpoint.close(), limit=len(endpoints))
         self._endpoints.clear()
 
     def _connect(self, nodes: Sequence[NodePlan]) -> None:
@@ -401,7 +401,7 @@ class DirectLauncher:
         """
         names = [node.name for node in nodes]
         self._reporter = Reporter(participle, names, self._on_progress, size_bytes=size_bytes)
-        return successes(each(nodes, self._reporter.around(work), limit=limit or len(nodes)))
+        return successes(map_parallel(nodes, self._reporter.around(work), limit=limit or len(nodes)))
 
 
 def with_last_rank(plan: LaunchPlan, spare: NodePlan) -> NodePlan:

@@ -9,7 +9,7 @@ from orchestrator.endpoint.access import Terminal, TransportFactory, transport_f
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import RunTrace
 from orchestrator.errors import NodeError, NodesError, OrchError, RunNotFound, Unreachable, UsageError
-from orchestrator.fanout import each, successes
+from orchestrator.fanout import map_parallel, successes
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.direct import DirectLauncher
@@ -68,7 +68,7 @@ def active_runs(inventory: Inventory) -> dict[str, list[str]]:
             return endpoint.active_runs(node.workdir)
 
     nodes_of: dict[str, list[str]] = {}
-    results = successes(each(inventory.nodes, query, limit=inventory.ssh.fanout))
+    results = successes(map_parallel(inventory.nodes, query, limit=inventory.ssh.fanout))
     for node, runs in zip(inventory.nodes, results, strict=True):
         for run in runs:
             nodes_of.setdefault(run, []).append(node.name)
@@ -106,7 +106,7 @@ def _find_on_nodes(
     inventory: Inventory, run_id: str, transport: TransportFactory, login_failures: Sequence[OrchError]
 ) -> tuple[LaunchPlan, Launcher]:
     """Search all nodes; the launcher takes over the connections to the nodes of the run, the others are closed."""
-    results = each(inventory.nodes, lambda node: _search(node, transport, run_id), limit=inventory.ssh.fanout)
+    results = map_parallel(inventory.nodes, lambda node: _search(node, transport, run_id), limit=inventory.ssh.fanout)
     searches = [result for result in results if isinstance(result, NodeSearch)]
     members: set[str] = set()
     try:

@@ -16,7 +16,7 @@ from functools import partial
 from orchestrator.backoff import backoff
 from orchestrator.endpoint.replies import Chunk, NodeObservation, Positions
 from orchestrator.errors import NodeError
-from orchestrator.fanout import each, failed_nodes
+from orchestrator.fanout import failed_nodes, map_parallel
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.logs.lines import MAX_LINE_BYTES, MAX_WRITE_TIMES, LogLines, NodeLines, in_order
 from orchestrator.logs.selection import Selection
@@ -192,7 +192,7 @@ class Feed:
 def read_all(feeds: Sequence[Feed], *, limit: int) -> list[list[LogLines] | NodeError]:
     """Read new lines of all feeds at the same time, one chunk at most; returns the lines or the failure of each."""
     chunk = chunk_bytes(len(feeds))
-    results = each(feeds, lambda feed: feed.read(wait_s=0, max_bytes=chunk), limit=limit)
+    results = map_parallel(feeds, lambda feed: feed.read(wait_s=0, max_bytes=chunk), limit=limit)
     failed_nodes(results)  # raises an error that is not a node's
     return [result for result in results if isinstance(result, (list, NodeError))]
 

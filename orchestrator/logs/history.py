@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from orchestrator.errors import NodeError
-from orchestrator.fanout import each, successes
+from orchestrator.fanout import map_parallel, successes
 from orchestrator.logs.follow import Feed, chunk_bytes
 from orchestrator.logs.lines import MAX_LINE_BYTES, MAX_WRITE_TIMES, LogLines, in_order
 from orchestrator.node.events import EVENTS, OFFSETS
@@ -26,7 +26,7 @@ INDEX_BYTES = 1 << 18  # of one read of a node's index: its write times are fewe
 
 def reposition(feeds: Sequence[Feed], move: Callable[[Feed], None], *, limit: int) -> None:
     """Move the positions of all feeds, `limit` at the same time; a feed that cannot be reached gets a failure."""
-    each(feeds, lambda feed: _retry_once(feed, partial(move, feed)), limit=limit)
+    map_parallel(feeds, lambda feed: _retry_once(feed, partial(move, feed)), limit=limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def history(feeds: Sequence[Feed], *, limit: int) -> Iterator[LogLines]:
     for as many answers as there are files. If a connection is lost, the read is retried once; if that fails too, the other
     feeds continue, and the `failure` of this feed is set.
     """
-    sizes_of = successes(each(feeds, lambda feed: _retry_once(feed, partial(_sizes, feed)) or {}, limit=limit))
+    sizes_of = successes(map_parallel(feeds, lambda feed: _retry_once(feed, partial(_sizes, feed)) or {}, limit=limit))
     files = sum(not _is_index(file) for sizes in sizes_of for file in sizes)
     chunk = chunk_bytes(files)
     write_times = max(LEAST_WRITE_TIMES, min(MAX_WRITE_TIMES, HELD_WRITE_TIMES // max(1, files)))
@@ -52,7 +52,7 @@ def history(feeds: Sequence[Feed], *, limit: int) -> Iterator[LogLines]:
     histories = [_History(feed, sizes, chunk) for feed, sizes in zip(feeds, sizes_of, strict=True)]
 
     def read(now: float) -> None:
-        successes(each(histories, lambda past: past.read(now), limit=limit))
+        successes(map_parallel(histories, lambda past: past.read(now), limit=limit))
 
     lines = in_order(past.lines_of(file, read) for past in histories for file in past.files)
     return (group for group in lines if not isinstance(group, _Placeholder))

@@ -10,8 +10,8 @@ import errno
 import os
 import time
 
+from orchestrator.node.fast_stdlib import dumps, loads
 from orchestrator.node.files import open_for_write, tail
-from orchestrator.node.lean import dumps, loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import os
 import stat
 
 from orchestrator.node.digits import three_digits
-from orchestrator.node.lean import dumps, loads, suppress
+from orchestrator.node.fast_stdlib import dumps, loads, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
+from orchestrator.node.fast_stdlib import loads
 from orchestrator.node.files import absolute_path
-from orchestrator.node.lean import loads
 from orchestrator.node.run_folder import attempt_folder
 
 TYPE_CHECKING = False

@@ -13,7 +13,7 @@ import os
 import stat
 import time
 
-from orchestrator.node.lean import suppress
+from orchestrator.node.fast_stdlib import suppress
 from orchestrator.node.ownership import agent_owner, rank_owner, user_processes
 
 TYPE_CHECKING = False

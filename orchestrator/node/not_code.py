@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from orchestrator.node.lean import suppress
+from orchestrator.node.fast_stdlib import suppress
 
 CACHES = frozenset(("__pycache__", "node_modules", "__pypackages__"))
 RESULTS = frozenset(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 
-from orchestrator.node.lean import signal
+from orchestrator.node.fast_stdlib import signal
 from orchestrator.node.machine import PARENT, SESSION, START_TIME, has_proc, live_fields, stat_fields
 from orchestrator.node.run_folder import AGENT_LOG, attempt_number
 

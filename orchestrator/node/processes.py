@@ -9,7 +9,7 @@ import resource
 import sys
 import time
 
-from orchestrator.node.lean import signal, suppress
+from orchestrator.node.fast_stdlib import signal, suppress
 from orchestrator.node.machine import PARENT, START_TIME, stat_fields, state_of
 
 TYPE_CHECKING = False

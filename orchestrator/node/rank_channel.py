@@ -7,7 +7,7 @@ import select
 import struct
 import time
 
-from orchestrator.node.lean import Socket, dumps, loads, socket, suppress
+from orchestrator.node.fast_stdlib import Socket, dumps, loads, socket, suppress
 from orchestrator.node.machine import STATE, stat_fields
 from orchestrator.node.stacks import calls_data_loader, innermost_call
 

@@ -7,7 +7,7 @@ import os
 import struct
 import sys
 
-from orchestrator.node.lean import Socket, signal, socket
+from orchestrator.node.fast_stdlib import Socket, signal, socket
 from orchestrator.node.machine import host_id
 
 TYPE_CHECKING = False

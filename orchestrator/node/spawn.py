@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from orchestrator.node.lean import signal
+from orchestrator.node.fast_stdlib import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from orchestrator.inventory.hooks import Hook
+from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord
-from orchestrator.store import RunFolder
 from orchestrator.supervision.delivery import deliver
 from orchestrator.supervision.notification import Notification
 

@@ -17,8 +17,8 @@ from orchestrator.errors import LoginRefused, NodeError, NotListening, OrchError
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import LaunchPlan, NodePlan
+from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord
-from orchestrator.store import RunFolder
 from orchestrator.verdict.observe import stopped_agents
 
 POLLS_PER_S = 200  # of all nodes together

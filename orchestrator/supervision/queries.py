@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodesError, Unreachable
-from orchestrator.store import RunFolder, write_file
+from orchestrator.records.store import RunFolder, write_file
 from orchestrator.verdict.observe import stopped_pid
 
 OBSERVE, STOP = "observe", "stop"

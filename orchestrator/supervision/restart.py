@@ -10,7 +10,6 @@ from functools import partial
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodesError, OrchError
 from orchestrator.failure_class import FailureClass
-from orchestrator.kept_nodes import keep_end
 from orchestrator.names.hostlist import fold
 from orchestrator.node.events import NO_RETRY, REQUEUE, State
 from orchestrator.node.retry import (
@@ -26,8 +25,9 @@ from orchestrator.node.retry import (
 )
 from orchestrator.plan.elastic import on_nodes
 from orchestrator.plan.plan import LaunchPlan, NodePlan
+from orchestrator.records.cache.nodes import keep_end
+from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord, RunState
-from orchestrator.store import RunFolder
 from orchestrator.verdict.classify import classify
 from orchestrator.verdict.judge import Verdict
 

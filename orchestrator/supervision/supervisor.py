@@ -21,13 +21,13 @@ from orchestrator.endpoint.client import HEARTBEAT_ANSWER_S
 from orchestrator.endpoint.replies import AgentRecord, NodeObservation
 from orchestrator.errors import LoginRefused, NotListening, OrchError, Unreachable
 from orchestrator.failure_class import FailureClass
-from orchestrator.fanout import each, successes
+from orchestrator.fanout import map_parallel, successes
 from orchestrator.launchers.direct import DirectLauncher, parse_rendezvous
 from orchestrator.names.hostlist import fold
 from orchestrator.node.isolation import SILENT_S
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
+from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord, RunState
-from orchestrator.store import RunFolder
 from orchestrator.supervision.answers import Answers
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.supervision.queries import Queries, make_folder
@@ -39,9 +39,9 @@ from orchestrator.verdict.judge import Verdict, judge
 from orchestrator.verdict.last_lines import with_last_lines
 from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.missing_files import explain_by_nodes
+from orchestrator.verdict.record_outcome import record_outcome_if_writable
 from orchestrator.verdict.replicas import differing_replicas
 from orchestrator.verdict.separate import SeparateWatch
-from orchestrator.verdict.settle import settle_if_writable
 from orchestrator.verdict.slow_ranks import NONE_SLOW, SlowRankWatch
 
 TICK_S = 0.5
@@ -169,7 +169,7 @@ class Supervisor:
 
         if unreached:  # a diagnosis takes seconds, in which a node that answers again must not keep its ranks
             works: list[Callable[[], None]] = [report, partial(self._free_returning_nodes, unreached, lambda _: False)]
-            successes(each(works, lambda work: work(), limit=2))
+            successes(map_parallel(works, lambda work: work(), limit=2))
         else:
             report()
         return False
@@ -185,7 +185,7 @@ class Supervisor:
         states = [self._states[name] for name in names]
         connected = [state.node for state in states if self._launcher.connected_endpoint(state.node) is not None]
         nodes = [node for node in (*connected, *self._spares.nodes) if node.name not in excluded]
-        each(nodes, self._launcher.end_standby, limit=max(1, len(nodes)))
+        map_parallel(nodes, self._launcher.end_standby, limit=max(1, len(nodes)))
 
     def _rendezvous_if_prepared(self) -> str | None:
         """The rendezvous of the attempt, once all its nodes prepare a restart; None before."""
@@ -355,7 +355,7 @@ class Supervisor:
             return False
         rendezvous = parse_rendezvous(agent.rendezvous)
         addresses = sorted({rendezvous.address, _address_of(head)})
-        answers = each(
+        answers = map_parallel(
             peers, lambda peer: self._launcher.reach(peer).reach(addresses, rendezvous.port), limit=len(peers)
         )
         return all(answer == set() for answer in answers)
@@ -396,7 +396,7 @@ class Supervisor:
 
         def keep_endpoints() -> None:
             while not is_over.is_set():
-                each(nodes, keep_endpoint, limit=len(nodes))
+                map_parallel(nodes, keep_endpoint, limit=len(nodes))
                 is_over.wait(KEEP_S)
 
         thread = threading.Thread(target=keep_endpoints, name="keep", daemon=True)
@@ -430,7 +430,7 @@ class Supervisor:
             if verdict is not None and verdict.state.final and launched:
                 return verdict
             if verdict is not None and not verdict.state.final:
-                settle_if_writable(self._folder, verdict)
+                record_outcome_if_writable(self._folder, verdict)
             self._record_hang()
             verdict = self._node_gone()
             if verdict is not None:
@@ -546,7 +546,7 @@ class Supervisor:
         def is_reached_by(witness: NodeState) -> bool:
             return address in self._launcher.reach(witness.node).reach([address], rendezvous.port)
 
-        answers = zip(witnesses, each(witnesses, is_reached_by, limit=WITNESSES), strict=True)
+        answers = zip(witnesses, map_parallel(witnesses, is_reached_by, limit=WITNESSES), strict=True)
         return {witness.node.name: answer for witness, answer in answers if not isinstance(answer, OrchError)}
 
     def _end(self, verdict: Verdict) -> EndedAttempt:
@@ -562,7 +562,7 @@ class Supervisor:
         silent = {name for name, state in self._states.items() if self._is_silent(state)} | refused
         reached = [state.node for name, state in self._states.items() if name not in silent and not _has_ended(state)]
         connected = self._launcher.without_reconnects(threading.Event())
-        results = each(reached, partial(self._stop, connected), limit=len(reached))
+        results = map_parallel(reached, partial(self._stop, connected), limit=len(reached))
         outcomes = {node.name: outcome for node, outcome in zip(reached, results, strict=True)}
         refused |= {name for name, outcome in outcomes.items() if isinstance(outcome, LoginRefused)}
         left = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, list) and outcome}
@@ -599,10 +599,12 @@ class Supervisor:
         return [left for result in results for left in result.left]
 
     def _record(self, verdict: Verdict) -> None:
-        record, unwritten = settle_if_writable(self._folder, verdict, self._observations(), attempt=self._plan.attempt)
+        record, unwritten = record_outcome_if_writable(
+            self._folder, verdict, self._observations(), attempt=self._plan.attempt
+        )
         while unwritten:  # as long as the disk is full, the run is unfinished for every other command
             time.sleep(RETRY_S)
-            record, unwritten = settle_if_writable(
+            record, unwritten = record_outcome_if_writable(
                 self._folder, verdict, self._observations(), attempt=self._plan.attempt
             )
         self._folder.add_event("run-ended", f"{record.state.value}: {record.message or 'nothing is left running'}")
@@ -612,7 +614,7 @@ class Supervisor:
         left, running = self._end_returning_nodes(unreached, self._return_s)
         kept = running.union(node.name for node in left)
         unused = [node for node in unreached if node.name not in kept and not is_used(node.name)]
-        each(unused, self._launcher.end_standby, limit=max(1, len(unused)))
+        map_parallel(unused, self._launcher.end_standby, limit=max(1, len(unused)))
 
     def _end_returning_nodes(
         self, unreached: Sequence[NodePlan], wait_s: float, is_over: Callable[[], bool] = lambda: False
@@ -626,7 +628,7 @@ class Supervisor:
         """
         deadline, running = time.monotonic() + wait_s, set[str]()
         while unreached and time.monotonic() < deadline and not is_over():
-            outcomes = each(unreached, partial(self._stop, self._launcher), limit=len(unreached))
+            outcomes = map_parallel(unreached, partial(self._stop, self._launcher), limit=len(unreached))
             for node, outcome in zip(unreached, outcomes, strict=True):
                 if isinstance(outcome, LoginRefused):
                     running.add(node.name)

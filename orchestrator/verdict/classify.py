@@ -11,7 +11,7 @@ from orchestrator.node.events import NO_RETRY
 from orchestrator.run import Failure, RunState
 
 if TYPE_CHECKING:
-    from orchestrator.diagnosis.weigh import Diagnosis
+    from orchestrator.diagnosis.rank_causes import Diagnosis
     from orchestrator.run import RankExit
     from orchestrator.verdict.judge import Verdict
 

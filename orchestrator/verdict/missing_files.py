@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import OrchError
-from orchestrator.fanout import each
+from orchestrator.fanout import map_parallel
 from orchestrator.node.code_folder import CODE
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def explain_by_nodes(verdict: Verdict, plan: LaunchPlan, launcher: Launcher, att
 
     folders = launcher.attempt_folders(attempt, connect=False)
     queried = [folder for folder in folders if folder.nodes and failure.node not in folder.nodes][:MOST_QUERIED]
-    answers: list[bool | OrchError] = each(queried, has_file, limit=MOST_QUERIED)
+    answers: list[bool | OrchError] = map_parallel(queried, has_file, limit=MOST_QUERIED)
     owner = next((folder.name for folder, answer in zip(queried, answers, strict=True) if answer is True), None)
     if owner is None:
         return verdict

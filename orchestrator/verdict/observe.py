@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodesError, OrchError, RunNotFound, Unreachable
-from orchestrator.fanout import each, each_but_stragglers, failed_nodes
+from orchestrator.fanout import failed_nodes, map_but_stragglers, map_parallel
 from orchestrator.launchers.base import AttemptFolder, Launcher
 from orchestrator.launchers.job import JobStatus
 from orchestrator.names.hostlist import fold
 from orchestrator.node.machine import stat_fields
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.records.store import KeptRun, SupervisorProcess
 from orchestrator.run import RunState
-from orchestrator.store import KeptRun, SupervisorProcess
 from orchestrator.verdict.failing import known_failure
 from orchestrator.verdict.judge import Verdict, judge
 
@@ -101,9 +101,9 @@ def observe_folders(
     """Query the machines at the same time; return the observations and the failures, None if there are none."""
     results: Sequence[list[NodeObservation] | OrchError | None]
     if straggler_s is None:
-        results = each(folders, _reports, limit=len(folders))
+        results = map_parallel(folders, _reports, limit=len(folders))
     else:
-        results = each_but_stragglers(folders, _reports, limit=len(folders), wait_s=straggler_s)
+        results = map_but_stragglers(folders, _reports, limit=len(folders), wait_s=straggler_s)
     nodes = tuple(node for result in results if isinstance(result, list) for node in result)
     return nodes, _missing(folders, results)
 

@@ -15,11 +15,11 @@ from orchestrator.cli import run
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import LoginRefused, UsageError
 from orchestrator.inventory.model import Inventory, Node
-from orchestrator.kept_facts import KEPT_S, KeptFacts
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import NodePlan
+from orchestrator.records.cache.facts import KEPT_S, KeptFacts
+from orchestrator.records.store import Store
 from orchestrator.run import Program, Request
-from orchestrator.store import Store
 from tests.actions.stub_nodes import StubNodes
 from tests.checks.facts import cluster, cpu_node, gpu_node
 

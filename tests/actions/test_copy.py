@@ -12,7 +12,6 @@ import pytest
 
 from orchestrator.actions import copy as action
 from orchestrator.actions.copy import copy
-from orchestrator.actions.runs import home_store
 from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.base import AttemptFolder
@@ -20,6 +19,7 @@ from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.progress import Progress, no_progress
+from orchestrator.records.runs import home_store
 from orchestrator.run import Program, Request, RunRecord, RunState
 from orchestrator.transports.local import LocalTransport
 from tests.until import until

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.actions.dependencies import with_dependencies
-from orchestrator.actions.runs import home_store
 from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.inventory.slurm import SlurmOptions
 from orchestrator.plan.make import make_plan
+from orchestrator.records.runs import home_store
 from orchestrator.run import LauncherName, Program, Request, RunRecord, RunState
 
 INVENTORY = Inventory(

@@ -10,11 +10,11 @@ import pytest
 from orchestrator.actions.diagnose_code import module_folder, with_module_path
 from orchestrator.diagnosis.catalogue import CATALOGUE
 from orchestrator.diagnosis.evidence import search_log
-from orchestrator.diagnosis.weigh import weigh
+from orchestrator.diagnosis.rank_causes import rank_causes
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan
+from orchestrator.records.store import RunFolder
 from orchestrator.run import Program, Request
-from orchestrator.store import RunFolder
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_folder_of_a_module_is_the_one_from_which_it_can_be_imported(
 
 def test_remedy_for_a_module_that_was_sent_is_pythonpath_and_no_installation(tmp_path: Path) -> None:
     log = b"ModuleNotFoundError: No module named 'qwen_vl'\n"
-    found = weigh(search_log([log], "n0/rank-0.err", CATALOGUE))
+    found = rank_causes(search_log([log], "n0/rank-0.err", CATALOGUE))
     run = RunFolder(tmp_path)
     run.plan_folder.mkdir(parents=True)
     program = Program("python", ("train.py",), cwd="exp")

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator.actions.diagnose_context import changes_since_success, findings_of
-from orchestrator.actions.runs import home_store
 from orchestrator.findings import Finding, Severity
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan
+from orchestrator.records.runs import home_store
+from orchestrator.records.store import RunFolder
 from orchestrator.run import Program, Request, RunRecord, RunState
-from orchestrator.store import RunFolder
 
 
 @pytest.fixture(autouse=True)

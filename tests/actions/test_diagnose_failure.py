@@ -18,8 +18,8 @@ from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.plan.make import make_plan
+from orchestrator.records.store import RunFolder, UnrecordedRun
 from orchestrator.run import Failure, Program, RankExit, Request, RunRecord, RunState
-from orchestrator.store import RunFolder, UnrecordedRun
 
 if TYPE_CHECKING:
     from orchestrator.endpoint.client import Endpoint

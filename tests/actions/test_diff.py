@@ -15,10 +15,10 @@ from orchestrator.actions.diff import Difference, RecordedRun, diff
 from orchestrator.actions.launch import plan_launch, record_plan
 from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.actions.rerun import Changes, rerun_arguments
-from orchestrator.actions.runs import home_store
 from orchestrator.errors import UsageError
+from orchestrator.records.runs import home_store
+from orchestrator.records.store import RunFolder
 from orchestrator.run import RankExit, RunState
-from orchestrator.store import RunFolder
 
 INVENTORY = """\
 name: demo

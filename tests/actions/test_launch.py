@@ -11,14 +11,14 @@ import pytest
 
 from orchestrator.actions import launch as action
 from orchestrator.actions.launch_arguments import LaunchArguments
-from orchestrator.bundle import Bundle
+from orchestrator.code.bundle import Bundle
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import LaunchError
-from orchestrator.launchers.base import passed
+from orchestrator.launchers.base import no_check
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.records.store import RunFolder, Store
 from orchestrator.run import RunRecord, RunState
-from orchestrator.store import RunFolder, Store
 from orchestrator.transports.local import LocalTransport
 from orchestrator.transports.terminal import Terminal
 from tests.until import until
@@ -32,7 +32,7 @@ class Interrupted(DirectLauncher):
     end: BaseException
     failures: tuple[str, ...] = ()
 
-    def start(self, bundle: Bundle, check: Callable[[], None] = passed) -> str | None:
+    def start(self, bundle: Bundle, check: Callable[[], None] = no_check) -> str | None:
         super().start(bundle, check)
         raise self.end
 

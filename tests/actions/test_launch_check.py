@@ -15,11 +15,11 @@ from orchestrator.cli import run
 from orchestrator.errors import UsageError
 from orchestrator.findings import Severity
 from orchestrator.inventory.model import Inventory, Node
-from orchestrator.kept_facts import KeptFacts
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.records.cache.facts import KeptFacts
+from orchestrator.records.store import Store
 from orchestrator.run import Program, Request
-from orchestrator.store import Store
 from tests.actions.stub_nodes import StubNodes
 from tests.checks.facts import cluster, cpu_node
 

@@ -16,7 +16,7 @@ from orchestrator.checks.quick import check
 from orchestrator.checks.variables import discovery
 from orchestrator.endpoint.connection import ANSWER_S
 from orchestrator.environment.request import NodeRequest
-from orchestrator.fanout import each_within
+from orchestrator.fanout import map_within
 from orchestrator.launchers.direct import INTERFACES
 from tests.actions.stub_nodes import StubNodes
 from tests.checks.facts import cluster, cpu_node, gpu_node
@@ -43,9 +43,9 @@ def test_busy_connection_is_waited_for_and_kept(monkeypatch: pytest.MonkeyPatch)
 
     def recorded(*args: Any, wait_s: float, limit: int) -> object:  # noqa: ANN401  any work
         waited.append(wait_s)
-        return each_within(*args, wait_s=wait_s, limit=limit)
+        return map_within(*args, wait_s=wait_s, limit=limit)
 
-    monkeypatch.setattr(preflight, "each_within", recorded)
+    monkeypatch.setattr(preflight, "map_within", recorded)
     nodes = StubNodes(cluster(gpu_node, 3, "cuda", 2))
     assert check(survey(nodes.checked, nodes.reach, busy_s=600.0)) == []
     assert waited == [FACTS_S + 600, PORT_S + 600, TOKEN_S + 600]  # a bundle may be sent for so long

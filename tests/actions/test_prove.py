@@ -25,7 +25,7 @@ from orchestrator.actions.prove import (
 )
 from orchestrator.diagnosis.catalogue import CATALOGUE
 from orchestrator.diagnosis.change import CHANGED_CALLS, call, unset, variables
-from orchestrator.diagnosis.weigh import Diagnosis
+from orchestrator.diagnosis.rank_causes import Diagnosis
 from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan

@@ -17,8 +17,8 @@ from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.records.store import Store
 from orchestrator.run import Program, Request, RunRecord, RunState
-from orchestrator.store import Store
 from orchestrator.supervision.restart import DirectAttempt, Restarts
 from orchestrator.transports.local import LocalTransport
 from orchestrator.verdict.judge import Verdict

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import bundle as bundles
 from orchestrator.actions import spare_check
 from orchestrator.actions.spare_check import begin_spare_check, require_visible_checkpoints
+from orchestrator.code import bundle as bundles
 from orchestrator.endpoint.access import Destination
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import NodeError, NodesError, Unreachable

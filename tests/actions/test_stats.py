@@ -15,7 +15,6 @@ from orchestrator import cli
 from orchestrator.actions.attempts import NodeRecord, attempt_of
 from orchestrator.actions.checkpoint_interval import best_interval_s, expected_ettr
 from orchestrator.actions.diff import RecordedRun
-from orchestrator.actions.runs import home_store
 from orchestrator.actions.stats import Interval, best_timeline, history, kept_timeline, scaling
 from orchestrator.actions.timeline import Attempt, Step, timeline
 from orchestrator.endpoint.replies import NodeObservation
@@ -23,6 +22,7 @@ from orchestrator.errors import NodesError, Unreachable, UsageError
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan
+from orchestrator.records.runs import home_store
 from orchestrator.run import Failure, Program, RankExit, Request, RunRecord, RunState, Shape
 
 # An attempt that fails in step 31 after a save at step 20, and one that continues there; a step takes 1 s, the first one 6 s.

@@ -10,11 +10,11 @@ import pytest
 
 from orchestrator.actions import ladder
 from orchestrator.actions.ladder import End, LadderOptions, StepLimit
-from orchestrator.actions.runs import home_store
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import LaunchError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan
+from orchestrator.records.runs import home_store
 from orchestrator.run import Program, Request, RunRecord, RunState
 from tests.until import until
 

@@ -12,12 +12,12 @@ import pytest
 
 from orchestrator import cli
 from orchestrator.actions import stop
-from orchestrator.actions.runs import choice_among, find_newest, find_run
 from orchestrator.actions.stop import MOST_LISTED, run_to_stop
 from orchestrator.actions.sweep import stop_all
 from orchestrator.errors import LaunchError, RunLost, RunNotFound, UsageError
+from orchestrator.records.runs import choice_among, find_newest, find_run
+from orchestrator.records.store import Store
 from orchestrator.run import RunRecord, RunState
-from orchestrator.store import Store
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.observe import Status
 

@@ -11,25 +11,25 @@ from typing import Any
 
 import pytest
 
-from orchestrator import kept_nodes
 from orchestrator.actions.launch import plan_launch
 from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.actions.nodes import history_rows, suspicions
-from orchestrator.actions.runs import home_store
 from orchestrator.actions.suspects import without_suspects
 from orchestrator.errors import LaunchError, UsageError
 from orchestrator.failure_class import FailureClass
 from orchestrator.findings import Finding, Severity
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.inventory.slurm import SlurmOptions
-from orchestrator.kept_nodes import NodeHistory, keep_cause, keep_findings, node_histories
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.records.cache import nodes as node_cache
+from orchestrator.records.cache.nodes import NodeHistory, keep_cause, keep_findings, node_histories
+from orchestrator.records.runs import home_store
+from orchestrator.records.store import RunFolder
 from orchestrator.run import Failure, Program, RankExit, Request, RunRecord, RunState
-from orchestrator.store import RunFolder
 from orchestrator.supervision.restart import DirectAttempt, Restarts
 from orchestrator.verdict.judge import Verdict
-from orchestrator.verdict.settle import settle
+from orchestrator.verdict.record_outcome import record_outcome
 
 NODES = tuple(Node(name=f"n{index}", address=f"10.0.0.{index}", workdir="/w") for index in range(8))
 PROGRAM = Program("executable", ("true",))
@@ -58,7 +58,9 @@ def _started(number: int, nodes: str = "n[0-7]", **inventory: Any) -> RunFolder:
 def _fail(number: int, node: str, kind: FailureClass = FailureClass.NODE, nodes: str = "n[0-7]") -> RunFolder:
     """A run that failed on this node; the scheduler or the supervisor knew the class."""
     folder = _started(number, nodes)
-    settle(folder, Verdict(RunState.FAILED, RankExit(node, 3, 1, None), f"{node} broke", failure=(kind, kind.retry)))
+    record_outcome(
+        folder, Verdict(RunState.FAILED, RankExit(node, 3, 1, None), f"{node} broke", failure=(kind, kind.retry))
+    )
     return folder
 
 
@@ -69,11 +71,11 @@ def _suspects() -> list[str]:
 def test_end_of_a_run_is_kept_once_with_its_nodes_and_only_if_it_started_elsewhere(home: Path) -> None:
     done = _started(1)
     for _ in range(2):
-        settle(done, Verdict(RunState.DONE))
-    settle(_started(2, transport="local"), Verdict(RunState.DONE))
+        record_outcome(done, Verdict(RunState.DONE))
+    record_outcome(_started(2, transport="local"), Verdict(RunState.DONE))
     unstarted = _started(3)
     unstarted.update(started=False)
-    settle(unstarted, Verdict(RunState.FAILED, message="refused"))
+    record_outcome(unstarted, Verdict(RunState.FAILED, message="refused"))
     [line] = (home / "nodes.jsonl").read_text().splitlines()
     assert (
         json.loads(line).items()
@@ -84,7 +86,7 @@ def test_end_of_a_run_is_kept_once_with_its_nodes_and_only_if_it_started_elsewhe
 
 def test_node_that_is_gone_is_kept_although_no_rank_reported_its_exit() -> None:
     kind = FailureClass.NODE
-    settle(
+    record_outcome(
         _started(1), Verdict(RunState.FAILED, message="n2 is gone", failure=(kind, kind.retry), failed_nodes=("n2",))
     )
     [failure] = node_histories(home_store())["10.0.0.2"].failures
@@ -101,7 +103,7 @@ def test_attempts_that_were_followed_by_another_one_are_kept_too() -> None:
     verdict = Verdict(RunState.FAILED, RankExit("n3", 3, None, "SIGKILL"), "rank 3 was killed")
     attempt = DirectAttempt.of(verdict, [], (), ("n3",))
     assert Restarts(folder, 3, _start).begin(folder.read_plan(), verdict, attempt) == ""
-    settle(folder, Verdict(RunState.DONE), attempt=2)
+    record_outcome(folder, Verdict(RunState.DONE), attempt=2)
     histories = node_histories(home_store())
     assert [(failure.run, failure.kind) for failure in histories["10.0.0.3"].failures] == [
         (folder.path.name, FailureClass.UNKNOWN)
@@ -120,7 +122,7 @@ def test_failure_counts_once_if_the_next_attempt_cannot_start() -> None:
     attempt = DirectAttempt.of(verdict, [], (), ("n3",))
     reason = Restarts(folder, 3, refuse).begin(folder.read_plan(), verdict, attempt)
     assert reason == "attempt 2 could not be started: no port is free"
-    record = settle(folder, verdict, attempt=1)
+    record = record_outcome(folder, verdict, attempt=1)
     assert record.attempt == 2
     failure = Failure(
         FailureClass.NODE, FailureClass.NODE.retry, is_diagnosed=True, cause="a card is gone", nodes=("n3",)
@@ -135,8 +137,8 @@ def test_slow_runs_of_a_node_are_shown_and_make_it_no_suspect() -> None:
     for number in range(1, 9):
         folder = _started(number)
         folder.update(slow_nodes=("n3",))
-        settle(folder, Verdict(RunState.DONE))
-    settle(_started(9), Verdict(RunState.DONE))
+        record_outcome(folder, Verdict(RunState.DONE))
+    record_outcome(_started(9), Verdict(RunState.DONE))
     histories = node_histories(home_store())
     assert {address: len(history.slow_runs) for address, history in histories.items() if history.slow_runs} == {
         "10.0.0.3": 8
@@ -194,7 +196,7 @@ def test_node_that_failed_before_it_was_observed_took_part() -> None:
         kind = FailureClass.NODE
         folder = _started(number, "n[3-4]")
         record = folder.update(failure=Failure(kind, kind.retry, nodes=("n4", "n4")), state=RunState.FAILED)
-        kept_nodes.keep_end(folder, record, ("n3",))
+        node_cache.keep_end(folder, record, ("n3",))
     history = node_histories(home_store())["10.0.0.4"]
     assert (history.attempts, len(history.failures), history.chances) == (2, 2, [0.5, 0.5])
     assert _suspects() == []
@@ -204,7 +206,7 @@ def test_trial_leaves_nothing_in_the_history_of_its_nodes(home: Path) -> None:
     folder = _started(1)
     failure = Failure(FailureClass.NODE, FailureClass.NODE.retry, nodes=("n3",))
     record = folder.update(request={"is_trial": True}, state=RunState.FAILED, failure=failure)
-    kept_nodes.keep_end(folder, record)
+    node_cache.keep_end(folder, record)
     keep_cause(folder, record)
     keep_findings(folder, [Finding(Severity.WARN, "clock", "off", ("n1",))])
     assert not (home / "nodes.jsonl").exists()
@@ -221,7 +223,7 @@ def test_only_the_last_four_weeks_count(home: Path) -> None:
 
 
 def test_full_file_becomes_the_older_one_and_both_are_read(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_nodes, "LIMIT_BYTES", 300)
+    monkeypatch.setattr(node_cache, "LIMIT_BYTES", 300)
     for number in range(3):
         _fail(number, "n3")
     assert node_histories(home_store())["10.0.0.3"].attempts >= 2

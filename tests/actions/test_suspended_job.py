@@ -11,8 +11,8 @@ from orchestrator.endpoint.replies import AgentRecord, NodeObservation
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.job import JobStatus
 from orchestrator.plan.make import make_plan
+from orchestrator.records.store import RunFolder, UnrecordedRun
 from orchestrator.run import Program, Request, RunState
-from orchestrator.store import RunFolder, UnrecordedRun
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.observe import Status
 

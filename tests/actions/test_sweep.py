@@ -13,8 +13,8 @@ from orchestrator.actions.sweep import combinations, stop_sweep, with_values
 from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan
+from orchestrator.records.store import RunFolder, Store
 from orchestrator.run import Program, Request, RunRecord, RunState
-from orchestrator.store import RunFolder, Store
 from tests.grounds.cli import Orch
 from tests.paths import ROOT
 from tests.until import until
@@ -24,7 +24,7 @@ LAUNCH = """
 import signal, sys, time
 from pathlib import Path
 from orchestrator.run import RunState
-from orchestrator.store import RunFolder
+from orchestrator.records.store import RunFolder
 from orchestrator.verdict.launching import this_process
 count, *paths = map(Path, sys.argv[1:])
 def add(*_):

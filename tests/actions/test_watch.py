@@ -13,8 +13,8 @@ from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan
+from orchestrator.records.store import Store
 from orchestrator.run import Program, Request, RunRecord, RunState
-from orchestrator.store import Store
 from orchestrator.transports.local import LocalTransport
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.observe import Status

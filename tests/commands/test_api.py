@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import orchestrator
-from orchestrator.actions.runs import find_run
 from orchestrator.errors import LaunchError, RunNotFound, UsageError
+from orchestrator.records.runs import find_run
 from orchestrator.run import RunState
 from tests.grounds.cli import Orch
 from tests.grounds.inventories import write_inventory

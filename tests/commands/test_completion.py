@@ -10,8 +10,8 @@ from click.shell_completion import ShellComplete
 from orchestrator.cli import app
 from orchestrator.inventory.model import load
 from orchestrator.plan.make import make_plan
+from orchestrator.records.store import Store
 from orchestrator.run import Program, Request, RunRecord, RunState
-from orchestrator.store import Store
 
 RUN, NEWER_RUN = "gpt-20260102-030405-0abc", "bert-20260102-030406-0abc"
 INVENTORY = "name: here\naccelerator: cpu\ntransport: local\ndevices: 1\nnodes: [{name: 'NAME[0-1]'}]\n"

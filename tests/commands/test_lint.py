@@ -101,12 +101,12 @@ def test_reader_follows_from_the_name_and_the_lines(folder: Path) -> None:
     ]
 
 
-def test_shell_blocks_of_markdown_are_linted_and_mended(folder: Path) -> None:
+def test_shell_blocks_of_markdown_are_linted_and_fixed(folder: Path) -> None:
     text = "# It's\n```python\nNCCL_NET=1\n```\n\n```bash\nexport NCCL_BUFFSIZE=8M\n```\nthe 'end\n"
     (folder / "guide.md").write_text(text)
     result = lint(None, [Path("guide.md")], LintOptions())
     assert [(found.line, found.finding.check) for found in result.findings] == [(7, "NCCL_BUFFSIZE")]
-    assert result.mended["guide.md"] == text.replace("8M", "8388608")
+    assert result.fixed_text["guide.md"] == text.replace("8M", "8388608")
 
 
 def test_script_for_aws_adapters_may_turn_ib_off(folder: Path) -> None:

@@ -17,9 +17,9 @@ import pytest
 from orchestrator import cli
 from orchestrator.actions.durations import clock
 from orchestrator.actions.refresh import may_be_alive
-from orchestrator.kept_entries import list_entries
+from orchestrator.records.cache.entries import list_entries
+from orchestrator.records.store import Store
 from orchestrator.run import RunRecord, RunState
-from orchestrator.store import Store
 
 WORDS = "rank 3 on n1 exited 1: " + "a long message " * 20
 NOTE = "warm-up halved\nand more"

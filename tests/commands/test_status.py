@@ -8,8 +8,8 @@ import pytest
 
 from orchestrator.commands import status as command
 from orchestrator.errors import NodesError, Unreachable
+from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord, RunState
-from orchestrator.store import RunFolder
 
 
 @pytest.mark.parametrize("as_json", [False, True])

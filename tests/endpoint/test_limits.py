@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.endpoint import access
-from orchestrator.endpoint.access import count_on_the_way, require_limits
+from orchestrator.endpoint.access import count_gateways, require_limits
 from orchestrator.errors import OrchError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers import launcher_for
@@ -73,12 +73,12 @@ def test_jump_hosts_and_proxy_commands_are_counted(
     config.write_text("Host by-command\n  ProxyCommand nc %h %p\nHost by-jump\n  ProxyJump first,second\n")
     ssh = {"config": str(config), "proxy_jump": None, "host_keys": "strict", "fanout": 64, "connect_timeout_s": 10.0}
     nodes = [Node(name=name) for name in ("by-command", "by-jump", "direct")]
-    assert [count_on_the_way([node], ssh) for node in nodes] == [2, 2, 0]
+    assert [count_gateways([node], ssh) for node in nodes] == [2, 2, 0]
     monkeypatch.setattr(access, "_threads_of_user", lambda: 0)
     limits[resource.RLIMIT_NPROC] = (62, 62)
     require_limits(3)
     with pytest.raises(OrchError, match="3 nodes need 63 threads"):
-        require_limits(3, on_the_way=lambda: count_on_the_way(nodes, ssh))
+        require_limits(3, on_the_way=lambda: count_gateways(nodes, ssh))
 
 
 def test_threads_are_not_counted_where_the_system_shows_none(

@@ -6,8 +6,8 @@ import pytest
 
 from orchestrator.environment.lint.assignment import Assignment
 from orchestrator.environment.lint.combinations import lint_combinations, lint_propagation
+from orchestrator.environment.lint.fix import fixed_text
 from orchestrator.environment.lint.judge import LintFinding, lint_assignments, lint_commands
-from orchestrator.environment.lint.mend import mended
 from orchestrator.environment.lint.script import lint_script
 from orchestrator.environment.lint.shell import read_shell
 from orchestrator.environment.table.conditions import Context
@@ -232,7 +232,7 @@ def test_mended_values_are_quoted_and_unknown_ones_are_kept() -> None:
     text = "export NCLL_DEBUG_FILE='a b.%p' NCLL_DEBUG=$LEVEL NCCL_DEBUG_FILE=\"/my log\"\n"
     findings = lint_assignments(read_shell(text, "file").assignments, NEW)
     assert (
-        mended(text, findings, quoted=True)
+        fixed_text(text, findings, quoted=True)
         == "export NCCL_DEBUG_FILE='a b.%p' NCLL_DEBUG=$LEVEL NCCL_DEBUG_FILE='/my log.%h.%p'\n"
     )
 
@@ -240,8 +240,8 @@ def test_mended_values_are_quoted_and_unknown_ones_are_kept() -> None:
 def test_mended_value_that_begins_with_an_equals_sign_is_quoted_for_zsh() -> None:
     text = "export NCCL_IB_HCA=mlx5_1\n"
     findings = lint_assignments(read_shell(text, "file").assignments, NEW)
-    assert mended(text, findings, quoted=True) == "export NCCL_IB_HCA='=mlx5_1'\n"
-    assert mended(text, findings, quoted=False) == "export NCCL_IB_HCA==mlx5_1\n"
+    assert fixed_text(text, findings, quoted=True) == "export NCCL_IB_HCA='=mlx5_1'\n"
+    assert fixed_text(text, findings, quoted=False) == "export NCCL_IB_HCA==mlx5_1\n"
     assert [found.finding.remedy for found in findings] == ["set NCCL_IB_HCA to =mlx5_1"]
 
 
@@ -255,7 +255,7 @@ def test_mended_script_is_clean_where_the_remedy_is_certain() -> None:
         CASES / "h800_guide.sh"
     ).read_text() + "A=1 NCCL_BUFFSIZE=8M NCCL_NTHREADS=640 \\\n NCCL_DEBUG_FILE=/x python x.py\n"
     script = read_shell(text, "file")
-    fixed = mended(text, lint_assignments(script.assignments, NEW), quoted=True)
+    fixed = fixed_text(text, lint_assignments(script.assignments, NEW), quoted=True)
     assert fixed.endswith("A=1 NCCL_BUFFSIZE=8388608 \\\n NCCL_DEBUG_FILE=/x.%h.%p python x.py\n")
     assert "# NCCL_NTHREADS=640: is above" in fixed
     left = lint_assignments(read_shell(fixed, "file").assignments, NEW)
@@ -300,7 +300,10 @@ wait
 
 
 def test_mending_keeps_the_numbers_of_ranks_that_a_script_starts_itself() -> None:
-    assert mended(BACKGROUND, lint_assignments(read_shell(BACKGROUND, "f").assignments, NEW), quoted=True) == BACKGROUND
+    assert (
+        fixed_text(BACKGROUND, lint_assignments(read_shell(BACKGROUND, "f").assignments, NEW), quoted=True)
+        == BACKGROUND
+    )
 
 
 @pytest.mark.parametrize(

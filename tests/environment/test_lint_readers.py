@@ -11,8 +11,8 @@ import pytest
 
 from orchestrator.environment.lint.deepspeed import NotJson, lint_deepspeed
 from orchestrator.environment.lint.files import read_env_file, read_nccl_conf
+from orchestrator.environment.lint.fix import fixed_text
 from orchestrator.environment.lint.judge import lint_assignments, lint_commands
-from orchestrator.environment.lint.mend import mended
 from orchestrator.environment.lint.shell import read_shell
 from orchestrator.environment.table.conditions import Context
 from tests.paths import CASES
@@ -148,7 +148,7 @@ def test_nccl_conf_is_read_as_nccl_does() -> None:
         (6, True),
     ]
     findings = lint_assignments(found, Context())
-    assert mended(text, findings, quoted=False).splitlines()[:5] == [
+    assert fixed_text(text, findings, quoted=False).splitlines()[:5] == [
         "#NCCL_DEBUG=INFO",
         "NCCL_NET=IB",
         "NCCL_DEBUG=WARN",
@@ -208,12 +208,12 @@ def _shell(text: str) -> None:
         assert found.start is not None
         assert text[found.start : found.end].strip("\"'\\").startswith(found.name[0])
     findings = [*lint_assignments(script.assignments, Context()), *lint_commands(script.commands, "f")]
-    mended(text, findings, quoted=True)
+    fixed_text(text, findings, quoted=True)
 
 
 def _lines(text: str) -> None:
     for read in (read_env_file, read_nccl_conf):
-        mended(text, lint_assignments(read(text, "f"), Context()), quoted=False)
+        fixed_text(text, lint_assignments(read(text, "f"), Context()), quoted=False)
 
 
 def _json(text: str) -> None:

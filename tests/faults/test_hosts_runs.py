@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.node.files import read_json
 from orchestrator.node.run_folder import STANDBY_RECORD
-from orchestrator.store import RunFolder
+from orchestrator.records.store import RunFolder
 from orchestrator.verdict.failing import waits
 from tests.grounds.cli import Orch
 from tests.grounds.hosts import Host, Hosts

@@ -20,7 +20,7 @@ from orchestrator.errors import LaunchError, Unreachable
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.node.machine import stat_fields
 from orchestrator.plan.plan import LaunchPlan, NodePlan
-from orchestrator.store import Store
+from orchestrator.records.store import Store
 from orchestrator.transports.local import LocalTransport
 from orchestrator.verdict.launching import this_process
 from tests.grounds.cli import Orch

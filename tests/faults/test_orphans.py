@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.launchers import launcher_for
-from orchestrator.store import Store
+from orchestrator.records.store import Store
 from tests.grounds import keeper
 from tests.grounds.cli import Orch
 from tests.grounds.inventories import write_inventory

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.records.store import RunFolder
 from orchestrator.run import RunState
-from orchestrator.store import RunFolder
 from tests.grounds.cli import Orch
 from tests.grounds.sshd import Farm
 from tests.until import until

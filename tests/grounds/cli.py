@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from orchestrator.node.run_folder import attempt_number
-from orchestrator.store import RunFolder
+from orchestrator.records.store import RunFolder
 from tests.until import until
 
 

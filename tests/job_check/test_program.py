@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import bundle
+from orchestrator.code import bundle
 from tests.checks.facts import gpu_node
 from tests.node.agent.test_agent_ground import PYTHON38
 

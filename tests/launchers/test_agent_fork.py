@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import bundle as bundles
+from orchestrator.code import bundle as bundles
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.node.endpoint.fork import AgentFork

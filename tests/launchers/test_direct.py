@@ -15,8 +15,8 @@ from typing import ClassVar
 
 import pytest
 
-from orchestrator import bundle as bundles
-from orchestrator.code import Code
+from orchestrator.code import bundle as bundles
+from orchestrator.code.files import Code
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import NodeObservation, StopResult
 from orchestrator.errors import LaunchError, NodesError
@@ -28,8 +28,8 @@ from orchestrator.plan.files import node_files
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.progress import OnShare, no_progress
+from orchestrator.records.store import RunFolder
 from orchestrator.run import Program, Request
-from orchestrator.store import RunFolder
 from orchestrator.transports.local import LocalTransport
 from orchestrator.verdict.observe import observe_reachable, observe_run
 from tests.until import until

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import bundle as bundles
+from orchestrator.code import bundle as bundles
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.node.machine import is_alive

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.isolation import SUPERVISED
-from orchestrator.store import Store
+from orchestrator.records.store import Store
 from orchestrator.transports.terminal import ERASE_LINE
 from tests.grounds.cli import Orch
 from tests.grounds.components import unavailable

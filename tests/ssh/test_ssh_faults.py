@@ -16,7 +16,7 @@ import paramiko
 import pytest
 
 from orchestrator.errors import NodeError, NotListening, Unreachable
-from orchestrator.fanout import each
+from orchestrator.fanout import map_parallel
 from orchestrator.inventory.model import Node, SshOptions
 from orchestrator.transports.ssh import transport as ssh
 from orchestrator.transports.ssh.transport import SshTransport
@@ -227,7 +227,7 @@ def test_hanging_hosts_delay_others_by_no_more_than_their_timeouts(
             finally:
                 took[node.name] = time.monotonic() - begun
 
-        results = each(nodes, work, limit=fanout)
+        results = map_parallel(nodes, work, limit=fanout)
     assert [type(result) for result in results] == [Unreachable] * 7 + [type(None)] * 7
     hanging_s, working_s = (max(took[node.name] for node in group) for group in (nodes[:7], nodes[7:]))
     assert behind or working_s < hanging_s  # all working hosts before the last hanging one times out

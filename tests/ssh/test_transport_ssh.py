@@ -16,7 +16,7 @@ import pytest
 
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import LoginRefused, NodeError, Unreachable
-from orchestrator.fanout import each, successes
+from orchestrator.fanout import map_parallel, successes
 from orchestrator.inventory.model import Node, SshOptions
 from orchestrator.transports.base import ChannelClosed, ChannelReader
 from orchestrator.transports.ssh.transport import KEEPALIVE_S, SshTransport, _fabric_config
@@ -153,7 +153,7 @@ def test_accept_new_pins_an_unknown_key_once_and_refuses_another_later(
     def work(_: int) -> None:
         connect_by(client, farm, config=config, host_keys="accept-new").close()
 
-    successes(each(range(6), work, limit=6))
+    successes(map_parallel(range(6), work, limit=6))
     assert len(set(pins.read_text().splitlines())) == 1  # processes of ssh may write the same line at the same time
     assert pins.stat().st_mode & 0o022 == 0
     connect_by(client, farm, config=config, host_keys="strict").close()
@@ -364,7 +364,7 @@ def test_an_unwritable_working_folder_is_named(farm: Farm) -> None:
 def test_more_logins_than_maxstartups_allows_succeed_after_retries(farm: Farm, client: Client, logins: int) -> None:
     with farm.restarted(MaxStartups="3:50:6"):
         endpoints = successes(
-            each(range(logins), lambda _: connect_by(client, farm, connect_timeout_s=30), limit=logins)
+            map_parallel(range(logins), lambda _: connect_by(client, farm, connect_timeout_s=30), limit=logins)
         )
         for endpoint in endpoints:
             endpoint.close()

@@ -18,8 +18,8 @@ from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.inventory.hooks import Hook
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan
+from orchestrator.records.store import RunFolder
 from orchestrator.run import Failure, Program, Request, RunRecord, RunState
-from orchestrator.store import RunFolder
 from orchestrator.supervision.hooks import running_hooks
 from tests.until import until
 

@@ -14,8 +14,8 @@ from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import NodePlan
+from orchestrator.records.store import RunFolder
 from orchestrator.run import Program, Request, RunRecord, RunState
-from orchestrator.store import RunFolder
 from orchestrator.supervision import spares as module
 from orchestrator.supervision.spares import Spares
 from orchestrator.supervision.supervisor import Supervisor

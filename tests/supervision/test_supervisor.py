@@ -32,8 +32,8 @@ from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.node.isolation import SILENT_S
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
+from orchestrator.records.store import RunFolder
 from orchestrator.run import Program, RankExit, Request, RunRecord, RunState
-from orchestrator.store import RunFolder
 from orchestrator.supervision.link import OwnerLink, frame, messages
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.supervision.queries import STOP
@@ -369,7 +369,7 @@ def test_node_that_refuses_the_login_or_keeps_processes_after_it_was_lost_may_st
     }
     monkeypatch.setattr("orchestrator.supervision.supervisor.RETRY_S", 0.01)
     monkeypatch.setattr(
-        "orchestrator.supervision.supervisor.each", lambda nodes, *_, **__: [outcomes[n.name] for n in nodes]
+        "orchestrator.supervision.supervisor.map_parallel", lambda nodes, *_, **__: [outcomes[n.name] for n in nodes]
     )
     unreached, running = supervisor._end_returning_nodes(supervisor._plan.nodes, 0.1)  # noqa: SLF001  the end of a run alone
     assert [node.name for node in unreached] == ["n3"]

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from orchestrator.diagnosis.weigh import Confidence, Diagnosis
+from orchestrator.diagnosis.rank_causes import Confidence, Diagnosis
 from orchestrator.errors import LoginRefused, NodeError, NodesError, Unreachable
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.run import Failure, RankExit, RunState

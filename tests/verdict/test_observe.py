@@ -9,8 +9,8 @@ import pytest
 
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan
+from orchestrator.records.store import Store
 from orchestrator.run import LauncherName, Program, Request, RunRecord, RunState
-from orchestrator.store import Store
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.observe import is_left_to_supervisor
 

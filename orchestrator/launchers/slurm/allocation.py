@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import LaunchError
-from orchestrator.launchers.base import passed
+from orchestrator.launchers.base import no_check
 from orchestrator.launchers.job import SILENT, JobStatus
 from orchestrator.launchers.slurm.launcher import CANCEL_S, POLL_S, SlurmLauncher
 from orchestrator.launchers.slurm.queue import job_statuses
@@ -25,7 +25,7 @@ from orchestrator.plan.files import step_command
 from orchestrator.plan.plan import LaunchPlan
 
 if TYPE_CHECKING:
-    from orchestrator.bundle import Bundle
+    from orchestrator.code.bundle import Bundle
 
 START_S = 60.0
 START_POLL_S = 0.2
@@ -110,7 +110,7 @@ class AllocationLauncher(SlurmLauncher):
             self._host.endpoint()
         return few_cores(self._plan, shown.stdout)
 
-    def start(self, bundle: Bundle, check: Callable[[], None] = passed) -> str | None:
+    def start(self, bundle: Bundle, check: Callable[[], None] = no_check) -> str | None:
         """Write the files to the shared workdir and start the steps; returns the id of the job that has the nodes."""
         with self._host_errors():
             self._plan = self.push(self._plan, bundle)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, NodeError, NodesError
-from orchestrator.launchers.base import AttemptFolder, passed
+from orchestrator.launchers.base import AttemptFolder, no_check
 from orchestrator.launchers.direct import DirectLauncher, push_bundle, write_files
 from orchestrator.launchers.job import GONE, SILENT, JobStatus
 from orchestrator.launchers.slurm import environment, unshared_workdir
@@ -25,7 +25,7 @@ from orchestrator.plan.plan import LaunchPlan
 from orchestrator.plan.sbatch import needs_cpus, sbatch_options, with_core_per_rank, with_time_limit
 
 if TYPE_CHECKING:
-    from orchestrator.bundle import Bundle
+    from orchestrator.code.bundle import Bundle
     from orchestrator.endpoint.replies import BatchLog
 
 CANCEL_S = 60.0  # Slurm's KillWait is 30 s by default, between TERM and KILL
@@ -90,7 +90,7 @@ class SlurmLauncher:
             self._host.endpoint()
         return warnings
 
-    def start(self, bundle: Bundle, check: Callable[[], None] = passed) -> str | None:
+    def start(self, bundle: Bundle, check: Callable[[], None] = no_check) -> str | None:
         """Write the files to the shared workdir and submit; returns Slurm's job id."""
         with self._host_errors():
             self._plan = self.push(self._plan, bundle)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.endpoint.access import Terminal, transport_factory
 from orchestrator.errors import UsageError
-from orchestrator.fanout import each
+from orchestrator.fanout import map_parallel
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan
 
@@ -62,7 +62,9 @@ def nodes_lack_files(plan: LaunchPlan, host: SlurmHost) -> bool:
     subplan = replace(plan, nodes=tuple(queried), ssh={**plan.ssh, "connect_timeout_s": timeout_s})
     launcher = nodes_over_ssh(subplan, host, Terminal(may_prompt=False))
     try:
-        traces = each(queried, lambda node: launcher.reach(node).find(node.workdir, plan.run_id), limit=MOST_QUERIED)
+        traces = map_parallel(
+            queried, lambda node: launcher.reach(node).find(node.workdir, plan.run_id), limit=MOST_QUERIED
+        )
     finally:
         launcher.close()
     return None in traces

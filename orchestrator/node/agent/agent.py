@@ -21,10 +21,10 @@ from orchestrator.node.agent.rank_setup import rank_setup
 from orchestrator.node.agent.separate_watch import SeparateWatch
 from orchestrator.node.code_folder import CODE, shared_folder
 from orchestrator.node.events import NO_RETRY, REQUEUE, EventLog, Kind, State
+from orchestrator.node.fast_stdlib import signal, suppress
 from orchestrator.node.fence import Fence
 from orchestrator.node.files import read_json, write_json
 from orchestrator.node.job import Job, Refused
-from orchestrator.node.lean import signal, suppress
 from orchestrator.node.memory_folder import memory_folder, remove_memory, remove_unused
 from orchestrator.node.oom_kills import kills_of_run
 from orchestrator.node.processes import (

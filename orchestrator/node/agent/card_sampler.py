@@ -6,8 +6,8 @@ import os
 import time
 
 from orchestrator.node.agent.idle_cards import IdleCards, reported_steps
+from orchestrator.node.fast_stdlib import suppress
 from orchestrator.node.files import write_json
-from orchestrator.node.lean import suppress
 from orchestrator.node.machine import count_cards
 from orchestrator.node.number_list import format_numbers
 from orchestrator.node.run_folder import CARDS_REPORT, started_ranks

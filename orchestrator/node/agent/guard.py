@@ -18,10 +18,10 @@ from orchestrator.node.agent.binding import Unbound, bind_ranks
 from orchestrator.node.agent.environment import hostfile_text, inherited_environment, rank_environments, summary
 from orchestrator.node.agent.program import clear_folder, command_of, working_directory
 from orchestrator.node.events import PORT_TAKEN, REFUSAL, REFUSED, Clock, EventLog, Kind, State
+from orchestrator.node.fast_stdlib import signal
 from orchestrator.node.files import LEAST_FILE_BYTES, low_size_limit, open_for_write, write_json
 from orchestrator.node.isolation import Isolation
 from orchestrator.node.job import AlreadyRunning, Job, PortTaken, Refused, load_job
-from orchestrator.node.lean import signal
 from orchestrator.node.machine import host_id, is_alive, process_record
 from orchestrator.node.number_list import format_numbers, parse_numbers
 from orchestrator.node.oom_kills import kills_in, memory_cgroup, oom_kills
@@ -42,7 +42,7 @@ from orchestrator.node.run_folder import AGENT_RECORD, read_agent
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from orchestrator.node.agent.warm import WarmParent
-    from orchestrator.node.lean import Socket
+    from orchestrator.node.fast_stdlib import Socket
     from orchestrator.node.messages import AgentBody, BindingBody
 
 UNKILLABLE_S = 2.0  # the agent has ended its ranks; under Slurm, a longer wait for a tool in the driver keeps the job's nodes allocated

@@ -11,8 +11,8 @@ import time
 
 from orchestrator.node.agent.cpu_waits import CpuWaits
 from orchestrator.node.agent.phase_limits import DONE, STEP, PhaseLimits
+from orchestrator.node.fast_stdlib import suppress
 from orchestrator.node.files import read_json, write_json
-from orchestrator.node.lean import suppress
 from orchestrator.node.rank_channel import query, rank_bodies
 from orchestrator.node.run_folder import HANG_REPORT, started_ranks
 from orchestrator.node.stacks import STACKS, folded_calls, ranks_text

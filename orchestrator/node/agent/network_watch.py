@@ -12,8 +12,8 @@ import os
 import time
 
 from orchestrator.node.agent.idle_cards import reported_steps
+from orchestrator.node.fast_stdlib import suppress
 from orchestrator.node.files import NotPlainFile, read_at, write_json
-from orchestrator.node.lean import suppress
 from orchestrator.node.processes import descendants
 from orchestrator.node.run_folder import NETWORK_REPORT, output_stem, process_name, started_ranks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from orchestrator.node.lean import signal, suppress
+from orchestrator.node.fast_stdlib import signal, suppress
 from orchestrator.node.processes import PR_SET_PDEATHSIG, Inherited, prctl
 
 TYPE_CHECKING = False

@@ -14,9 +14,9 @@ from orchestrator.node.agent.environment import inherited_environment, rank_envi
 from orchestrator.node.agent.guard import AgentOptions, block_signals, guard, run_agent
 from orchestrator.node.agent.program import command_of, working_directory
 from orchestrator.node.agent.warm import NoFork, WarmParent, late_names
+from orchestrator.node.fast_stdlib import signal
 from orchestrator.node.files import write_json
 from orchestrator.node.job import Refused, load_job
-from orchestrator.node.lean import signal
 from orchestrator.node.machine import process_record
 from orchestrator.node.processes import (
     PR_SET_CHILD_SUBREAPER,

@@ -12,7 +12,7 @@ import os
 
 from orchestrator.node.agent.environment import RECORD_NAMES, node_environment, rank_variables
 from orchestrator.node.agent.rank_setup import rank_setup
-from orchestrator.node.lean import Socket, dumps, loads, signal, socket
+from orchestrator.node.fast_stdlib import Socket, dumps, loads, signal, socket
 from orchestrator.node.ownership import OWNER_VARIABLES
 from orchestrator.node.processes import Inherited, send, signal_descendants
 from orchestrator.node.spawn import spawn

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import select
 
-from orchestrator.node.lean import dumps, loads
+from orchestrator.node.fast_stdlib import dumps, loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

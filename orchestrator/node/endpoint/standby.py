@@ -7,8 +7,8 @@ import time
 
 from orchestrator.node.endpoint.child import Child
 from orchestrator.node.endpoint.fork import agent_options, exports
+from orchestrator.node.fast_stdlib import dumps, loads, signal, suppress
 from orchestrator.node.files import open_for_write, read_json
-from orchestrator.node.lean import dumps, loads, signal, suppress
 from orchestrator.node.machine import is_alive
 from orchestrator.node.ownership import add_relatives, key_of, signal_exactly, user_processes
 from orchestrator.node.processes import stat_of

@@ -8,8 +8,8 @@ import time
 from orchestrator.node.endpoint.child import Child
 from orchestrator.node.endpoint.report import LOG_TAIL_BYTES
 from orchestrator.node.events import PORT_TAKEN, REFUSAL, REFUSED
+from orchestrator.node.fast_stdlib import signal
 from orchestrator.node.files import absolute_path, check_private_folder, expanded_argument, tail
-from orchestrator.node.lean import signal
 from orchestrator.node.machine import is_alive
 from orchestrator.node.protocol import HeadPortTaken
 from orchestrator.node.run_folder import AGENT_LOG, read_agent

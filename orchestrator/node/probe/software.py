@@ -8,7 +8,7 @@ import os
 import re
 import sys
 
-from orchestrator.node.lean import suppress
+from orchestrator.node.fast_stdlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

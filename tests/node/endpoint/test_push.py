@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import bundle as bundles
+from orchestrator.code import bundle as bundles
 from orchestrator.endpoint.client import Endpoint, RunContent
 from orchestrator.errors import NodeError
 from orchestrator.launchers.direct import send_bundle

@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.endpoint.access import transport_factory
 from orchestrator.errors import LoginRefused, NodesError, OrchError, Unreachable
-from orchestrator.fanout import each, successes
+from orchestrator.fanout import map_parallel, successes
 from orchestrator.inventory.model import Node, SshOptions
 from orchestrator.transports.base import Channel
 from orchestrator.transports.ssh import transport as ssh
@@ -29,7 +29,7 @@ def _silent_logins(nodes: int, *, fanout: int) -> Sequence[Channel | OrchError]:
         options = SshOptions(config=os.devnull, fanout=fanout, connect_timeout_s=1)
         transport_to = transport_factory("ssh", options)
         hosts = [Node(name=f"n{index}", address="127.0.0.1", port=port) for index in range(nodes)]
-        return each(hosts, lambda node: transport_to(node).open(["true"]), limit=nodes)
+        return map_parallel(hosts, lambda node: transport_to(node).open(["true"]), limit=nodes)
 
 
 def test_silent_nodes_wait_together_whatever_the_limit_of_logins(monkeypatch: pytest.MonkeyPatch) -> None:

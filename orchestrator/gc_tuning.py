@@ -10,7 +10,7 @@ _USUAL = get_threshold()
 
 
 @contextmanager
-def rare_collection() -> Iterator[None]:
+def infrequent_gc() -> Iterator[None]:
     """
     Look for garbage rarely in the block, which is all that the process does: set it before the modules are imported.
 
@@ -24,7 +24,7 @@ def rare_collection() -> Iterator[None]:
         freeze()
 
 
-def usual_collection() -> None:
+def default_gc() -> None:
     """Look for garbage as often as usual again, for a process that lives long, but never among the objects that it has by now."""
     freeze()
     set_threshold(*_USUAL)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from orchestrator.ignore_files import IgnoreFiles
+from orchestrator.code.ignore_files import IgnoreFiles
 from orchestrator.node.not_code import CACHES, reason_not_code
 
 ORCHIGNORE = ".orchignore"

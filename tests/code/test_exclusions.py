@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import bundle as bundles
 from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.actions.request import make_request
-from orchestrator.code import Code, find_code
-from orchestrator.code_report import largest_parts
-from orchestrator.code_rules import is_secret
+from orchestrator.code import bundle as bundles
+from orchestrator.code.exclusions import is_secret
+from orchestrator.code.files import Code, find_code
+from orchestrator.code.ignore_files import IgnoreFiles
+from orchestrator.code.report import largest_parts
 from orchestrator.errors import UsageError
-from orchestrator.ignore_files import IgnoreFiles
 
 Find = Callable[..., Code]
 

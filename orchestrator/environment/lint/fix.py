@@ -12,8 +12,8 @@ from orchestrator.environment.lint.judge import LintFinding
 _EMPTY = re.compile(r"[ \t]*(?:export|declare|typeset|readonly|local|env)?(?:[ \t]+-\w+)*[ \t]*\\?")
 
 
-def mended(text: str, findings: Iterable[LintFinding], *, quoted: bool) -> str:
-    """Return the text with every finding mended that has a replacement; a removed line becomes a comment with the reason."""
+def fixed_text(text: str, findings: Iterable[LintFinding], *, quoted: bool) -> str:
+    """Return the text with every finding fixed_text that has a replacement; a removed line becomes a comment with the reason."""
     positions = [found for found in findings if found.replacement is not None and found.start is not None]
     for found in sorted(positions, key=lambda found: found.start or 0, reverse=True):
         start, end = found.start or 0, found.end or 0
@@ -27,7 +27,7 @@ def mended(text: str, findings: Iterable[LintFinding], *, quoted: bool) -> str:
 
 def _quoted(replacement: str) -> str:
     """
-    Quote the value for a shell; the mended text of a fault of the line, such as `export NAME=VALUE`, is one already.
+    Quote the value for a shell; the fixed_text text of a fault of the line, such as `export NAME=VALUE`, is one already.
 
     zsh replaces a word after an unquoted `=` at the beginning of a value, as in NCCL_IB_HCA==mlx5_0, by the path of that program.
     """

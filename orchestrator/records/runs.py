@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from orchestrator.errors import RunNotFound
-from orchestrator.kept_entries import list_entries
 from orchestrator.node.run_id import RUN_ID
+from orchestrator.records.cache.entries import list_entries
+from orchestrator.records.store import RunFolder, Store, home
 from orchestrator.run import RunEntry, RunRecord
-from orchestrator.store import RunFolder, Store, home
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.code import GITIGNORE, Code
-from orchestrator.code_rules import ORCHIGNORE
+from orchestrator.code.exclusions import ORCHIGNORE
+from orchestrator.code.files import GITIGNORE, Code
 from orchestrator.node.digits import three_digits
 
 _MOST_NAMED = 3

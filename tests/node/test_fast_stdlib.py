@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.lean import dumps, loads
+from orchestrator.node.fast_stdlib import dumps, loads
 from tests.paths import ROOT
 
 # Packages as an endpoint has them: without the code of orchestrator/__init__.py.
@@ -23,7 +23,7 @@ import orchestrator.node.endpoint.serve, orchestrator.node.endpoint.fork, orches
 print(*sys.modules)
 for text in ("", " ", "{", "[1,", '{"a" 1}', "1 2", "nul", b"\\xff", '"\\x01"', "{1:2}", '{"text": "cut'):
     try:
-        sys.modules["orchestrator.node.lean"].loads(text)
+        sys.modules["orchestrator.node.fast_stdlib"].loads(text)
         sys.exit(f"{text!r} is taken for JSON")
     except ValueError:
         for name in [name for name in sys.modules if name.startswith("json")]:

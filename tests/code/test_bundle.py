@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import bundle as bundles
-from orchestrator.code import find_code, revision
+from orchestrator.code import bundle as bundles
+from orchestrator.code.files import find_code, revision
 from orchestrator.errors import OrchError, UsageError
-from orchestrator.fanout import each
+from orchestrator.fanout import map_parallel
 
 
 def _git(folder: Path, *args: str) -> None:
@@ -108,7 +108,7 @@ def test_archive_has_the_files_of_the_bundle_and_no_user_data(repository: Path) 
 def test_archive_is_packed_once_for_all_nodes(repository: Path) -> None:
     """All threads get the same object: an archive per thread would be the memory of the launching machine."""
     bundle = bundles.build(trainer=True, code=find_code(repository, ["x.py"]))
-    archives = each(range(16), lambda _: bundle.archive, limit=16)
+    archives = map_parallel(range(16), lambda _: bundle.archive, limit=16)
     assert len({id(archive) for archive in archives}) == 1
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.store import Store, json_object, write_file
+from orchestrator.records.store import Store, json_object, write_file
 
 if TYPE_CHECKING:
     from orchestrator.node.facts import NodeFacts

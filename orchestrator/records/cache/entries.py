@@ -9,8 +9,8 @@ from dataclasses import astuple
 from typing import Any
 
 from orchestrator.errors import RunNotFound
+from orchestrator.records.store import RunFolder, Store, json_object, second, write_file
 from orchestrator.run import LauncherName, RunEntry, RunState
-from orchestrator.store import RunFolder, Store, json_object, second, write_file
 
 FILE = "ended-runs.json"
 VERSION = 1

@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from orchestrator.code import Code, walk
-from orchestrator.code_report import CodeReport, first_names
-from orchestrator.code_rules import ORCHIGNORE
+from orchestrator.code.exclusions import ORCHIGNORE
+from orchestrator.code.files import Code, walk
+from orchestrator.code.report import CodeReport, first_names
 from orchestrator.errors import OrchError, UsageError
 from orchestrator.resources import check_sources, node_folder, trainer_folder
 

@@ -21,8 +21,8 @@ from orchestrator.errors import RunNotFound, UsageError
 from orchestrator.node.events import NO_RETRY
 from orchestrator.node.run_id import RUN_ID
 from orchestrator.plan.plan import LaunchPlan, NodePlan, Sweep, to_json
+from orchestrator.records.store import RunFolder, Store, SupervisorProcess, home, write_file
 from orchestrator.run import Program, RankExit, RunRecord, RunState, new_run_id
-from orchestrator.store import RunFolder, Store, SupervisorProcess, home, write_file
 from orchestrator.transports.ssh.route import PlannedSsh
 
 
@@ -167,7 +167,7 @@ def test_missing_run_error_names_the_command_to_start_one(tmp_path: Path) -> Non
 def test_change_of_a_record_is_not_undone_by_another_process(tmp_path: Path) -> None:
     folder = Store(tmp_path).create(_record("a-20260102-030405-0abc"))
     program = (
-        "import sys; from pathlib import Path; from orchestrator.store import RunFolder\n"
+        "import sys; from pathlib import Path; from orchestrator.records.store import RunFolder\n"
         "for number in range(500): RunFolder(Path(sys.argv[1])).update(message=str(number))"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(folder.path)]) as process:
@@ -183,7 +183,7 @@ def test_change_of_a_record_is_not_undone_by_another_process(tmp_path: Path) -> 
 def test_lock_of_a_stopped_process_delays_a_change_of_the_record_only_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.store.RECORD_WAIT_S", 0.1)
+    monkeypatch.setattr("orchestrator.records.store.RECORD_WAIT_S", 0.1)
     folder = Store(tmp_path).create(_record("a-20260102-030405-0abc"))
     with (folder.path / "run.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

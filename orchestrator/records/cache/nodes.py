@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import OrchError
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.names.hostlist import expand, fold
-from orchestrator.store import RunFolder, Store
+from orchestrator.records.store import RunFolder, Store
 
 if TYPE_CHECKING:
     from orchestrator.findings import Finding

@@ -10,17 +10,17 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator import bundle as bundles
-from orchestrator.actions.kept_launch import kept_launch
 from orchestrator.actions.launch import Planned, keep_code, record_plan
-from orchestrator.code import Code
+from orchestrator.actions.recorded_launch import recorded_launch
+from orchestrator.code import bundle as bundles
+from orchestrator.code.files import Code
 from orchestrator.errors import LaunchError, OrchError
 from orchestrator.inventory import model as inventories
 from orchestrator.inventory.redaction import REDACTED
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import with_defaults
+from orchestrator.records.store import RunFolder, Store
 from orchestrator.run import Program, Request, RunRecord, RunState
-from orchestrator.store import RunFolder, Store
 from orchestrator.version import __version__
 from tests.grounds.cli import Orch
 from tests.grounds.components import unavailable
@@ -70,7 +70,7 @@ def _write_secret(value: str) -> None:
 
 
 def _kept(folder: RunFolder) -> Planned:
-    return kept_launch(folder, cast("Any", None))
+    return recorded_launch(folder, cast("Any", None))
 
 
 def test_nodes_get_the_variables_of_the_launch(folder: RunFolder) -> None:

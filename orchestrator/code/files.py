@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from orchestrator.code_rules import CodeRules, by_reason, is_secret
+from orchestrator.code.exclusions import CodeRules, by_reason, is_secret
+from orchestrator.code.ignore_files import IgnoreFiles
 from orchestrator.errors import UsageError
-from orchestrator.ignore_files import IgnoreFiles
 
 GITIGNORE = ".gitignore"
 _SUBMODULE = "160000"  # the mode of a submodule in git's index
@@ -48,7 +48,7 @@ def find_code(cwd: Path, argv: Sequence[str], private: Sequence[str] = (), orch_
     Find the code that a program started in `cwd` needs.
 
     In a git work tree: all tracked files, also of submodules, and new ones that are neither ignored nor left out by the rules of
-    code_rules.py. Elsewhere, if an argument, or a word in it, names a file or folder below `cwd`: all files below `cwd` under the same
+    exclusions.py. Elsewhere, if an argument, or a word in it, names a file or folder below `cwd`: all files below `cwd` under the same
     rules; otherwise no files. A file that an argument names is sent unless an ignore file leaves it out.
 
     Args:

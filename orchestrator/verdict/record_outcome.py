@@ -9,9 +9,9 @@ from datetime import datetime, timezone
 
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import os_error_text
-from orchestrator.kept_nodes import keep_end
+from orchestrator.records.cache.nodes import keep_end
+from orchestrator.records.store import KeptRun
 from orchestrator.run import RunRecord
-from orchestrator.store import KeptRun
 from orchestrator.verdict.classify import classify
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.launching import is_launching
@@ -20,7 +20,9 @@ from orchestrator.verdict.replicas import differing_replicas
 from orchestrator.verdict.slow_ranks import slow_ranks
 
 
-def settle(run: KeptRun, verdict: Verdict, nodes: Sequence[NodeObservation] = (), *, attempt: int = 1) -> RunRecord:
+def record_outcome(
+    run: KeptRun, verdict: Verdict, nodes: Sequence[NodeObservation] = (), *, attempt: int = 1
+) -> RunRecord:
     """Write the verdict into the run's record. A final state is kept, except LOST: a later verdict is based on more reports."""
     if verdict.exit is not None and verdict.exit.missing is not None:
         verdict = explain(verdict, run.read_plan(), run.read().code)
@@ -31,12 +33,12 @@ def settle(run: KeptRun, verdict: Verdict, nodes: Sequence[NodeObservation] = ()
     return record
 
 
-def settle_if_writable(
+def record_outcome_if_writable(
     run: KeptRun, verdict: Verdict, nodes: Sequence[NodeObservation] = (), *, attempt: int = 1
 ) -> tuple[RunRecord, str]:
-    """As `settle`; if the record cannot be written, such as on a full disk, also a warning. The record is up to date in any case."""
+    """As `record_outcome`; if the record cannot be written, such as on a full disk, also a warning. The record is up to date in any case."""
     try:
-        return settle(run, verdict, nodes, attempt=attempt), ""
+        return record_outcome(run, verdict, nodes, attempt=attempt), ""
     except OSError as exc:
         record = run.read()
         changed = _settled(replace(record, attempt=max(record.attempt, attempt)), verdict, nodes)

@@ -88,7 +88,7 @@ class Diagnosis:
         }
 
 
-def weigh(evidence: Evidence) -> Diagnosis:
+def rank_causes(evidence: Evidence) -> Diagnosis:
     """Name the cause."""
     hits = _most_specific(_in_order(_with_ranks_of_the_run(evidence.hits)))
     ended = [hit for hit in hits if not _is_survived(hit, evidence)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.actions.runs import all_runs
 from orchestrator.errors import RunNotFound, UsageError
 from orchestrator.plan.plan import LaunchPlan
-from orchestrator.store import RunFolder
+from orchestrator.records.runs import all_runs
+from orchestrator.records.store import RunFolder
 
 
 def require_unused(plan: LaunchPlan, after: Sequence[str]) -> None:

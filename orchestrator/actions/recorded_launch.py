@@ -15,19 +15,19 @@ from pathlib import Path
 from orchestrator.actions.inventory import load_inventory
 from orchestrator.actions.launch import Planned
 from orchestrator.actions.preflight import checked_nodes
-from orchestrator.bundle import Bundle
+from orchestrator.code.bundle import Bundle
 from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, OrchError, os_error_text
 from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.redaction import REDACTED
 from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import LaunchPlan, NodePlan
+from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord
-from orchestrator.store import RunFolder
 from orchestrator.version import __version__
 
 
-def kept_launch(folder: RunFolder, terminal: Terminal) -> Planned:
+def recorded_launch(folder: RunFolder, terminal: Terminal) -> Planned:
     """
     The launch of a run that another process has launched.
 
