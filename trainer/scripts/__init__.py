@@ -22,6 +22,8 @@ AFTER = {
     "torch": "gcu.migrate_with_torch",
     "torch_gcu": "gcu.migrate_with_torch_gcu",
     "torch.optim.optimizer": "progress.count_steps",
+    "torch.distributed.distributed_c10d": "lost_errors.watch_groups",
+    "torch_gcu.distributed.distributed_c10d": "lost_errors.watch_groups",
     "torch.serialization": "saves.watch_files",
     "torch.distributed.checkpoint.filesystem": "saves.watch_distributed_checkpoint",
     "torch.nn.parallel.distributed": "replicas.remember_models",

@@ -3,55 +3,75 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import sys
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable, Dict
 
 from ..io import replace_text
 
+_RANK: Dict[str, Any] = {"is_joined": False, "exit_code": None}  # the process is one rank
+
+
+def is_by_hand() -> bool:
+    """True if this process is a rank that neither orch nor torchrun has started."""
+    env = os.environ
+    return all(name in env for name in ("RANK", "PET_NNODES", "ORCH_RUN_DIR")) and "TORCHELASTIC_RUN_ID" not in env
+
 
 def watch() -> None:
-    """Note the error with which this process ends, if it is a rank that neither orch nor torchrun has started."""
-    if _is_by_hand():
-        atexit.register(note)
+    """Note the error with which this process ends, if it is a rank that was started by hand."""
+    if not is_by_hand():
+        return
+    exit_ = sys.exit
+
+    @functools.wraps(exit_)
+    def exit_with(status: object = None, /) -> None:
+        _RANK["exit_code"] = status
+        exit_(status)  # type: ignore[arg-type]
+
+    sys.exit = exit_with  # type: ignore[assignment]
+    atexit.register(note)
 
 
-def begin(exit_code: Callable[[], object]) -> None:
-    """
-    Note at its first step that a rank of a process group has begun; `note` removes that, unless a signal ends the rank.
+def watch_groups(module: Any) -> None:  # noqa: ANN401 -- distributed_c10d, of torch or of the vendor
+    """Remember that this process has joined a group: a script may destroy it before its error ends the process."""
+    if not is_by_hand():
+        return
+    make = module.init_process_group
 
-    Args:
-        exit_code: returns the code that the script has passed to sys.exit().
-    """
-    if _is_by_hand() and _is_joined():
-        _write(error=None)
-        atexit.unregister(note)
-        atexit.register(note, exit_code)
+    @functools.wraps(make)
+    def make_and_remember(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        result = make(*args, **kwargs)
+        _RANK["is_joined"] = True
+        return result
+
+    module.init_process_group = make_and_remember
 
 
-def note(exit_code: Callable[[], object] = lambda: None) -> None:
-    """Write the error of a rank that has failed in its process group; remove it if a later process of the rank has not failed."""
-    error, code = getattr(sys, "last_value", None), exit_code()
+def begin() -> None:
+    """Note at its first step that a rank of a process group has begun; `note` removes that, unless a signal ends the rank."""
+    if is_by_hand() and _RANK["is_joined"]:
+        _write_note(None)
+
+
+def note() -> None:
+    """Write the error of a rank that has failed after it had joined a group; remove it if a later process of the rank has not failed."""
+    error = _error()
+    if error and _RANK["is_joined"]:
+        _write_note(error[:1000])
+    elif not error and _path().exists():
+        _warn_on_failure(_path().unlink)
+
+
+def _error() -> str:
+    """The exception that ends this process, or its exit code; empty if it ends well."""
+    error, code = getattr(sys, "last_value", None), _RANK["exit_code"]
     if error is not None:
-        text = f"{type(error).__name__}: {error}"
-    else:
-        text = "" if code in (None, 0) else f"sys.exit({code!r})"
-    if text and (_is_joined() or _path().exists()):
-        _write(error=text[:1000])
-    elif not text and _path().exists():
-        _write_or_warn(_path().unlink)
-
-
-def _is_by_hand() -> bool:
-    env = os.environ
-    return "RANK" in env and "PET_NNODES" in env and "ORCH_RUN_DIR" in env and "TORCHELASTIC_RUN_ID" not in env
-
-
-def _is_joined() -> bool:
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+        return f"{type(error).__name__}: {error}"
+    return "" if code in (None, 0) else f"exit code {code}" if isinstance(code, int) else str(code)
 
 
 def _path() -> Path:
@@ -60,12 +80,12 @@ def _path() -> Path:
     return node / "error" / f"lost-{env['RANK']}.json"
 
 
-def _write(*, error: str | None) -> None:
+def _write_note(error: str | None) -> None:
     report = {"rank": os.environ["RANK"], "error": error}
-    _write_or_warn(lambda: replace_text(_path(), json.dumps(report)))
+    _warn_on_failure(lambda: replace_text(_path(), json.dumps(report)))
 
 
-def _write_or_warn(write: Callable[[], object]) -> None:
+def _warn_on_failure(write: Callable[[], object]) -> None:
     try:
         write()
     except OSError as exc:

@@ -119,7 +119,7 @@ def _join(accelerator: Accelerator, *, init_backend: str = "torch", timeout: tim
             **for_torch,
         )
     except TrainerError as exc:
-        raise SystemExit(report(_own_group(accelerator, exc), os.environ)) from exc
+        sys.exit(report(_own_group(accelerator, exc), os.environ))
     if group.rendezvous is not None:
         group.rendezvous.leave()  # a script may end at once, and with rank 0 its store, while others still read from that
     sys.stderr.write(f"{group.ready_message}\n")

@@ -99,7 +99,7 @@ class StepCount:
         self.progress.extra["saved"] = _saved_before(self.path)
         atexit.register(self.finish)
         self._watch_exit()
-        lost_errors.begin(lambda: self.exit_code)
+        lost_errors.begin()
         self.on_first_step()
 
     def _watch_exit(self) -> None:

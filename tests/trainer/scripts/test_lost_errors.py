@@ -3,68 +3,71 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from trainer.scripts.lost_errors import begin, note
+from tests.paths import ROOT
+
+pytestmark = pytest.mark.processes
+
+PROGRAM = """
+import atexit, os, sys, types
+import trainer.scripts.lost_errors as lost
+lost.watch()
+c10d = types.SimpleNamespace(init_process_group=lambda backend: None)
+lost.watch_groups(c10d)
+if {joins}:
+    c10d.init_process_group("gloo")
+{end}
+"""
 
 
-@pytest.mark.parametrize(("error", "is_joined", "noted"), [(ValueError("bad"), True, True), (ValueError("bad"), False, False), (None, True, False)])  # fmt: skip
-def test_error_of_a_joined_rank_is_noted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception | None, *, is_joined: bool, noted: bool
-) -> None:
-    file = _rank(monkeypatch, tmp_path, is_joined=is_joined)
-    monkeypatch.setattr(sys, "last_value", error, raising=False)
-    note()
-    assert file.exists() is noted
-    if noted:
-        assert json.loads(file.read_text()) == {"rank": "3", "error": "ValueError: bad"}
-        monkeypatch.setattr(sys, "last_value", None)
-        note()  # a later process of the rank has not failed
-        assert not file.exists()
+def _end(folder: Path, end: str, *, joins: bool = True, **more: str) -> object:
+    """Run a program as rank 3 that ends so; return its noted error."""
+    (folder / "attempt-1" / "n0" / "error").mkdir(parents=True, exist_ok=True)
+    rank = {"RANK": "3", "PET_NNODES": "1", "ORCH_RUN_DIR": str(folder), "ORCH_ATTEMPT": "1", "ORCH_NODE": "n0"}
+    env = {**os.environ, **rank, "PYTHONPATH": str(ROOT), **more}
+    subprocess.run([sys.executable, "-c", PROGRAM.format(joins=joins, end=end)], env=env, check=False, timeout=60)
+    return _note(folder).get("error")
+
+
+def _note(folder: Path) -> dict[str, Any]:
+    file = folder / "attempt-1" / "n0" / "error" / "lost-3.json"
+    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    return found
 
 
 @pytest.mark.parametrize(
-    ("code", "error"), [(1, "sys.exit(1)"), ("no data", "sys.exit('no data')"), (0, ""), (None, "")]
+    ("end", "error"),
+    [
+        ("raise ValueError('bad')", "ValueError: bad"),
+        ("sys.exit(2)", "exit code 2"),  # as a script that prints its errors itself, or the error of the rendezvous
+        ("sys.exit('no data')", "no data"),
+        ("sys.exit(0)", None),
+        ("", None),
+        ("lost.begin(); sys.exit(1)", "exit code 1"),
+        ("lost.begin()", None),
+    ],
 )
-def test_rank_that_has_begun_is_noted_unless_it_ends_well(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: object, error: str
-) -> None:
-    """By then the process group may have been destroyed."""
-    file = _rank(monkeypatch, tmp_path, is_joined=True)
-    monkeypatch.setattr(sys, "last_value", None, raising=False)
-    registered: list[Callable[[], object]] = []
-    monkeypatch.setattr("atexit.register", lambda function, *args: registered.append(partial(function, *args)))
-    begin(lambda: code)
-    assert json.loads(file.read_text()) == {"rank": "3", "error": None}  # all that a signal leaves
-    _rank(monkeypatch, tmp_path, is_joined=False)
-    [at_exit] = registered
-    at_exit()
-    assert (json.loads(file.read_text())["error"] if file.exists() else "") == error
+def test_error_of_a_joined_rank_is_noted(tmp_path: Path, end: str, error: str | None) -> None:
+    assert _end(tmp_path, end) == error
+    assert _end(tmp_path, "") is None, "a later process of the rank has not failed"
 
 
-@pytest.mark.parametrize(("variable", "is_joined"), [("TORCHELASTIC_RUN_ID", True), ("OTHER", False)])
-def test_rank_of_torchrun_or_without_a_group_notes_no_begin(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str, *, is_joined: bool
-) -> None:
-    file = _rank(monkeypatch, tmp_path, is_joined=is_joined)
-    monkeypatch.setenv(variable, "1")
-    begin(lambda: None)
-    assert not file.exists()
+def test_rank_that_a_signal_ends_leaves_the_note_of_its_first_step(tmp_path: Path) -> None:
+    _end(tmp_path, "lost.begin(); os.kill(os.getpid(), 9)")
+    assert _note(tmp_path) == {"rank": "3", "error": None}
+    _end(tmp_path, "")
+    assert _note(tmp_path) == {}
+    _end(tmp_path, "lost.begin(); os.kill(os.getpid(), 9)", joins=False)
+    assert _note(tmp_path) == {}
 
 
-def _rank(monkeypatch: pytest.MonkeyPatch, folder: Path, *, is_joined: bool) -> Path:
-    """Set the environment of rank 3, and return the path of the note."""
-    file = folder / "attempt-1" / "n0" / "error" / "lost-3.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    variables = {"RANK": "3", "PET_NNODES": "1", "ORCH_RUN_DIR": str(folder), "ORCH_ATTEMPT": "1", "ORCH_NODE": "n0"}
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    group = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: is_joined)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(distributed=group))
-    return file
+def test_error_of_a_process_that_joined_no_group_or_that_torchrun_watches_is_not_noted(tmp_path: Path) -> None:
+    assert _end(tmp_path, "sys.exit(1)", joins=False) is None
+    assert _end(tmp_path, "sys.exit(1)", TORCHELASTIC_RUN_ID="r") is None
