@@ -7,6 +7,7 @@ from functools import partial
 from orchestrator.diagnosis.signature import Role, Signature, signature
 
 _verdict = partial(signature, Role.VERDICT)
+_root = partial(signature, Role.ROOT)
 _symptom = partial(signature, Role.SYMPTOM)
 _ORCH = "orch"
 _KILLED_FOR_MEMORY = ("oom-killer", "cgroup-oom", "oom-kills", "run-oom-kills", "slurm-oom", "slurm-oom-task")
@@ -31,6 +32,12 @@ OF_ORCH: tuple[Signature, ...] = (
         literal=" cannot be started on ", sample="rank 0 cannot be started on n0: ./run.sh ends its lines as Windows does: sed -i 's/\\r$//' ./run.sh", near="attempt 2 could not be started", source=_ORCH),
     _verdict("check-refused", r"the check of the nodes failed, so nothing was started\s+FAIL +(?P<finding>[^\n]+)", "config", "the check of the nodes refused the start: {finding}", "orch check: looks again, after that is corrected", "--skip NAME leaves out one check",
         literal="the check of the nodes failed", lines=2, sample="the check of the nodes failed, so nothing was started\n  FAIL  port: n1: port 29500 is in use", near="the check of the nodes failed\nfor another reason", source=_ORCH),
+    _verdict("separate-trainings", r"(?P<count>\d+) trainings, not one: (?P<how>[^\n;]+); (?P<remedy>[^\n]+)", "config", "{count} trainings, not one: {how}", "docs/programs.md: One training; orch logs RUN: shows if the script fell back to a training without a group",
+        literal=" trainings, not one: ", sample="2 trainings, not one: each of 2 ranks takes optimizer steps in no process group; join the ranks with torch.distributed.init_process_group()", near="one training, not two", source=_ORCH),
+    _verdict("own-launcher", r"each of the (?P<count>\d+) ranks has started (?P<what>[^\n]+?)(?: itself|, which starts ranks itself); start the program once per node", "config", "each of the {count} ranks has started {what}, so that each trains on its own", "the same command with --per-node: the program then starts once per node",
+        literal="ranks has started ", sample=("each of the 2 ranks has started the ranks 0, 1 itself; start the program once per node instead: `orch ssh-launch`", "each of the 2 ranks has started torchrun, which starts ranks itself; start the program once per node instead: `orch ssh-launch`"), near="each of the 2 ranks has started", source=_ORCH),
+    _root("own-group", r"this script has made its own (?P<backend>\w+) group(?: at (?P<place>\S+?))?, which holds the port", "config", "on a T20 this script makes a {backend} group of torch.distributed before MMEngine makes that of the cards, and both need one port", "delete the call of torch.distributed.init_process_group that the line names: MMEngine makes the group itself under orch",
+        literal="this script has made its own ", sample="error: this script has made its own gloo group at train.py:9, which holds the port of the rendezvous and carries no xla tensors", near="this script has made its own group", source=_ORCH),
     _symptom("no-retry-code", r"(?:rank (?P<rank>\d+)|the program) on (?P<node>\S+) exited 93\b", "code", "the program exited with 93, which declares that another attempt cannot help", "look at the last lines of that rank: orch logs RUN --node {node}", "a program that means something else by 93 needs another exit code", retry="never",
         literal="exited 93", sample="rank 0 on n0 exited 93", near="rank 0 on n0 exited 1", source=_ORCH),
     _symptom("restart-requested", r"(?:rank (?P<rank>\d+)|the program) on (?P<node>\S+) exited 99\b|the ranks requested another attempt, and Slurm did not start it", "code", "the program exited with 99, by which it requests another attempt, and none was allowed or possible", "--max-retries N at the launch, or restart: in the inventory", "a program that means something else by 99 needs another exit code", retry="retry",
