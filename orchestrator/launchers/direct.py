@@ -6,19 +6,20 @@ import contextlib
 import ipaddress
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
+from orchestrator.connections.pool import ConnectionPool
 from orchestrator.endpoint.access import TransportFactory
 from orchestrator.endpoint.client import Endpoint, FileContent, RunContent
 from orchestrator.endpoint.connection import RendezvousPortTaken
-from orchestrator.errors import LaunchError, NodeError, NodesError, Unreachable, folded
+from orchestrator.errors import LaunchError, NodeError, NodesError, folded
 from orchestrator.fanout import map_parallel, successes
 from orchestrator.launchers.base import AttemptFolder, no_check
 from orchestrator.launchers.job import JobStatus
+from orchestrator.launchers.newest_plan import NewestPlan
 from orchestrator.names.hostlist import fold
 from orchestrator.node.code_folder import SHARED
 from orchestrator.node.digits import three_digits
@@ -58,80 +59,40 @@ class DirectLauncher:
         connected: Mapping[str, Endpoint] = MappingProxyType({}),
         on_progress: OnProgress = no_progress,
     ) -> None:
-        self._plans_lock = threading.Lock()
-        self._plans = [plan]
-        """The plans of all attempts; `without_reconnects` shares it."""
-        self._begun = set[int]()
-        """The attempts that `begin_attempt` has taken; `without_reconnects` shares it."""
-        self._transport = transport
+        self._newest = NewestPlan(plan)
+        self._connections = ConnectionPool(transport, connected)
         self._on_progress = on_progress
         self._fanout = int(plan.ssh["fanout"])
-        self._endpoints = dict(connected)
-        self._opening: dict[str, Endpoint] = {}
-        self._queued_s: dict[str, float] = {}
-        """For login slots, without the present login."""
         self._start_requested: set[str] = set()
-        self._is_closed = False
-        self._reconnects = threading.Event()
-        self._reconnects.set()
-        self._connecting: dict[str, threading.Lock] = {}
-        self._add_nodes(plan)
 
     @property
     def plan(self) -> LaunchPlan:
         """The plan of the newest attempt."""
-        return self._plans[-1]
+        return self._newest.get()
 
     def prepare_attempt(self, plan: LaunchPlan) -> None:
         """Connect to the nodes of another attempt, before `begin_attempt`."""
-        with self._plans_lock:
-            self._add_nodes(plan)
         self._connect(plan.nodes)
 
     def begin_attempt(self, plan: LaunchPlan) -> None:
         """Take the plan of another attempt, which `start` then starts; `undo` ends only its agents."""
         self._start_requested.clear()
-        with self._plans_lock:
-            self._add_nodes(plan)
-            self._begun.add(plan.attempt)
-            if plan.attempt > self.plan.attempt:
-                self._plans.append(plan)
-            else:  # a reader of the logs has seen it in the record before
-                self._plans[-1] = plan
+        self._newest.begin(plan)
 
     def learn_attempt(self, plan: LaunchPlan) -> None:
-        """
-        Take the plan of an attempt that another process or thread starts, to read its logs; it may start it on other nodes.
-
-        Not once this launcher has begun the attempt: the plan in the record has no variables, and may be an older one.
-        """
-        with self._plans_lock:
-            if plan.attempt <= max(self._begun, default=0):
-                return
-            self._add_nodes(plan)
-            if plan.attempt > self.plan.attempt:
-                self._plans.append(plan)
-            elif plan.attempt == self.plan.attempt and _names(plan) != _names(self.plan):
-                self._plans[-1] = plan
+        """Take the plan of an attempt that another process or thread starts, to read its logs."""
+        self._newest.learn(plan)
 
     def leave_out_spares(self, names: Collection[str]) -> None:
         """Do not use these spare nodes in later attempts."""
-        if names:
-            spares = tuple(node for node in self.plan.spares if node.name not in names)
-            self._plans[-1] = replace(self.plan, spares=spares)
-
-    def _add_nodes(self, plan: LaunchPlan) -> None:
-        for node in (*plan.nodes, *plan.spares, *plan.replaced):
-            self._connecting.setdefault(node.name, threading.Lock())
-            self._queued_s.setdefault(node.name, 0.0)
+        self._newest.change(
+            lambda plan: replace(plan, spares=tuple(node for node in plan.spares if node.name not in names))
+        )
 
     def connect(self) -> Sequence[str]:
         """Open one connection per node, all at once; the warnings are the remarks of the transports."""
         self._connect(self.plan.nodes)
-        by_remark: dict[str, list[str]] = {}
-        for name, endpoint in tuple(self._endpoints.items()):  # spare nodes may be connected meanwhile
-            by_remark.setdefault(endpoint.remark, []).append(name)
-        return [f"{fold(names)}: {remark}" for remark, names in by_remark.items() if remark]
+        return [f"{fold(names)}: {remark}" for remark, names in self._connections.remarks().items()]
 
     def start(self, bundle: Bundle, check: Callable[[], None] = no_check) -> str | None:
         """Push to all nodes, reserve the rendezvous on the head, start all agents with it."""
@@ -185,9 +146,9 @@ class DirectLauncher:
         self._on_each([node for node, reply in answers if not reply["is_first"]], follow, "preparing")
         written = [*answers, *zip(lacking, pushed, strict=True)]
         if plan.attempt == 1 and (warning := space_warning(written)):
-            plan = self._plans[-1] = replace(plan, warnings=(*plan.warnings, warning))
+            self._newest.change(lambda plan: replace(plan, warnings=(*plan.warnings, warning)))
         if plan.attempt == 1 and len(first) == 1:  # on one file system
-            self._plans[-1] = replace(plan, is_shared=True)
+            self._newest.change(lambda plan: replace(plan, is_shared=True))
             self.reach(plan.head).put_files(f"{plan.run_dir(plan.head)}/{SHARED}", [])
 
     def send_code(self, node: NodePlan, bundle: Bundle) -> bool:
@@ -208,7 +169,7 @@ class DirectLauncher:
 
     def add_defaults(self, defaults: Mapping[str, Mapping[str, str]]) -> None:
         """Give the ranks default variables, by node, before the start: replace the nodes' scripts, which were pushed."""
-        plan = self._plans[-1] = with_defaults(self.plan, defaults)
+        plan = self._newest.change(lambda plan: with_defaults(plan, defaults))
 
         def write(node: NodePlan) -> None:
             write_files(self.reach(node), plan.run_dir(node), [node_script_file(plan, node)])
@@ -223,9 +184,11 @@ class DirectLauncher:
         """
         begun = [node for node in self.plan.nodes if node.name in self._start_requested]
         is_restart = self.plan.attempt > 1
-        if not self._is_closed:
+        if not self._connections.is_closed:
             return self.stop_nodes(begun, grace_s=0.0, keeps_standby=is_restart)
-        with contextlib.closing(DirectLauncher(replace(self.plan, nodes=tuple(begun)), self._transport)) as reconnected:
+        with contextlib.closing(
+            DirectLauncher(replace(self.plan, nodes=tuple(begun)), self._connections.transport)
+        ) as reconnected:
             return reconnected.stop_nodes(begun, grace_s=0.0, keeps_standby=is_restart)
 
     def _start_agents(self) -> None:
@@ -302,64 +265,34 @@ class DirectLauncher:
 
     def close(self) -> None:
         """Close all connections at once, also those that other threads open or wait on; no more are opened."""
-        self._is_closed = True
-        endpoints = (*self._opening.values(), *self._endpoints.values())
-        # At once: a local endpoint waits for its process to end.
-        map_parallel(endpoints, lambda endpoint: endpoint.close(), limit=len(endpoints))
-        self._endpoints.clear()
+        self._connections.close()
 
     def _connect(self, nodes: Sequence[NodePlan]) -> None:
-        self._on_each([node for node in nodes if not self._is_connected(node)], self.reach, "connecting")
+        self._on_each([node for node in nodes if not self.connected_endpoint(node)], self.reach, "connecting")
 
     def reach(self, node: NodePlan) -> Endpoint:
         """The node's endpoint; reconnects if its connection was lost."""
-        lost = self._endpoints.get(node.name)
-        if lost is not None and not lost.connected and not self._reconnects.is_set():
-            raise Unreachable(node.name, "the connection was lost")
-        with self._connecting[node.name]:
-            if not self._is_connected(node):
-                if lost := self._endpoints.get(node.name):
-                    lost.close()  # its connection may still be up: a reply came too late
-                self._endpoints[node.name] = self._open(node)
-            return self._endpoints[node.name]
+        return self._connections.reach(node)
 
     def connected_endpoint(self, node: NodePlan) -> Endpoint | None:
         """The node's endpoint; None without a connection."""
-        endpoint = self._endpoints.get(node.name)
-        return endpoint if endpoint is not None and endpoint.connected else None
-
-    def without_reconnects(self, until: threading.Event) -> DirectLauncher:
-        """This launcher with the same connections; until the event, it leaves it to the other one to replace lost ones."""
-        sharing = copy(self)
-        sharing._reconnects = until  # noqa: SLF001  of the same class
-        return sharing
-
-    def _open(self, node: NodePlan) -> Endpoint:
-        endpoint = self._opening[node.name] = Endpoint(self._transport(node), node.python)
-        try:
-            if self._is_closed:
-                raise Unreachable(node.name, "the launcher was closed")
-            endpoint.open()
-        finally:
-            self._queued_s[node.name] += endpoint.queued_s
-            del self._opening[node.name]
-        return endpoint
+        return self._connections.connected(node)
 
     def queued_s(self, node: NodePlan) -> float:
         """The seconds that all logins to the node so far have waited for a login slot."""
-        opening = self._opening.get(node.name)
-        return self._queued_s[node.name] + (opening.queued_s if opening else 0.0)
+        return self._connections.queued_s(node)
 
-    def _is_connected(self, node: NodePlan) -> bool:
-        return node.name in self._endpoints and self._endpoints[node.name].connected
+    def without_reconnects(self, until: threading.Event) -> DirectLauncher:
+        """This launcher with the same connections; until the event, it leaves it to the other one to replace lost ones."""
+        return _WithoutReconnects(self, until)
 
     def _reserve(self) -> str:
         """Choose the rendezvous address and hold its port on the head, just before the start; return the record of both."""
         head = self.plan.head
         env = {**head.defaults, **head.env}
         interfaces = {name: env[name] for name in INTERFACES if name in env}
-        record = self._endpoints[head.name].reserve([head.address], interfaces)
-        hosts = {node.name: self._endpoints[node.name].facts.host_id for node in self.plan.nodes}
+        record = self._connections.reach(head, reconnects=False).reserve([head.address], interfaces)
+        hosts = {node.name: self._connections.reach(node, reconnects=False).facts.host_id for node in self.plan.nodes}
         check_reachable(parse_rendezvous(record), head.name, hosts)
         return record
 
@@ -368,7 +301,9 @@ class DirectLauncher:
         wait_s = START_WAIT_S + (SETUP_WAIT_S if self.plan.setup else 0.0)
         self._start_requested.add(node.name)
         agent = agent_start(self.plan, node, record)
-        self._endpoints[node.name].start(command, self.plan.node_dir(node), agent=agent, wait_s=wait_s)
+        self._connections.reach(node, reconnects=False).start(
+            command, self.plan.node_dir(node), agent=agent, wait_s=wait_s
+        )
 
     def stand_by(self, name: str, rendezvous: str) -> None:
         """Let the ranks of the next attempt import their modules on a node, while the ranks of the newest one run."""
@@ -404,14 +339,22 @@ class DirectLauncher:
         return successes(map_parallel(nodes, self._reporter.around(work), limit=limit or len(nodes)))
 
 
+class _WithoutReconnects(DirectLauncher):
+    """A launcher with the plan and the connections of another one, which alone replaces lost ones until an event."""
+
+    def __init__(self, launcher: DirectLauncher, until: threading.Event) -> None:
+        self.__dict__.update(vars(launcher))
+        self._until = until
+
+    def reach(self, node: NodePlan) -> Endpoint:
+        """The node's endpoint; Unreachable until the event if its connection was lost."""
+        return self._connections.reach(node, reconnects=self._until.is_set())
+
+
 def with_last_rank(plan: LaunchPlan, spare: NodePlan) -> NodePlan:
     """A spare node with the ranks of the last node, and with the default variables that were found there: on most clusters, those of any node."""
     last = plan.nodes[-1]
     return replace(spare, node_rank=last.node_rank, ranks=last.ranks, defaults=last.defaults)
-
-
-def _names(plan: LaunchPlan) -> list[str]:
-    return [node.name for node in plan.nodes]
 
 
 def space_warning(replies: Sequence[tuple[NodePlan, messages.PutRunReply]]) -> str:

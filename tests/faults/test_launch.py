@@ -47,7 +47,7 @@ class LosingLauncher(DirectLauncher):
     def _start_agent(self, node: NodePlan, found: str) -> None:
         super()._start_agent(node, found)
         if node.name == "n1":
-            self._endpoints[node.name].close()
+            self.reach(node).close()
             Path(node.python).unlink()
             raise Unreachable(node.name, "no answer for 60 s")
 
