@@ -82,7 +82,7 @@ components:
 test-quick: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/python -m pytest --numprocesses 2 -m "not processes"
 
 # Debian's packages are installed in parallel with pip's; check needs shellcheck from them.
