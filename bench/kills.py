@@ -38,7 +38,7 @@ class KilledSaves:
 
     def __init__(self, start: StartRanks, folder: Path, *, seed: int, steps: int) -> None:
         self._start, self._folder, self._steps = start, folder, steps
-        self._draw = random.Random(seed)  # noqa: S311 -- not for secrets
+        self._draw = random.Random(seed)
         self._out, self._undisturbed = folder / "killed-0", folder / "undisturbed"
         self.kills = {RANK: 0, WRITER: 0}
         self.half_written = self.checked = 0

@@ -61,14 +61,14 @@ def _write(file: Path, lines: Iterator[str]) -> None:
 
 
 def _training() -> Iterator[str]:
-    draw, step = random.Random(SEED), 0  # noqa: S311
+    draw, step = random.Random(SEED), 0
     while True:
         step += 1
         yield f"step={step} loss={draw.random():.4f} lr=0.0003 tokens/s={draw.randrange(1 << 20)} memory=40.{draw.randrange(10)}GiB\n"
 
 
 def _different() -> Iterator[str]:
-    draw = random.Random(SEED)  # noqa: S311
+    draw = random.Random(SEED)
     words = ["".join(draw.choices("abcdefghijklmnop", k=draw.randrange(3, 10))) for _ in range(WORDS)]
     while True:
         yield f"10:{draw.randrange(60):02}:{draw.randrange(60):02} {' '.join(draw.choices(words, k=draw.randrange(5, 15)))}\n"

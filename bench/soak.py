@@ -42,7 +42,7 @@ def main() -> int:
         undisturbed = _training(hosts, Path(folder, "undisturbed"), steps)
         _end(undisturbed)
         disturbed = _training(hosts, Path(folder, "disturbed"), steps)
-        draw = random.Random(options.seed)  # noqa: S311 -- not for secrets
+        draw = random.Random(options.seed)
         problems: list[str] = []
         try:
             _disturb(disturbed, draw, every_s=options.every, until_s=time.monotonic() + options.minutes * 60)

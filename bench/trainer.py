@@ -43,7 +43,7 @@ GENERATED = "cpp_fused"  # in the names of kernels that torch.compile generated 
 # Operations of torch that move no values.
 NOT_COMPUTING = frozenset(
     f"aten::{name}"
-    for name in "alias as_strided chunk contiguous detach empty empty_like empty_strided expand expand_as flatten lift_fresh narrow permute "  # noqa: SIM905
+    for name in "alias as_strided chunk contiguous detach empty empty_like empty_strided expand expand_as flatten lift_fresh narrow permute "
     "reshape resize_ resolve_conj resolve_neg result_type select slice split split_with_sizes squeeze t to transpose unbind unflatten "
     "unsqueeze view view_as _reshape_alias _unsafe_view set_ item is_nonzero _local_scalar_dense".split()
 )

@@ -270,10 +270,10 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, cut
     if cut or not sys.stdout.isatty():
         print_text("".join(f"{line}\n" for line in _plain_table(columns, cells, cut)))
         return
-    from rich import box  # noqa: PLC0415  rich is imported only by commands that print a table with frames
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich import box  # rich is imported only by commands that print a table with frames
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
     table = Table(*columns, box=box.SIMPLE_HEAD)
     for line in cells:

@@ -59,7 +59,7 @@ def _train(config: TrainConfig) -> int:
         )
     preemption = PreemptionSignal()  # before torch is imported
     # Imported here: --print-config and configuration errors must work without torch.
-    from trainer.run_rank import run_rank  # noqa: PLC0415
+    from trainer.run_rank import run_rank
 
     return run_rank(config, os.environ, preemption)
 

@@ -10,7 +10,7 @@ _STORE = "import datetime, torch.distributed as dist\nshort = datetime.timedelta
 _STEPS = "for step in range({0}): dist.all_reduce(torch.ones(4))\n"
 
 
-def _together(  # noqa: PLR0917  a row of a table
+def _together(
     name: str,
     lines: str,
     signature: str | None,

@@ -7,7 +7,7 @@ from functools import partial
 from bench.failures.provoked import HEAD, Provoked, on_rank
 
 
-def _of_rank(  # noqa: PLR0917  a row of a table
+def _of_rank(
     rank: int, name: str, lines: str, signature: str, kind: str, fixed: tuple[str, str] | None = None
 ) -> Provoked:
     return Provoked(name, on_rank(rank, lines), [signature], kind, [rank], fixed)

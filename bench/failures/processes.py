@@ -15,7 +15,7 @@ def _signal(name: str, signature: str, kind: str, rank: int = 1) -> Provoked:
     return Provoked(name, on_rank(rank, f"os.kill(os.getpid(), signal.{name})"), [signature], kind, [rank])
 
 
-def _of_rank(  # noqa: PLR0917  a row of a table
+def _of_rank(
     rank: int, name: str, lines: str, signature: str | None, kind: str, fixed: tuple[str, str] | None = None
 ) -> Provoked:
     """A failure of one rank of two, or of the fourth of four."""

@@ -57,7 +57,7 @@ if __name__ == "__main__":
 """
 
 
-def _training(  # noqa: PLR0917  a row of a table
+def _training(
     name: str,
     signature: str,
     kind: str,

@@ -94,7 +94,7 @@ def train() -> None:
     dist.init_process_group("gloo", timeout=dt.timedelta(seconds=HANG_S))
     rank, ends = dist.get_rank(), torch.zeros(1)
     noise_s = float(os.environ.get("NOISE_S", "0"))
-    draw, end_s = random.Random(rank), time.monotonic() + noise_s  # noqa: S311 -- no secret
+    draw, end_s = random.Random(rank), time.monotonic() + noise_s
     model = DistributedDataParallel(torch.nn.Linear(8, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step, is_slow = 0, False

@@ -52,7 +52,7 @@ class Moments(transformers.TrainerCallback):
         self.moments: list[float] = []
         self.steps, self.on_cuda = steps, on_cuda
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:  # noqa: ANN401 -- the Trainer's own types
+    def on_step_end(self, *_: Any, **__: Any) -> None:  # the Trainer's own types
         if self.on_cuda and len(self.moments) + 1 in (UNCOUNTED, self.steps):  # as in train_by_hand.py
             torch.cuda.synchronize()
         self.moments.append(time.monotonic())

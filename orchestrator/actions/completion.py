@@ -31,7 +31,7 @@ def nodes_of_run(run: str) -> list[str]:
 
 def nodes_of_inventory(given: str | None) -> list[str]:
     """The names of an inventory's nodes; of the one that a command would use, if none is given."""
-    from orchestrator.actions.inventory import load_inventory  # noqa: PLC0415  takes ten times as long as runs
+    from orchestrator.actions.inventory import load_inventory  # takes ten times as long as runs
 
     with suppress(OrchError, OSError):
         return [node.name for node in load_inventory(given, None).nodes]

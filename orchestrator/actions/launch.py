@@ -109,14 +109,14 @@ def plan_launch(
     """
     check_labels(arguments)
     if arguments.skipped:
-        from orchestrator.actions.check import require_known  # noqa: PLC0415  see begin_check_of
+        from orchestrator.actions.check import require_known  # see begin_check_of
 
         require_known(arguments.skipped)
     inventory = load_inventory(arguments.inventory, arguments.nodes if arguments.launcher == "ssh" else None)
     inventory = with_slurm_settings(inventory, arguments.slurm_settings)
     excluded: tuple[str, ...] = ()
     if arguments.exclude_suspects:
-        from orchestrator.actions.suspects import without_suspects  # noqa: PLC0415  few launches exclude any
+        from orchestrator.actions.suspects import without_suspects  # few launches exclude any
 
         inventory, arguments, excluded = without_suspects(inventory, arguments)
     terminal, connected = terminal or Terminal(), dict[str, Endpoint]()
@@ -158,7 +158,7 @@ def _planned(
         user=slurm_user,
     )
     if plan.keep:
-        from orchestrator.actions.keep_folders import require_unused  # noqa: PLC0415  few inventories keep folders
+        from orchestrator.actions.keep_folders import require_unused  # few inventories keep folders
 
         require_unused(plan, arguments.after)
     record = replace(_record(plan, request, inventory, now), note=arguments.note, tags=arguments.tags)
@@ -171,7 +171,7 @@ def _planned(
         *plan.warnings,
     )
     if arguments.rerun_of is not None:
-        from orchestrator.actions.rerun import changes_since  # noqa: PLC0415  most launches repeat no run
+        from orchestrator.actions.rerun import changes_since  # most launches repeat no run
 
         warnings += tuple(changes_since(arguments.rerun_of, bundle, inventory))
     checked = checked_nodes(plan) if arguments.launcher == "ssh" and not arguments.no_check else ()
@@ -184,7 +184,7 @@ def _planned(
 def _with_dependencies(inventory: Inventory, after: Sequence[str]) -> tuple[Inventory, Sequence[str]]:
     if not after:
         return inventory, ()
-    from orchestrator.actions.dependencies import with_dependencies  # noqa: PLC0415  imports Slurm's modules
+    from orchestrator.actions.dependencies import with_dependencies  # imports Slurm's modules
 
     return with_dependencies(inventory, after)
 
@@ -192,7 +192,7 @@ def _with_dependencies(inventory: Inventory, after: Sequence[str]) -> tuple[Inve
 def _environment_warning(inventory: Inventory) -> tuple[str, ...]:
     if not inventory.env and not any(node.env for node in inventory.nodes):
         return ()
-    from orchestrator.actions.lint import environment_warning  # noqa: PLC0415  the table takes 20 ms to import
+    from orchestrator.actions.lint import environment_warning  # the table takes 20 ms to import
 
     return environment_warning(inventory)
 
@@ -214,7 +214,7 @@ def _hook_warning(inventory: Inventory, arguments: LaunchArguments) -> tuple[str
 
 
 def _home_of_slurm(inventory: Inventory) -> str | None:
-    from orchestrator.launchers.slurm.host import home_of_slurm  # noqa: PLC0415  see launchers/__init__.py
+    from orchestrator.launchers.slurm.host import home_of_slurm  # see launchers/__init__.py
 
     return home_of_slurm(inventory)
 
@@ -328,7 +328,7 @@ def _begin_checks(
     has_spares = bool(planned.checked and planned.plan.spares) and "shared" not in planned.skipped
     if not has_spares or not isinstance(launcher, DirectLauncher):
         return check
-    from orchestrator.actions.spare_check import begin_spare_check  # noqa: PLC0415  few launches have spare nodes
+    from orchestrator.actions.spare_check import begin_spare_check  # few launches have spare nodes
 
     check_spares = begin_spare_check(launcher)
 
@@ -346,10 +346,12 @@ def begin_check_of(
     """Begin to check the nodes; return the function that waits for the result, and raises PreflightRefused if it is a failure."""
     if not planned.checked or not isinstance(launcher, DirectLauncher):
         return no_check
-    from orchestrator.actions.editable import editable_warnings  # noqa: PLC0415  only launches over SSH check
-    from orchestrator.actions.launch_check import begin_check, require_passed, software_versions  # noqa: PLC0415  only launches over SSH check
-    from orchestrator.checks.variables import discovery  # noqa: PLC0415  as above
-    from orchestrator.records.cache.facts import KeptFacts  # noqa: PLC0415  as above
+    from orchestrator.actions.editable import editable_warnings  # only launches over SSH check
+
+    # only launches over SSH check
+    from orchestrator.actions.launch_check import begin_check, require_passed, software_versions
+    from orchestrator.checks.variables import discovery
+    from orchestrator.records.cache.facts import KeptFacts
 
     by_name = {node.name: node for node in planned.plan.nodes}
     kept = KeptFacts.of(home_store(), planned.record.inventory["digest"])

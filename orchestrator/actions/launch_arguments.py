@@ -65,13 +65,13 @@ class LaunchArguments:
         """`variables` and those of --env; UsageError if one of these is wrong."""
         if not self.env:
             return dict(self.variables)
-        from orchestrator.inventory.variables import parse_variables  # noqa: PLC0415  slow, and most launches have none
+        from orchestrator.inventory.variables import parse_variables  # slow, and most launches have none
 
         return {**self.variables, **parse_variables(self.env)}
 
     @property
     def slurm_settings(self) -> list[SlurmSetting]:
         """The fields of `slurm:` for this run; UsageError if one is not of the form slurm.FIELD=VALUE."""
-        from orchestrator.inventory.slurm_settings import parse_setting  # noqa: PLC0415  slow, and not needed over SSH
+        from orchestrator.inventory.slurm_settings import parse_setting  # slow, and not needed over SSH
 
         return [parse_setting(option, word) for option, word in self.slurm]

@@ -70,8 +70,8 @@ def find_on_nodes(
             f"run {run_id} is recorded here, so its nodes are taken from its record, and -i {inventory} was not read"
         )
         return recorded
-    from orchestrator.actions.inventory import load_inventory  # noqa: PLC0415  only if nothing is recorded here
-    from orchestrator.launchers.discovery import find_run  # noqa: PLC0415
+    from orchestrator.actions.inventory import load_inventory  # only if nothing is recorded here
+    from orchestrator.launchers.discovery import find_run
 
     plan, launcher = find_run(load_inventory(inventory, None), run_id)
     for warning in plan.warnings:

@@ -90,7 +90,7 @@ def _launched(link: OwnerLink, terminal: ViewersTerminal) -> Iterator[Launched]:
 
 
 def _plan_benchmark() -> Callable[..., Planned]:
-    from orchestrator.actions.benchmark import plan_benchmark  # noqa: PLC0415  few runs are benchmarks
+    from orchestrator.actions.benchmark import plan_benchmark  # few runs are benchmarks
 
     return plan_benchmark
 
@@ -146,7 +146,7 @@ def _supervise(link: OwnerLink, launched: Launched) -> bool:
     def diagnose() -> None:
         if watching.is_alive():
             watching.join(LINES_S)  # the outcome first
-        from orchestrator.actions.diagnose_failure import diagnose_failure  # noqa: PLC0415  only if a run has failed
+        from orchestrator.actions.diagnose_failure import diagnose_failure  # only if a run has failed
 
         unreconnected = launcher.without_reconnects(threading.Event())
         record = diagnose_failure(launched.folder, unreconnected, link.warn)
@@ -184,8 +184,8 @@ def _supervise(link: OwnerLink, launched: Launched) -> bool:
 def _import_for_failures() -> None:
     """Import what only a failure needs: in the middle of a run of weeks, an upgrade may replace the files of orch for a moment."""
     with suppress(ImportError):
-        from orchestrator.actions import diagnose_failure, launch_check, spare_check  # noqa: F401, PLC0415
-        from orchestrator.checks import variables  # noqa: F401, PLC0415
+        from orchestrator.actions import diagnose_failure, launch_check, spare_check  # noqa: F401
+        from orchestrator.checks import variables  # noqa: F401
 
 
 def _watch(link: OwnerLink, folder: RunFolder, launcher: DirectLauncher) -> None:

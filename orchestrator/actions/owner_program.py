@@ -10,7 +10,7 @@ from orchestrator.gc_tuning import infrequent_gc
 def main() -> int:
     """Own a run; argv[1] is the number of the descriptor of the link to the viewer."""
     with infrequent_gc():
-        from orchestrator.actions.owner import own_run  # noqa: PLC0415  within the block
+        from orchestrator.actions.owner import own_run  # within the block
 
         return own_run(int(sys.argv[1]))
 

@@ -186,7 +186,7 @@ def refresh(
         if status.is_decided:
             record, unwritten = record_outcome_if_writable(folder, verdict, status.nodes, attempt=status.attempt)
         if diagnoses and record.is_undiagnosed and not is_kept_up_to_date(folder):
-            from orchestrator.actions.diagnose_failure import diagnose_failure  # noqa: PLC0415  only if a run has failed
+            from orchestrator.actions.diagnose_failure import diagnose_failure  # only if a run has failed
 
             record = diagnose_failure(folder, launcher, lambda _warning: None) or record
     return Refreshed(folder, record, status, status.missing, unwritten)

@@ -270,8 +270,8 @@ def run_trainer(module: str, arguments: Sequence[str]) -> subprocess.CompletedPr
 
 
 def _as_json(path: Path) -> str:
-    from ruamel.yaml import YAML  # noqa: PLC0415  only when a file is given
-    from ruamel.yaml.error import YAMLError  # noqa: PLC0415
+    from ruamel.yaml import YAML  # only when a file is given
+    from ruamel.yaml.error import YAMLError
 
     try:
         data: Any = YAML(typ="safe", pure=True).load(path.read_text("utf-8"))

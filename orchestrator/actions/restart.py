@@ -69,7 +69,7 @@ def _start(
     """Check the nodes of an attempt and start its agents; return the plan as it was carried out."""
     launcher.prepare_attempt(planned.plan)  # before the log readers learn the nodes: a spare node may be unreachable
     if planned.checked and "shared" not in planned.skipped:
-        from orchestrator.actions.spare_check import require_visible_checkpoints  # noqa: PLC0415  few runs restart
+        from orchestrator.actions.spare_check import require_visible_checkpoints  # few runs restart
 
         require_visible_checkpoints(launcher, planned.plan)
     _require_not_stopped(folder)  # `orch stop` may have recorded the end meanwhile

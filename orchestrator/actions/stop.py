@@ -163,8 +163,8 @@ def stop_on_nodes(
 
 def _active_run(inventory: str) -> str:
     """The only run with living processes on the nodes of the inventory."""
-    from orchestrator.actions.inventory import load_inventory  # noqa: PLC0415  slow, and needed only here
-    from orchestrator.launchers.discovery import active_runs  # noqa: PLC0415  as above
+    from orchestrator.actions.inventory import load_inventory  # slow, and needed only here
+    from orchestrator.launchers.discovery import active_runs
 
     found = active_runs(load_inventory(inventory, None))
     if not found:

@@ -58,6 +58,6 @@ def _first_wildcard(parts: list[str]) -> int:
 
 
 def _spec_of(lines: list[str]) -> GitIgnoreSpec:
-    from pathspec import GitIgnoreSpec  # noqa: PLC0415  most launches have no such file to read
+    from pathspec import GitIgnoreSpec  # most launches have no such file to read
 
     return GitIgnoreSpec.from_lines(lines)

@@ -132,7 +132,7 @@ def _shell_word(value: str) -> str | None:
     return None if value.startswith("-") else shlex.quote(value)
 
 
-def signature(  # noqa: PLR0917  a row of a table
+def signature(
     role: Role,
     name: str,
     pattern: str,

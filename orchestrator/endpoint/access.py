@@ -66,12 +66,12 @@ def transport_factory(
         terminal: for a login's prompts; by default the terminal of this process.
     """
     if kind == "local":
-        from orchestrator.transports.local import LocalTransport  # noqa: PLC0415
+        from orchestrator.transports.local import LocalTransport
 
         return lambda node: LocalTransport(node.name)
     with deferred_imports():
-        from orchestrator.transports.ssh.chosen import ChosenTransport  # noqa: PLC0415
-        from orchestrator.transports.ssh.user_keys import Keyring  # noqa: PLC0415
+        from orchestrator.transports.ssh.chosen import ChosenTransport
+        from orchestrator.transports.ssh.user_keys import Keyring
 
     _raise_limits()
     keyring, settings = Keyring(terminal or Terminal()), PlannedSsh.of(ssh) if isinstance(ssh, Mapping) else ssh
@@ -87,7 +87,7 @@ def between_prompts(on_progress: OnProgress) -> OnProgress:
 
 def count_gateways(nodes: Iterable[Destination], ssh: Mapping[str, Any]) -> int:
     """The threads and processes for the jump hosts and ProxyCommands on the ways to the nodes."""
-    from orchestrator.transports.ssh.transport import route_to  # noqa: PLC0415  imports paramiko
+    from orchestrator.transports.ssh.transport import route_to  # imports paramiko
 
     settings, count = PlannedSsh.of(ssh), 0
     for node in nodes:

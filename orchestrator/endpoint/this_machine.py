@@ -23,7 +23,7 @@ def is_this_machine(target: Destination, ssh: SshSettings) -> bool:
     """
     if is_this_host_name(target.address):
         return True
-    from orchestrator.transports.ssh.transport import route_to  # noqa: PLC0415  imports Fabric, which is slow
+    from orchestrator.transports.ssh.transport import route_to  # imports Fabric, which is slow
 
     *jumps, hop = route_to(target, ssh)
     if jumps or hop.proxy_command:

@@ -21,7 +21,7 @@ os.umask(0o077)  # facts and byte code are private
 sys.path[0] = os.path.abspath(__file__).rpartition("/orchestrator/")[0]
 sys.dont_write_bytecode = True  # until write_if_safe
 
-from orchestrator.node.byte_code import write_if_safe  # noqa: E402
+from orchestrator.node.byte_code import write_if_safe
 
 write_if_safe(sys.path[0])
 
@@ -29,11 +29,11 @@ write_if_safe(sys.path[0])
 def main() -> int:
     verb, path, *more = sys.argv[1:]
     if verb == "probe":
-        from orchestrator.job_check.probe import probe  # noqa: PLC0415  the other nodes need no checks
+        from orchestrator.job_check.probe import probe  # the other nodes need no checks
 
         return probe(path)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # for the batch script, which then ends the job
-    from orchestrator.job_check import judge  # noqa: PLC0415  as above
+    from orchestrator.job_check import judge
 
     try:
         return judge.check_job(path, float(more[0])) if verb == "check" else judge.write_variables(path)

@@ -28,9 +28,9 @@ def launcher_for(
         connected: connections that exist, by node, for a launcher without a scheduler.
     """
     if plan.launcher == "slurm":  # its modules are a tenth of those that a launch over SSH imports
-        from orchestrator.launchers.slurm.allocation import AllocationLauncher  # noqa: PLC0415
-        from orchestrator.launchers.slurm.host import slurm_host  # noqa: PLC0415
-        from orchestrator.launchers.slurm.launcher import SlurmLauncher  # noqa: PLC0415
+        from orchestrator.launchers.slurm.allocation import AllocationLauncher
+        from orchestrator.launchers.slurm.host import slurm_host
+        from orchestrator.launchers.slurm.launcher import SlurmLauncher
 
         return (SlurmLauncher if plan.allocation is None else AllocationLauncher)(
             plan, slurm_host(plan, terminal), terminal

@@ -49,7 +49,7 @@ def fold(names: Iterable[str]) -> str:
         return ",".join(unique)  # characters that ClusterShell reads as operators or wildcards
 
     try:
-        from ClusterShell.NodeSet import (  # type: ignore[import-untyped]  # noqa: PLC0415  imported only if needed
+        from ClusterShell.NodeSet import (  # type: ignore[import-untyped]  # imported only if needed
             RESOLVER_NOGROUP,
             NodeSet,
         )
@@ -133,7 +133,7 @@ def _range_size(item: str, pattern: str) -> int:
 
 def _numbers(item: str, pattern: str) -> list[str]:
     """Return the numbers of one range as text, with their zero padding."""
-    from ClusterShell.RangeSet import (  # type: ignore[import-untyped]  # noqa: PLC0415  imported only if needed
+    from ClusterShell.RangeSet import (  # type: ignore[import-untyped]  # imported only if needed
         RangeSet,
         RangeSetParseError,
     )

@@ -26,12 +26,12 @@ UMASK = os.umask(0o077)  # the agent's files, byte code included, are private; t
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.dont_write_bytecode = True  # until write_if_safe
 
-from orchestrator.node.byte_code import write_if_safe  # noqa: E402
+from orchestrator.node.byte_code import write_if_safe
 
 write_if_safe(sys.path[0])
 
-from orchestrator.node.agent.guard import AgentOptions, lead  # noqa: E402
-from orchestrator.node.rendezvous import hold_rendezvous, read_record  # noqa: E402
+from orchestrator.node.agent.guard import AgentOptions, lead
+from orchestrator.node.rendezvous import hold_rendezvous, read_record
 
 BATCH_VERBS = ("attempt", "nodes", "next", "forget", "watch")
 
@@ -48,11 +48,11 @@ def options_of(words: list[str]) -> AgentOptions:
 def serve_batch_script(verb: str, words: list[str]) -> int:
     """Do what the batch script of a Slurm job asks for. The modules are slow to import, and agents do not need them."""
     if verb in ("forget", "watch"):
-        from orchestrator.node.batch.folders import forget_memory  # noqa: PLC0415
-        from orchestrator.node.batch.head_watch import watch  # noqa: PLC0415
+        from orchestrator.node.batch.folders import forget_memory
+        from orchestrator.node.batch.head_watch import watch
 
         return forget_memory(words[0], words[2]) if verb == "forget" else watch(*words[:2])
-    from orchestrator.node.batch.restart import begin_attempt, next_attempt, nodes_for  # noqa: PLC0415
+    from orchestrator.node.batch.restart import begin_attempt, next_attempt, nodes_for
 
     if verb == "next":
         return next_attempt(*words[:3])
@@ -65,7 +65,7 @@ def main() -> int:
     if sys.argv[1:2] == ["rendezvous"]:
         words = list(zip(sys.argv[2::2], sys.argv[3::2]))
         for job in (value for name, value in words if name == "--job"):
-            from orchestrator.node.batch.folders import make_folders  # noqa: PLC0415  only a batch script needs it
+            from orchestrator.node.batch.folders import make_folders  # only a batch script needs it
 
             make_folders(job)
         return hold_rendezvous([value for name, value in words if name == "--address"])

@@ -28,7 +28,7 @@ def make_code_folder(run_dir: str, bundle_dir: str) -> str:
             os.mkdir(fresh)
         os.rename(fresh, folder)
     except OSError as error:
-        import shutil  # noqa: PLC0415  slow to import, as are its functions that copy
+        import shutil  # slow to import, as are its functions that copy
 
         shutil.rmtree(fresh, ignore_errors=True)
         if not os.path.isdir(folder):  # another machine was not faster

@@ -53,7 +53,7 @@ if not TYPE_CHECKING:
             except (StopIteration, SystemError):  # the C code raises the latter if json is not imported
                 end = -1
             if end != len(text):
-                from json import loads as loads_or_error  # noqa: PLC0415  slow to import
+                from json import loads as loads_or_error  # slow to import
 
                 return loads_or_error(text)
             return value

@@ -70,7 +70,7 @@ def read_json(path: str) -> Optional[Json]:
 
 def user_name() -> str:
     """The name of this user; the number if it has no name, as in some containers."""
-    import pwd  # noqa: PLC0415  only Unix has it, and only this function needs it
+    import pwd  # only Unix has it, and only this function needs it
 
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
@@ -211,7 +211,7 @@ def write_json(path: str, value: Mapping[str, Any]) -> None:
 
 def low_size_limit(least_bytes: int, use: str) -> str:
     """The report that this process may write no files of that size, which `use` needs; empty if it may."""
-    import resource  # noqa: PLC0415  not on the way of every connection
+    import resource  # not on the way of every connection
 
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit == resource.RLIM_INFINITY or limit >= least_bytes:

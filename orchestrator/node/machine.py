@@ -56,9 +56,9 @@ def has_proc() -> bool:
 
 def ps_fields(pid: int | str) -> list[str] | None:
     """As stat_fields, by ps: state, parent, group and start time in seconds since the epoch; the other fields are 0."""
-    import calendar  # noqa: PLC0415  not on nodes
-    import subprocess  # noqa: PLC0415
-    import time  # noqa: PLC0415
+    import calendar  # not on nodes
+    import subprocess
+    import time
 
     argv = ["ps", "-o", "stat=,ppid=,pgid=,lstart=", "-p", str(pid)]
     done = subprocess.run(argv, env=dict(os.environ, LC_ALL="C", TZ="UTC"), stdout=subprocess.PIPE, check=False)

@@ -149,6 +149,6 @@ def end_descendants(limit_s: float = math.inf) -> None:
 
 def signal_name(number: int) -> str:
     """SIGTERM for 15; real-time signals have numbers only."""
-    from signal import Signals  # noqa: PLC0415  slow to import
+    from signal import Signals  # slow to import
 
     return Signals(number).name if number in set(Signals) else f"SIG{number}"

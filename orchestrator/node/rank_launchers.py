@@ -203,6 +203,6 @@ def _with_options(words: Sequence[str], count: int, options: str) -> str:
 
 
 def _quoted(words: Sequence[str]) -> str:
-    import shlex  # noqa: PLC0415  slow to import, and needed only for a message
+    import shlex  # slow to import, and needed only for a message
 
     return " ".join(map(shlex.quote, words))

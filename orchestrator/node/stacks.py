@@ -31,7 +31,7 @@ def has_left_stacks(folder: str, rank: int) -> bool:
 
 def innermost_calls(folder: str, ranks: Iterable[int]) -> Dict[int, str]:
     """Rank -> the innermost call of the main thread, for the ranks that have left stacks."""
-    from orchestrator.node.files import tail  # noqa: PLC0415  an agent does not need it
+    from orchestrator.node.files import tail  # an agent does not need it
 
     stacks = {rank: tail(path_of(folder, rank), LAST_BYTES) for rank in ranks}
     return {rank: innermost_call(text) for rank, text in stacks.items() if text}

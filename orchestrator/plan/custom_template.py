@@ -25,7 +25,7 @@ def render_custom(file: Path, environment: Environment, values: Mapping[str, Any
     Raises:
         UsageError: the template cannot be rendered, or orch could not follow its job; names the file and, if known, the line.
     """
-    from jinja2 import FileSystemLoader, TemplateError  # noqa: PLC0415  only if there is a template
+    from jinja2 import FileSystemLoader, TemplateError  # only if there is a template
 
     custom = environment.overlay(loader=FileSystemLoader([file.parent, template_folder()]))
     try:
@@ -40,7 +40,7 @@ def render_custom(file: Path, environment: Environment, values: Mapping[str, Any
 
 def _location(exc: Exception, file: Path) -> str:
     """The file and line of the template that raised it: jinja2 puts them into the traceback."""
-    from jinja2 import TemplateSyntaxError  # noqa: PLC0415
+    from jinja2 import TemplateSyntaxError
 
     if isinstance(exc, TemplateSyntaxError):
         return f"{exc.filename}:{exc.lineno}"

@@ -94,7 +94,7 @@ def sbatch_script(plan: LaunchPlan) -> str:
     }
     if plan.slurm["template"] is None:
         return render("slurm.sbatch.j2", **values)
-    from orchestrator.plan import custom_template  # noqa: PLC0415  only if there is a template
+    from orchestrator.plan import custom_template  # only if there is a template
 
     return custom_template.render_custom(Path(plan.slurm["template"]).expanduser(), jinja_environment(), values)
 

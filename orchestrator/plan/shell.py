@@ -19,8 +19,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 @cache
 def jinja_environment() -> Environment:
-    from jinja2 import FileSystemLoader, StrictUndefined  # noqa: PLC0415
-    from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
+    from jinja2 import FileSystemLoader, StrictUndefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(
         loader=FileSystemLoader(template_folder()),

@@ -156,7 +156,7 @@ class RunFolder:
         """Replace the record atomically."""
         write_file(self.record_file, json.dumps(record.to_json(), indent=1) + "\n")
 
-    def update(self, **changes: Any) -> RunRecord:  # noqa: ANN401  fields of RunRecord, checked by replace()
+    def update(self, **changes: Any) -> RunRecord:  # fields of RunRecord, checked by replace()
         """Change some fields of the record."""
         return self.change(lambda record: replace(record, **changes))
 

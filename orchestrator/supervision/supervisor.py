@@ -673,7 +673,7 @@ def _hooks_run(folder: RunFolder) -> AbstractContextManager[Callable[[RunRecord]
     hooks = folder.read_plan().hooks
     if not hooks:
         return contextlib.nullcontext(lambda _: None)
-    from orchestrator.supervision.hooks import running_hooks  # noqa: PLC0415  few runs have hooks, and need urllib and email
+    from orchestrator.supervision.hooks import running_hooks  # few runs have hooks, and need urllib and email
 
     return running_hooks(folder, hooks)
 

@@ -33,7 +33,7 @@ class SharedFolder(DirectLauncher):
     def attempt_folders(
         self,
         attempt: int,
-        nodes: Collection[str] | None = None,  # noqa: ARG002
+        nodes: Collection[str] | None = None,
         *,
         connect: bool = True,
     ) -> Sequence[AttemptFolder]:

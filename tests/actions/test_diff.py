@@ -199,7 +199,7 @@ def test_rerun_of_a_program_takes_no_settings() -> None:
         rerun_arguments("first", None, ("lr=1",))
 
 
-def test_rerun_takes_other_arguments_retries_and_variables(folder: Path) -> None:  # noqa: ARG001
+def test_rerun_takes_other_arguments_retries_and_variables(folder: Path) -> None:
     run = _recorded(replace(_arguments("first"), max_retries=3, env=("A=1", "B=x=y"))).path.name
     same = rerun_arguments("first", None)
     assert (same.max_retries, same.all_variables) == (3, {"A": "1", "B": "x=y"})
@@ -271,7 +271,7 @@ def test_rerun_reports_what_has_changed(folder: Path, capsys: pytest.CaptureFixt
     assert re.search(r"\bn1\b", printed.out) is None
 
 
-def test_unchanged_rerun_reports_no_change(folder: Path) -> None:  # noqa: ARG001
+def test_unchanged_rerun_reports_no_change(folder: Path) -> None:
     _recorded(_arguments("first"))
     planned = plan_launch(rerun_arguments("first", None))
     assert [text for text in planned.warnings if "changed since" in text] == []

@@ -36,9 +36,9 @@ def test_only_a_command_line_that_launches_over_ssh_starts_one(line: str, *, exp
 def test_owner_that_was_started_early_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCH_HOME", str(tmp_path))
     with early_owner(["ssh-launch"]):
-        [early] = owner_process._early  # noqa: SLF001
+        [early] = owner_process._early
         with Owner.of_run("none", follow=False, quiet=False) as owner:
-            assert owner._process is early.process  # noqa: SLF001
+            assert owner._process is early.process
             with pytest.raises(RunNotFound):
                 owner.until_launched(pytest.fail, pytest.fail)
     assert early.process.wait(30) == 1  # after its report: it was not killed
@@ -47,10 +47,10 @@ def test_owner_that_was_started_early_is_used(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.processes
 def test_owner_that_no_command_uses_is_gone_when_the_command_line_ends() -> None:
     with early_owner(["ssh-launch", "--no-such-option"]):
-        [early] = owner_process._early  # noqa: SLF001
+        [early] = owner_process._early
     assert early.process.returncode is not None
     assert early.link.fileno() == -1
-    assert not owner_process._early  # noqa: SLF001
+    assert not owner_process._early
 
 
 def test_failure_to_start_is_reported_when_the_owner_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def test_requests_on_idle_connections_have_short_deadlines() -> None:
 def test_busy_connection_is_waited_for_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
 
-    def recorded(*args: Any, wait_s: float, limit: int) -> object:  # noqa: ANN401  any work
+    def recorded(*args: Any, wait_s: float, limit: int) -> object:  # any work
         waited.append(wait_s)
         return map_within(*args, wait_s=wait_s, limit=limit)
 

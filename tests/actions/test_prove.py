@@ -96,7 +96,7 @@ def test_no_signature_of_exhausted_memory_has_a_change_and_every_change_is_in_a_
 
 
 @pytest.mark.parametrize("row", CHANGEABLE, ids=lambda row: row.id)
-def test_change_of_every_signature_reaches_the_ranks(row: Any) -> None:  # noqa: ANN401  a Signature
+def test_change_of_every_signature_reaches_the_ranks(row: Any) -> None:  # a Signature
     inventory = {"OTHER": "1", **dict.fromkeys(row.change.variables, "9")}
     changed = changed_arguments(ARGUMENTS, row.change, _plan(env=inventory))
     request = Request("ssh", Program("python", ("train.py",)), variables=changed.variables)
@@ -117,7 +117,7 @@ def test_change_of_every_signature_reaches_the_ranks(row: Any) -> None:  # noqa:
         (UNUSED.change, _plan("executable"), "a Python program that orch prepares"),
     ],
 )
-def test_change_that_would_change_nothing_is_refused(change: Any, plan: LaunchPlan, message: str) -> None:  # noqa: ANN401  a Change
+def test_change_that_would_change_nothing_is_refused(change: Any, plan: LaunchPlan, message: str) -> None:  # a Change
     with pytest.raises(UsageError, match=message):
         changed_arguments(ARGUMENTS, change, plan)
 
@@ -131,7 +131,7 @@ def test_shared_trainer_gets_the_setting_and_is_refused_without_one() -> None:
         changed_arguments(trainer, call("f(a=1)", "m", "f", a=1), _plan("trainer"))
 
 
-def _planned(row: Any, arguments: LaunchArguments = ARGUMENTS, first: Sequence[str] = ()) -> Planned:  # noqa: ANN401
+def _planned(row: Any, arguments: LaunchArguments = ARGUMENTS, first: Sequence[str] = ()) -> Planned:
     plan = _plan(env={"GLOO_SOCKET_IFNAME": "none0"})
     ladder = Ladder(arguments, LadderOptions(5, 30.0), rungs_of(plan, first), ())
     return Planned("r", row, "why", row.change, ladder, changed_arguments(arguments, row.change, plan))

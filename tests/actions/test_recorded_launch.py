@@ -123,7 +123,7 @@ def test_changed_files_with_secrets_are_named(folder: RunFolder, tmp_path: Path)
         (lambda _: Path("work/secret.env").write_text(""), "does not set HF_TOKEN for n0 any more"),
     ],
 )
-def test_missing_part_is_named(folder: RunFolder, broken: Any, reason: str) -> None:  # noqa: ANN401
+def test_missing_part_is_named(folder: RunFolder, broken: Any, reason: str) -> None:
     broken(folder)
     with pytest.raises(OrchError) as caught:
         _kept(folder)

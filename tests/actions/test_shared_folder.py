@@ -29,10 +29,10 @@ class SharedFolder(DirectLauncher):
 
     def attempt_folders(
         self,
-        attempt: int,  # noqa: ARG002  always the same
-        nodes: Collection[str] | None = None,  # noqa: ARG002
+        attempt: int,  # always the same
+        nodes: Collection[str] | None = None,
         *,
-        connect: bool = True,  # noqa: ARG002
+        connect: bool = True,
     ) -> Sequence[AttemptFolder]:
         def reach() -> NoReturn:
             raise FAILURE

@@ -229,7 +229,7 @@ def test_best_interval_has_the_best_expected_time() -> None:
     assert expected_ettr(60.0, 28.8 * 3600, 3600.0, 600.0) == pytest.approx(0.961, abs=0.001)
 
 
-def _record(name: str, nodes: int, state: RunState, seconds: int, **fields: Any) -> None:  # noqa: ANN401  fields of RunRecord
+def _record(name: str, nodes: int, state: RunState, seconds: int, **fields: Any) -> None:  # fields of RunRecord
     """Record a run that began at noon and took this long."""
     inventory = Inventory(name="demo", nodes=tuple(Node(name=f"n{index}", workdir="/w") for index in range(nodes)))
     request = Request("ssh", Program("executable", ("true",)), shape=Shape(nodes, 1))

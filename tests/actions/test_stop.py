@@ -129,23 +129,23 @@ def test_all_and_the_name_of_a_run_are_refused_together(capsys: pytest.CaptureFi
 def test_stop_waits_for_the_owner_that_prepares_another_attempt(store: Store) -> None:
     """The plan of an attempt that has not started would be found without any process, and the owner would start it then."""
     folder = store.find(_add(store, 1, RunState.STARTING))
-    assert not stop._is_restarting(folder)  # noqa: SLF001  the restart of an owner cannot be timed
+    assert not stop._is_restarting(folder)  # the restart of an owner cannot be timed
     folder.update(attempt=2, started=True)
-    assert not stop._is_restarting(folder)  # noqa: SLF001
+    assert not stop._is_restarting(folder)
     with folder.supervision():
-        assert stop._is_restarting(folder)  # noqa: SLF001
+        assert stop._is_restarting(folder)
         owner = threading.Timer(0.2, lambda: folder.update(state=RunState.STOPPED))
         owner.start()
-        assert stop._wait_for_restart(folder).state is RunState.STOPPED  # noqa: SLF001
+        assert stop._wait_for_restart(folder).state is RunState.STOPPED
         owner.join()
 
 
 def test_attempt_that_its_owner_never_started_is_stopped_and_not_lost(store: Store) -> None:
     record = store.find(_add(store, 1, RunState.RUNNING)).update(attempt=2, started=True)
     status = Status(Verdict(RunState.LOST, message="no trace of the run on n0"), (), None, record.attempt)
-    assert stop._verdict(record, status, may_be_lost=False).state is RunState.STOPPED  # noqa: SLF001  as above
+    assert stop._verdict(record, status, may_be_lost=False).state is RunState.STOPPED
     with pytest.raises(RunLost):
-        stop._verdict(record, status, may_be_lost=True)  # noqa: SLF001
+        stop._verdict(record, status, may_be_lost=True)
 
 
 def test_failed_launch_whose_processes_were_stopped_needs_no_login(store: Store) -> None:

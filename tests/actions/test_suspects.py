@@ -42,7 +42,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def _started(number: int, nodes: str = "n[0-7]", **inventory: Any) -> RunFolder:  # noqa: ANN401  fields of Inventory
+def _started(number: int, nodes: str = "n[0-7]", **inventory: Any) -> RunFolder:  # fields of Inventory
     plan = make_plan(
         Inventory(name="demo", nodes=NODES, **inventory),
         Request("ssh", PROGRAM, nodes=nodes),

@@ -32,7 +32,7 @@ def test_interrupt_before_the_owner_is_ready_cancels_the_launch(
 ) -> None:
     monkeypatch.setenv("ORCH_HOME", str(tmp_path))
     with Owner.of_run("none", follow=False, quiet=False) as owner:
-        owner._process.send_signal(signal.SIGINT)  # noqa: SLF001  as Ctrl-C while it imports
+        owner._process.send_signal(signal.SIGINT)  # as Ctrl-C while it imports
         with pytest.raises(KeyboardInterrupt):
             owner.until_launched(_unused, _unused)
     assert capfd.readouterr().err == ""
@@ -42,7 +42,7 @@ def test_interrupt_before_the_owner_is_ready_cancels_the_launch(
 def test_owner_ends_quietly_if_its_viewer_ends_before_the_request(capfd: pytest.CaptureFixture[str]) -> None:
     with Owner.of_run("none", follow=False, quiet=False) as owner:
         pass
-    assert owner._process.wait(timeout=30) == 0  # noqa: SLF001
+    assert owner._process.wait(timeout=30) == 0
     assert capfd.readouterr().err == ""
 
 
@@ -99,8 +99,8 @@ def test_warnings_of_the_diagnosis_follow_the_outcome() -> None:
 def _owner_of(link: socket.socket) -> Owner:
     """The command's side of an owner that writes to the other end of the link."""
     owner = Owner.__new__(Owner)  # without the process
-    owner._link, owner._messages = link, messages(link)  # noqa: SLF001
-    owner._is_interrupted, owner._diagnosed = False, None  # noqa: SLF001
+    owner._link, owner._messages = link, messages(link)
+    owner._is_interrupted, owner._diagnosed = False, None
     return owner
 
 

@@ -34,7 +34,7 @@ def test_plain_machines_have_no_finding(count: int) -> None:
 
 def _set(*path: str | int) -> Callable[[object], Change]:
     def with_value(value: object) -> Change:
-        def change(facts: Any) -> None:  # noqa: ANN401  any part of the facts
+        def change(facts: Any) -> None:  # any part of the facts
             for key in path[:-1]:
                 facts = facts[key]
             facts[path[-1]] = value

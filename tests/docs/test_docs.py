@@ -99,7 +99,7 @@ def test_benchmark_and_its_settings_are_documented() -> None:
 
 def test_every_field_of_an_inventory_is_documented() -> None:
     text = _text("docs/inventories.md")
-    models = (inventory._InventoryFile, inventory._Entry, inventory.SshOptions, slurm.SlurmOptions)  # noqa: SLF001
+    models = (inventory._InventoryFile, inventory._Entry, inventory.SshOptions, slurm.SlurmOptions)
     names = {name for model in models for name in model.model_fields}
     missing = sorted(name for name in names if not re.search(rf"^\|[^|]*`{name}`[^|]*\|", text, re.MULTILINE))
     assert not missing, f"docs/inventories.md has no row for {missing}"

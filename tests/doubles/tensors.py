@@ -31,7 +31,7 @@ DRAW = (  # functions that draw from the card's generator: factories by `device`
     *("dropout", "alpha_dropout", "dropout2d", "native_dropout", "scaled_dot_product_attention"),
 )
 MAY_MIX = ("copy_", "__getitem__", "__setitem__")  # may mix CPU tensors and the card's
-_no_override: Callable[[], Any] = getattr(torch._C, "DisableTorchFunctionSubclass", torch._C.DisableTorchFunction)  # noqa: SLF001
+_no_override: Callable[[], Any] = getattr(torch._C, "DisableTorchFunctionSubclass", torch._C.DisableTorchFunction)
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def install(cards: Cards) -> None:
         making = _making(cards, getattr(torch, name))
         setattr(torch, name, making)
         _register_builtin(making, f"aten::{name}")  # torch 1.10 scripts its functional optimizers, which call factories
-    torch._has_compatible_shallow_copy_type = _comparing(torch._has_compatible_shallow_copy_type)  # noqa: SLF001
+    torch._has_compatible_shallow_copy_type = _comparing(torch._has_compatible_shallow_copy_type)
     construct = torch.nn.Parameter.__new__
 
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:  # noqa: FBT002 -- torch's own
@@ -157,7 +157,7 @@ def install(cards: Cards) -> None:
             return construct(cls, data, requires_grad)
         kind = _class(cards, data.card, torch.nn.Parameter)
         with _no_override():
-            return torch.Tensor._make_subclass(kind, _plain(data.detach()), requires_grad)  # noqa: SLF001
+            return torch.Tensor._make_subclass(kind, _plain(data.detach()), requires_grad)
 
     torch.nn.Parameter.__new__ = staticmethod(new)  # type: ignore[method-assign]
 
@@ -223,7 +223,7 @@ def _moving(cards: Cards, original: Any) -> Any:
         if args and isinstance(args[0], torch.Tensor):
             target: Sequence[Any] = (args[0].device, args[0].dtype)
         else:
-            target = torch._C._nn._parse_to(*args, **kwargs)  # noqa: SLF001
+            target = torch._C._nn._parse_to(*args, **kwargs)
         here, dtype = self.device, target[1] or self.dtype
         there = cards.resolve(target[0]) if target[0] else here
         if cards.kind not in (here.type, there.type):

@@ -43,13 +43,13 @@ class ScriptedNode:
         self.closed = 0
         self.written = 0
 
-    def open(self, argv: Sequence[str]) -> ScriptedNode:  # noqa: ARG002
+    def open(self, argv: Sequence[str]) -> ScriptedNode:
         return self
 
-    def write(self, data: bytes, *, timeout_s: float) -> None:  # noqa: ARG002
+    def write(self, data: bytes, *, timeout_s: float) -> None:
         self.written += 1
 
-    def read_some(self, *, timeout_s: float) -> bytes:  # noqa: ARG002
+    def read_some(self, *, timeout_s: float) -> bytes:
         if self.parts:
             return self.parts.pop(0)
         if self.ends:
@@ -132,7 +132,7 @@ class SlowNode(ScriptedNode):
     def time(self) -> float:
         return self.now_s
 
-    def write(self, data: bytes, *, timeout_s: float) -> None:  # noqa: ARG002
+    def write(self, data: bytes, *, timeout_s: float) -> None:
         self.requests += 1
         if self.requests == 2:
             self.has_both.set()
@@ -189,7 +189,7 @@ class Down(ScriptedNode):
         super().__init__([])
         self.node = name
 
-    def open(self, argv: Sequence[str]) -> ScriptedNode:  # noqa: ARG002
+    def open(self, argv: Sequence[str]) -> ScriptedNode:
         raise Unreachable(self.node, "no route to host", at=f"{self.node} port 22", hint=self.command_to_try(["true"]))
 
 

@@ -31,7 +31,7 @@ def test_facts_of_every_kind_of_node_are_valid(kind: str) -> None:
 
 
 def _set(*path: object, value: object) -> Callable[[Any], None]:
-    def change(facts: Any) -> None:  # noqa: ANN401  read as JSON
+    def change(facts: Any) -> None:  # read as JSON
         for key in path[:-1]:
             facts = facts[key]
         facts[path[-1]] = value

@@ -223,7 +223,7 @@ def _json(text: str) -> None:
 
 @pytest.mark.parametrize("read", [_shell, _lines, _json])
 def test_readers_accept_any_text(read: Callable[[str], None]) -> None:
-    rng = random.Random(12)  # noqa: S311
+    rng = random.Random(12)
     seeds = [(CASES / name).read_text() for name in ("h800_guide.sh", "t20_guide.sh", "zero3_guide.json")]
     tokens = [
         *"\n\t \"'`$(){}[]\\;&|<>#=,:^%0é\x00\x7f",

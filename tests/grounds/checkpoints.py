@@ -125,7 +125,7 @@ SHARD_DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-def add_gradient(strategy: Strategy, batch: Any, *, last: bool = True) -> torch.Tensor:  # noqa: ANN401 -- a task's
+def add_gradient(strategy: Strategy, batch: Any, *, last: bool = True) -> torch.Tensor:  # a task's
     """Run one micro batch as the trainer does; returns its loss."""
     with strategy.micro_batch(last=last):
         loss = strategy.forward(batch)

@@ -19,7 +19,7 @@ HOLD = "hold"
 class HeldTask(Task):
     """The hold alone, for a class that derives from it and from a task."""
 
-    def loss(self, model: Any, batch: Any) -> Any:  # noqa: ANN401 -- as in Task
+    def loss(self, model: Any, batch: Any) -> Any:
         while _is_held(Path(self.config.out or Path(os.environ["ORCH_RUN_DIR"], "checkpoints"))):
             time.sleep(0.05)
         return super().loss(model, batch)  # type: ignore[safe-super]

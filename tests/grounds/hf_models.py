@@ -17,11 +17,11 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _config(kind: str, changes: dict[str, Any]) -> Any:  # noqa: ANN401 -- of transformers
+def _config(kind: str, changes: dict[str, Any]) -> Any:  # of transformers
     return CONFIG_MAPPING[kind](**{**SIZES, **changes})
 
 
-def build(kind: str = "llama", **changes: object) -> Any:  # noqa: ANN401 -- as above
+def build(kind: str = "llama", **changes: object) -> Any:
     torch.manual_seed(0)
     auto: Any = AutoModelForCausalLM
     return auto.from_config(_config(kind, changes), attn_implementation="sdpa").eval()
@@ -32,7 +32,7 @@ def write_config(folder: Path, kind: str = "llama", **changes: object) -> None:
     _config(kind, changes).save_pretrained(folder)
 
 
-def write_model(folder: Path, kind: str = "llama", **changes: object) -> Any:  # noqa: ANN401 -- as above
+def write_model(folder: Path, kind: str = "llama", **changes: object) -> Any:
     """Write the folder, and return the model."""
     model = build(kind, **changes)
     model.save_pretrained(folder)

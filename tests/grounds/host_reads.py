@@ -17,8 +17,8 @@ class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         super().__init__()  # type: ignore[no-untyped-call]  # as above
         self.found: list[str] = []
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 -- torch's
-        name = function._schema.name.partition("::")[2]  # noqa: SLF001 -- torch's own tools use it
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function._schema.name.partition("::")[2]  # torch's own tools use it
         if name.startswith(READS):
             self.found.append(name)
         return function(*args, **(kwargs or {}))

@@ -33,7 +33,7 @@ CALLS = ("mkdir", "open", "write", "readv", "fsync", "rename", "replace", "rmdir
 
 
 def content(step: int) -> bytes:
-    return random.Random(step).randbytes(60_000)  # noqa: S311 -- not for secrets
+    return random.Random(step).randbytes(60_000)
 
 
 def save(out: Path, step: int) -> None:
@@ -98,7 +98,7 @@ def check(out: Path, saved: int) -> int:
 
 def at_moments(out: Path, count: int, seed: int) -> dict[str, int]:
     """Kill each writer after none, one or two complete saves, at a random moment of the next save."""
-    save_s, draw, saved, half_written = 0.0, random.Random(seed), 0, 0  # noqa: S311 -- as above
+    save_s, draw, saved, half_written = 0.0, random.Random(seed), 0, 0
     for _ in range(count):
         files.remove_stale(out)
         reading, writing = os.pipe()
@@ -154,7 +154,7 @@ def _save_killed(out: Path, step: int, call_count: int) -> None:
     remaining = iter(range(call_count))
 
     def killing(call: Callable[..., Any]) -> Callable[..., Any]:
-        def replacement(*args: Any, **more: Any) -> Any:  # noqa: ANN401 -- any call's arguments and result
+        def replacement(*args: Any, **more: Any) -> Any:  # any call's arguments and result
             if next(remaining, None) is None:
                 os.kill(os.getpid(), signal.SIGKILL)
             return call(*args, **more)

@@ -161,7 +161,7 @@ class GivenSource(Source):
         """A tool is installed if it has an output."""
         return program if any(command.split()[0] == program for command in self._machine.tools) else None
 
-    def run(self, argv: Sequence[str], timeout_s: float) -> tuple[str | None, str | None]:  # noqa: ARG002  as in Source
+    def run(self, argv: Sequence[str], timeout_s: float) -> tuple[str | None, str | None]:  # as in Source
         """The output of the longest command that these words begin with."""
         line = " ".join(argv)
         found = max((command for command in self._machine.tools if line.startswith(command)), key=len, default=None)

@@ -67,7 +67,7 @@ class Ground:
         file = self.folder / "events.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
-    def sleeper(self, **options: Any) -> subprocess.Popen[bytes]:  # noqa: ANN401  Popen's own
+    def sleeper(self, **options: Any) -> subprocess.Popen[bytes]:  # Popen's own
         child = subprocess.Popen(["sleep", "1000"], **options)
         self.children.append(child)
         return child

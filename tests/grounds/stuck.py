@@ -77,14 +77,14 @@ class _GatedServer(paramiko.ServerInterface):
         self._gate = gate
         self._requests = requests
 
-    def get_allowed_auths(self, username: str) -> str:  # noqa: ARG002  paramiko's signature
+    def get_allowed_auths(self, username: str) -> str:  # paramiko's signature
         return "publickey"
 
-    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:  # noqa: ARG002  paramiko's signature
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:  # paramiko's signature
         self._gate.wait()
         return paramiko.common.AUTH_SUCCESSFUL
 
-    def check_global_request(self, kind: str, msg: paramiko.Message) -> bool:  # noqa: ARG002  paramiko's signature
+    def check_global_request(self, kind: str, msg: paramiko.Message) -> bool:  # paramiko's signature
         self._requests.append(kind)
         return False
 
@@ -94,10 +94,10 @@ class _ClosingServer(paramiko.ServerInterface):
         self._connection = connection
         self._offered_keys = offered_keys
 
-    def get_allowed_auths(self, username: str) -> str:  # noqa: ARG002  paramiko's signature
+    def get_allowed_auths(self, username: str) -> str:  # paramiko's signature
         return "publickey"
 
-    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:  # noqa: ARG002  paramiko's signature
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:  # paramiko's signature
         self._offered_keys.append(key)
         self._connection.shutdown(socket.SHUT_RDWR)
         return paramiko.common.AUTH_FAILED

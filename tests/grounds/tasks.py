@@ -50,14 +50,14 @@ class Points(Task):
             points[self.broken] = float("nan")
         return [(point, point[:1] * 3) for point in points] if split == "train" else None
 
-    def loss(self, model: Any, batch: Sample) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
+    def loss(self, model: Any, batch: Sample) -> torch.Tensor:
         points, targets = batch
         both = not (self.part and float(points[0].sum()) < 0)
         prediction = model(points, both=both).float()
         loss: torch.Tensor = (prediction - targets).pow(2).mean()
         if self.steep:
             loss = loss + (prediction * 0).abs().sqrt().sum()
-        return loss * (1 + random.random() + np.random.rand()) if self.draws else loss  # noqa: NPY002, S311 -- as users do
+        return loss * (1 + random.random() + np.random.rand()) if self.draws else loss  # noqa: NPY002 -- as users do
 
 
 class Masked(Points):
@@ -72,14 +72,14 @@ class Masked(Points):
     def count_terms(self, batch: Sample) -> torch.Tensor:
         return (batch[0][:, 0] > 0).sum()
 
-    def loss(self, model: Any, batch: Sample) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
+    def loss(self, model: Any, batch: Sample) -> torch.Tensor:
         points, targets = batch
         chosen = points[:, :1] > 0
         squares = (model(points, both=True).float() - targets).pow(2)
         total: torch.Tensor = (squares * chosen).sum()
         return total
 
-    def evaluate(self, model: Any, batch: Sample) -> dict[str, Any]:  # noqa: ANN401 -- as above
+    def evaluate(self, model: Any, batch: Sample) -> dict[str, Any]:
         chosen = torch.stack([batch[0][:, 0] > 0, batch[0][:, 0] <= 0])
         return {**super().evaluate(model, batch), "parts": (chosen.sum(1), torch.tensor([len(batch[0]), 0]))}
 
@@ -133,7 +133,7 @@ class Flipped(Points):
         super().__init__(config)
         self.left = after + 2 if os.environ["RANK"] == str(rank) else 0  # the first loss is that of the warm-up
 
-    def loss(self, model: Any, batch: Sample) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
+    def loss(self, model: Any, batch: Sample) -> torch.Tensor:
         self.left -= 1
         if self.left == 0:
             weight = next(model.parameters()).data.view(-1)
@@ -148,7 +148,7 @@ class Counted(Points):
         assert isinstance(model, Halves)
         return [model.first, model.second]
 
-    def loss(self, model: Any, batch: Sample) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
+    def loss(self, model: Any, batch: Sample) -> torch.Tensor:
         counters = importlib.import_module("torch._dynamo.utils").counters
         log_line(f"graphs={counters['stats']['unique_graphs']}")
         return super().loss(model, batch)
@@ -160,7 +160,7 @@ class CountedGpt(Gpt):
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(replace(config, model=ModelConfig(layers=3, width=160, heads=2, context=16)))
 
-    def loss(self, model: Any, batch: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
+    def loss(self, model: Any, batch: torch.Tensor) -> torch.Tensor:
         counters = importlib.import_module("torch._dynamo.utils").counters
         log_line(f"graphs={counters['stats']['unique_graphs']} compiled={counters['aot_autograd']['total']}")
         return super().loss(model, batch)

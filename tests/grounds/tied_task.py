@@ -78,7 +78,7 @@ class Tied(Task):
     def build_data(self, split: str) -> Samples | None:
         return Sentences() if split == "train" else None
 
-    def loss(self, model: Any, batch: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
+    def loss(self, model: Any, batch: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1).float(), batch[:, 1:].flatten())
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:

@@ -46,7 +46,7 @@ class Job:
         self.folder = self.attempt(1, job_json(plan))
         (self.folder / CHECK_REQUEST).write_text(check_request(plan))
 
-    def attempt(self, number: int, job: Any = None) -> Path:  # noqa: ANN401  JSON
+    def attempt(self, number: int, job: Any = None) -> Path:  # JSON
         folder = self.run_dir / f"attempt-{number}"
         folder.mkdir(parents=True)
         first = job or json.loads((self.folder / "job.json").read_text())

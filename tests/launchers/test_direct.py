@@ -81,20 +81,20 @@ class AnsweringTogether(Endpoint):
 
     def stop(
         self,
-        attempt_dir: str,  # noqa: ARG002
-        nodes: Sequence[str] | None,  # noqa: ARG002
+        attempt_dir: str,
+        nodes: Sequence[str] | None,
         *,
-        grace_s: float,  # noqa: ARG002
-        keeps_standby: bool = False,  # noqa: ARG002
+        grace_s: float,
+        keeps_standby: bool = False,
     ) -> list[StopResult]:
         self.together.wait()
         return []
 
-    def observe(self, attempt_dir: str, nodes: Sequence[str] | None) -> list[NodeObservation]:  # noqa: ARG002
+    def observe(self, attempt_dir: str, nodes: Sequence[str] | None) -> list[NodeObservation]:
         self.together.wait()
         return []
 
-    def put_files(self, folder: str, files: object) -> None:  # noqa: ARG002
+    def put_files(self, folder: str, files: object) -> None:
         self.together.wait()
 
     def close(self) -> None:

@@ -68,7 +68,7 @@ class Log:
         self._write()
 
     def _write(self) -> None:
-        draw, size, changed = random.Random(5), dict.fromkeys(NAMES, 0), dict.fromkeys(NAMES, 0.0)  # noqa: S311
+        draw, size, changed = random.Random(5), dict.fromkeys(NAMES, 0), dict.fromkeys(NAMES, 0.0)
         chance = {"rank-0.out": 0.9, "rank-0.err": 0.0005, "rank-1.out": 0.05, "rank-11.out": 0.3}
         content, index = dict.fromkeys(NAMES, b""), []
         for tick in range(TICKS):

@@ -67,7 +67,7 @@ def test_endpoint_and_agent_import_no_slow_module_at_their_start() -> None:
         {"1": [2, {"a": None}], 3: (4,), None: 1, 2.5: [], True: False},
     ],
 )
-def test_json_is_that_of_the_standard_library(value: Any) -> None:  # noqa: ANN401  any value
+def test_json_is_that_of_the_standard_library(value: Any) -> None:  # any value
     text = json.dumps(value)
     assert dumps(value) == text
     assert loads(f" {text}\n") == loads(text.encode()) == json.loads(text)

@@ -17,7 +17,7 @@ from orchestrator.run import Elastic, Program, Request, Shape
 PROGRAM = Program("executable", ("true",))
 
 
-def _plan(elastic: Elastic, devices: tuple[int, ...] = (1, 1, 1, 1), **fields: Any) -> LaunchPlan:  # noqa: ANN401
+def _plan(elastic: Elastic, devices: tuple[int, ...] = (1, 1, 1, 1), **fields: Any) -> LaunchPlan:
     nodes = [Node(name=f"n{index}", devices=count) for index, count in enumerate(devices)]
     spare = Node(name="s0", tags=("spare",), devices=devices[0])
     request = Request("ssh", PROGRAM, **{"max_retries": 1, "elastic": elastic, **fields})

@@ -60,7 +60,7 @@ def test_record_reads_back_equal() -> None:
     assert RunRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
-def _with_unknown_fields(data: Any) -> Any:  # noqa: ANN401  JSON of any kind
+def _with_unknown_fields(data: Any) -> Any:  # JSON of any kind
     """The data with an unknown field in each object, as another version may have stored it."""
     if isinstance(data, list):
         return [_with_unknown_fields(entry) for entry in data]

@@ -63,12 +63,12 @@ def values() -> Values:
     }
     secret = {f"BYTE_{number:x}": bytes([number]) + b"x" + bytes([number]) for number in range(1, 256)}
     secret |= {"BYTES": bytes(range(1, 256)), "BYTES_DOWN": bytes(range(255, 0, -1))}
-    n1_only = {f"R{_name()}": bytes(random.choices(range(1, 256), k=60)) for _ in range(60)}  # noqa: S311 -- not for secrets
+    n1_only = {f"R{_name()}": bytes(random.choices(range(1, 256), k=60)) for _ in range(60)}
     return Values(texts, secret, n1_only | {"BYTES": b"on n1", "TEXT_41": b"on n1"})
 
 
 def _name() -> str:
-    return "".join(random.choices(string.ascii_letters + string.digits + "_", k=15))  # noqa: S311 -- as above
+    return "".join(random.choices(string.ascii_letters + string.digits + "_", k=15))
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,7 +276,7 @@ def test_keepalives_are_sent_on_every_connection_of_a_jump(
             transport.open(["true"])
         until(lambda: "keepalive@lag.net" in requests, awaited="a keepalive to the node")
         # one to the node passes the jump host, whose own one then is not due: each may come before the other every time
-        transport._connections[-1].transport.set_keepalive(0)  # noqa: SLF001
+        transport._connections[-1].transport.set_keepalive(0)
         until(
             lambda: b"keepalive@lag.net" in log.read_bytes()[begin:],
             awaited=lambda: f"a keepalive to the jump host; the node received {requests}; {log.read_bytes()[begin:]!r}",

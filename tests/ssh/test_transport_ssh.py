@@ -393,7 +393,7 @@ def test_thread_of_an_idle_connection_sleeps_for_seconds(farm: Farm) -> None:
     """By default paramiko's thread wakes ten times per second: with a thousand connections a fifth of a core."""
     transport = SshTransport(*_node_and_options(farm))
     with Endpoint.connect(transport, str(farm.python)):
-        assert transport._connections[0].transport.sock.gettimeout() == KEEPALIVE_S / 3  # noqa: SLF001
+        assert transport._connections[0].transport.sock.gettimeout() == KEEPALIVE_S / 3
 
 
 @BOTH_CLIENTS
@@ -419,10 +419,10 @@ def test_loss_of_the_jump_host_raises_in_no_thread(farm: Farm, monkeypatch: pyte
     monkeypatch.setattr(threading, "excepthook", raised.append)
     transport = SshTransport(*_node_and_options(farm, proxy_jump="n1"))
     with Endpoint.connect(transport, str(farm.python)):
-        outer, inner = (connection.transport for connection in transport._connections)  # noqa: SLF001
+        outer, inner = (connection.transport for connection in transport._connections)
         # the connection is cut, and its own thread has not noticed
         monkeypatch.setattr(outer, "_send_user_message", _lost)
-        inner.sock._handle_eof(None)  # noqa: SLF001
+        inner.sock._handle_eof(None)
         until(lambda: not inner.is_alive(), awaited="the thread to end")
         monkeypatch.setattr(outer, "_send_user_message", lambda _message: None)
     assert not raised

@@ -65,7 +65,7 @@ def _run(tmp_path: Path, *hooks: Hook) -> RunFolder:
     return folder
 
 
-def _change(folder: RunFolder, on_record: Callable[[RunRecord], None], state: RunState, **fields: Any) -> None:  # noqa: ANN401
+def _change(folder: RunFolder, on_record: Callable[[RunRecord], None], state: RunState, **fields: Any) -> None:
     on_record(folder.change(lambda record: replace(record, state=state, **fields)))
     on_record(folder.read())  # the next round of the supervisor
 

@@ -47,7 +47,7 @@ class Logins:
         logins = self
 
         class Slow(LocalTransport):
-            def open(self, argv: Sequence[str]) -> LocalChannel:  # noqa: ARG002  nothing is started
+            def open(self, argv: Sequence[str]) -> LocalChannel:  # nothing is started
                 logins.begun[node].append(time.monotonic())
                 logins.gate.wait()
                 logins.ended += 1
@@ -118,7 +118,7 @@ def test_time_in_the_queue_for_a_login_does_not_count_as_silence(
         def queued_s(self) -> float:  # type: ignore[override]  # constant for a local transport
             return self.queue.waited_s
 
-        def open(self, argv: Sequence[str]) -> LocalChannel:  # noqa: ARG002  nothing is started
+        def open(self, argv: Sequence[str]) -> LocalChannel:  # nothing is started
             with self.queue.slot():
                 logged_in.set()
                 assert answers.wait(60)
@@ -161,7 +161,7 @@ class AnsweringNode(Endpoint):
     def connected(self) -> bool:
         return True
 
-    def heartbeat(self, attempt_dir: str, node: str, heartbeat: Heartbeat) -> tuple[NodeObservation, object]:  # noqa: ARG002
+    def heartbeat(self, attempt_dir: str, node: str, heartbeat: Heartbeat) -> tuple[NodeObservation, object]:
         self.heartbeats += 1
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
         return NodeObservation(node, None, alive=True, same_boot=True, finished=None, first_failure=None), state
@@ -252,6 +252,6 @@ def test_a_node_prepares_a_restart_once_all_its_ranks_train(
         "n0", agent, alive=True, same_boot=True, finished=None, first_failure=None, progress=progress
     )
     endpoint = Endpoint(LocalTransport("n0"), "python3")
-    poller._prepare_restart(poller.states["n0"], endpoint, observation)  # noqa: SLF001  after each answer
+    poller._prepare_restart(poller.states["n0"], endpoint, observation)  # after each answer
     assert names == prepared
     assert list(poller.prepared) == prepared

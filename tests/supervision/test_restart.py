@@ -24,7 +24,7 @@ from orchestrator.verdict.judge import Verdict
 AGENT = AgentRecord(1, 1, 1, "boot", "host", "n0", "3.11", "n0", 0, (0,), 1, "127.0.0.1 1 host", 0.0)
 
 
-def _failed(**exit_: Any) -> Verdict:  # noqa: ANN401  fields of RankExit
+def _failed(**exit_: Any) -> Verdict:  # fields of RankExit
     return Verdict(
         RunState.FAILED, RankExit(**{"node": "n0", "rank": 0, "code": 7, "signal": None, **exit_}), "it failed"
     )
@@ -124,7 +124,7 @@ def _plan(
     program: Program = Program("executable", ("true",)),  # noqa: B008  frozen
     *,
     is_shared: bool = True,
-    **request_fields: Any,  # noqa: ANN401
+    **request_fields: Any,
 ) -> tuple[RunFolder, LaunchPlan]:
     """A run that may use the nodes whose names begin with s as spare nodes."""
     nodes = [Node(name=name, tags=("spare",) if name[0] == "s" else ()) for name in names]

@@ -121,7 +121,7 @@ def test_what_waits_is_ended_on_the_spare_nodes_that_were_not_used(
     launcher.folder.write_plan(launcher.plan)
     supervisor, ended = Supervisor(launcher.folder, launcher), list[str]()
     monkeypatch.setattr(launcher, "end_standby", lambda node: ended.append(node.name))
-    prepared = supervisor._spares.prepared  # noqa: SLF001  no run is supervised
+    prepared = supervisor._spares.prepared  # no run is supervised
     prepared.update(dict.fromkeys(("s0", "s2"), cast("Endpoint", Connection())))
-    supervisor._end_standbys((), excluded={"s0"})  # noqa: SLF001  as above
+    supervisor._end_standbys((), excluded={"s0"})
     assert ended == ["s2"]

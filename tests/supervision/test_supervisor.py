@@ -71,7 +71,7 @@ def test_node_that_answers_while_it_is_judged_does_not_end_the_supervision(tmp_p
     folder.write_plan(plan)
     supervisor = Supervisor(folder, DirectLauncher(plan, lambda node: LocalTransport(node.name)))
     state = Answering(plan.nodes[1], time.monotonic() - 60, failure=NotListening("n1", "connection refused"))
-    verdict = supervisor._judge_silence(state, [])  # noqa: SLF001  the poll thread cannot be timed
+    verdict = supervisor._judge_silence(state, [])  # the poll thread cannot be timed
     assert verdict is not None
     text = "n1 has refused connections for 60 s, longer than ssh.refused_timeout_s: n1: connection refused"
     assert verdict.message == text
@@ -107,8 +107,8 @@ def test_supervisor_records_a_node_that_finishes_after_the_judgement(
     folder.write_plan(plan)
     supervisor = Supervisor(folder, DirectLauncher(plan, lambda node: LocalTransport(node.name)))
     monkeypatch.setattr(Poller, "check", lambda _: None)  # nothing is polled here
-    folder.nodes.extend(supervisor._states.values())  # noqa: SLF001  the poll thread cannot be timed
-    verdict = supervisor._until_over()  # noqa: SLF001
+    folder.nodes.extend(supervisor._states.values())  # the poll thread cannot be timed
+    verdict = supervisor._until_over()
     assert verdict is not None
     assert verdict.state is RunState.DONE
 
@@ -135,9 +135,9 @@ def test_differing_replicas_are_recorded_once_and_the_run_continues(tmp_path: Pa
     steps = [{"50": {"parameters": text}} for text in "aba"]
     progress = {rank: {"replicas": {"count": 3, "steps": of_rank}} for rank, of_rank in enumerate(steps)}
     node = NodeObservation("n0", None, alive=True, same_boot=True, finished=None, first_failure=None, progress=progress)
-    supervisor._states["n0"].observation = node  # noqa: SLF001  nothing is polled here
+    supervisor._states["n0"].observation = node  # nothing is polled here
     for _ in range(2):
-        supervisor._report_replicas(folder.read())  # noqa: SLF001  as in each round
+        supervisor._report_replicas(folder.read())  # as in each round
     [event] = map(json.loads, (tmp_path / "events.jsonl").read_text("utf-8").splitlines())
     assert event["event"] == "replicas-differ"
     assert event["text"].startswith("n0: rank 1 differs from the 2 others in the parameters after step 50")
@@ -156,9 +156,9 @@ def test_slow_ranks_are_recorded_when_they_change_and_the_run_continues(tmp_path
         node = NodeObservation(
             "n0", None, alive=True, same_boot=True, finished=None, first_failure=None, progress=progress
         )
-        supervisor._states["n0"].observation = node  # noqa: SLF001  nothing is polled here
-        supervisor._slow_ranks_due_s = 0.0 if is_due else math.inf  # noqa: SLF001
-        supervisor._report_slow_ranks(folder.read())  # noqa: SLF001  as in each round
+        supervisor._states["n0"].observation = node  # nothing is polled here
+        supervisor._slow_ranks_due_s = 0.0 if is_due else math.inf
+        supervisor._report_slow_ranks(folder.read())  # as in each round
 
     for arrivals_s in ((0.2, 0.4, 0.2), (0.2, 0.45, 0.2), (0.2, 0.2, 0.2), (0.2, 0.2, 0.2)):
         report(*arrivals_s)
@@ -203,10 +203,10 @@ def test_lost_and_silent_nodes_delay_the_end_by_one_unanswered_query_and_no_logi
         supervisor = Supervisor(folder, launcher)
         os.kill(launcher.reach(plan.nodes[1]).facts.pid, signal.SIGSTOP)  # it is killed when its channel is closed
         launcher.reach(plan.nodes[2]).close()
-        supervisor._states["n3"].login_refused = True  # noqa: SLF001  nothing is polled here
+        supervisor._states["n3"].login_refused = True  # nothing is polled here
         begun = time.monotonic()
         failure = RankExit("n2", 2, 7, None)  # its last lines are on a lost node
-        ended = supervisor._end(Verdict(RunState.FAILED, failure, "n9 is gone"))  # noqa: SLF001  the end alone
+        ended = supervisor._end(Verdict(RunState.FAILED, failure, "n9 is gone"))  # the end alone
         assert time.monotonic() - begun < 25
     assert sorted(logins) == ["n0", "n1", "n2", "n3"]
     assert [node.name for node in ended.unreached] == ["n1", "n2", "n3"]
@@ -227,7 +227,7 @@ def test_run_is_ended_after_the_nodes_have_been_stopped_by_a_query_and_not_meanw
     monkeypatch.setattr("orchestrator.supervision.supervisor.TICK_S", 0.01)
 
     def stop_nodes(*_: object, **__: object) -> list[str]:
-        [state] = supervisor._states.values()  # noqa: SLF001  the poll thread cannot be timed
+        [state] = supervisor._states.values()  # the poll thread cannot be timed
         finished = Finished("STOPPED", time.time(), None)
         state.observation = NodeObservation(
             "n0", None, alive=False, same_boot=True, finished=finished, first_failure=None
@@ -238,9 +238,9 @@ def test_run_is_ended_after_the_nodes_have_been_stopped_by_a_query_and_not_meanw
         return []
 
     monkeypatch.setattr(launcher, "stop_nodes", stop_nodes)
-    query = threading.Thread(target=supervisor._answers.by_kind[STOP])  # noqa: SLF001
+    query = threading.Thread(target=supervisor._answers.by_kind[STOP])
     query.start()
-    verdict = supervisor._until_over()  # noqa: SLF001
+    verdict = supervisor._until_over()
     assert stopped == ["n0"]
     query.join()
     assert verdict is not None
@@ -292,7 +292,7 @@ def test_supervisor_that_fails_names_the_command_for_another_one(tmp_path: Path)
         viewer.sendall(frame({"follow": True}))
         link = OwnerLink(far)
         with pytest.raises(IsADirectoryError):
-            owner._supervise(link, Launched(folder, launcher))  # noqa: SLF001  as below
+            owner._supervise(link, Launched(folder, launcher))
         link.end()
         [message] = messages(viewer)
     link.join()
@@ -336,7 +336,7 @@ def test_run_whose_logs_get_no_thread_is_supervised_without_them(
         with monkeypatch.context() as patch:
             patch.setattr(owner, "supervise", lambda _, __, begin, ___, **____: begin() is None)
             patch.setattr(threading.Thread, "start", _refuse)
-            assert owner._supervise(link, Launched(folder, launcher))  # noqa: SLF001  the other threads must start
+            assert owner._supervise(link, Launched(folder, launcher))  # the other threads must start
         link.end()
         launched, error = messages(viewer)
         assert launched["kind"] == "launched"
@@ -371,7 +371,7 @@ def test_node_that_refuses_the_login_or_keeps_processes_after_it_was_lost_may_st
     monkeypatch.setattr(
         "orchestrator.supervision.supervisor.map_parallel", lambda nodes, *_, **__: [outcomes[n.name] for n in nodes]
     )
-    unreached, running = supervisor._end_returning_nodes(supervisor._plan.nodes, 0.1)  # noqa: SLF001  the end of a run alone
+    unreached, running = supervisor._end_returning_nodes(supervisor._plan.nodes, 0.1)  # the end of a run alone
     assert [node.name for node in unreached] == ["n3"]
     assert running == {"n1", "n2"}
     events = [json.loads(line)["text"] for line in (tmp_path / "events.jsonl").read_text("utf-8").splitlines()]
@@ -386,7 +386,7 @@ def test_processes_of_a_returning_node_are_ended_during_the_diagnosis(
 ) -> None:
     supervisor = _supervisor_of(tmp_path, 2)
     verdict = Verdict(RunState.FAILED, message="n1 is gone")
-    ended = EndedAttempt(verdict, supervisor._plan.nodes[1:], frozenset(), frozenset())  # noqa: SLF001
+    ended = EndedAttempt(verdict, supervisor._plan.nodes[1:], frozenset(), frozenset())
     monkeypatch.setattr(supervisor, "_end", lambda _: ended)
     has_returned, calls = threading.Event(), list[str]()
 
@@ -397,11 +397,11 @@ def test_processes_of_a_returning_node_are_ended_during_the_diagnosis(
 
     def diagnose() -> None:
         assert has_returned.wait(60)
-        assert supervisor._folder.read().state is RunState.FAILED  # noqa: SLF001
+        assert supervisor._folder.read().state is RunState.FAILED
         calls.append("diagnosed")
 
     monkeypatch.setattr(supervisor, "_stop", stop)
-    assert not supervisor._finish(verdict, diagnose, None)  # noqa: SLF001  the end of a run alone
+    assert not supervisor._finish(verdict, diagnose, None)  # the end of a run alone
     assert calls == ["n1", "diagnosed"]
 
 
@@ -411,7 +411,7 @@ def test_diagnosis_that_fails_ends_the_supervision_with_its_error(
 ) -> None:
     supervisor = _supervisor_of(tmp_path, 2)
     verdict = Verdict(RunState.FAILED, message="n1 is gone")
-    ended = EndedAttempt(verdict, supervisor._plan.nodes[:lost], frozenset(), frozenset())  # noqa: SLF001
+    ended = EndedAttempt(verdict, supervisor._plan.nodes[:lost], frozenset(), frozenset())
     monkeypatch.setattr(supervisor, "_end", lambda _: ended)
     monkeypatch.setattr(supervisor, "_stop", lambda *_: [])
 
@@ -419,7 +419,7 @@ def test_diagnosis_that_fails_ends_the_supervision_with_its_error(
         raise RunNotFound("the record cannot be read")
 
     with pytest.raises(RunNotFound, match="the record cannot be read"):
-        supervisor._finish(verdict, diagnose, None)  # noqa: SLF001  the end of a run alone
+        supervisor._finish(verdict, diagnose, None)  # the end of a run alone
 
 
 def test_failure_is_diagnosed_without_another_thread_if_no_node_is_lost(
@@ -431,15 +431,15 @@ def test_failure_is_diagnosed_without_another_thread_if_no_node_is_lost(
     diagnosed = list[bool]()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", _refuse)
-        assert not supervisor._finish(verdict, lambda: diagnosed.append(True), None)  # noqa: SLF001  as above
+        assert not supervisor._finish(verdict, lambda: diagnosed.append(True), None)
     assert diagnosed == [True]
 
 
 def test_wait_for_lost_nodes_ends_when_the_run_is_stopped(tmp_path: Path) -> None:
     supervisor = _supervisor_of(tmp_path, 1)
-    supervisor._folder.request_stop()  # noqa: SLF001
-    nodes = supervisor._plan.nodes  # noqa: SLF001
-    assert supervisor._end_returning_nodes(nodes, 600.0, supervisor._is_over) == (nodes, frozenset())  # noqa: SLF001
+    supervisor._folder.request_stop()
+    nodes = supervisor._plan.nodes
+    assert supervisor._end_returning_nodes(nodes, 600.0, supervisor._is_over) == (nodes, frozenset())
 
 
 def test_node_that_reached_the_head_during_the_wait_may_still_run(
@@ -447,7 +447,7 @@ def test_node_that_reached_the_head_during_the_wait_may_still_run(
 ) -> None:
     """The node measures its isolation from 0 again, so the end of the wait proves nothing."""
     supervisor = _supervisor_of(tmp_path, 2)
-    supervisor._plan = replace(supervisor._plan, wait_for_nodes_s=0.0)  # noqa: SLF001
+    supervisor._plan = replace(supervisor._plan, wait_for_nodes_s=0.0)
     monkeypatch.setattr("orchestrator.supervision.supervisor.BOOT_S", 0.0)
     monkeypatch.setattr(supervisor, "_isolation_wait_s", lambda _: 0.0)
     isolated = {"n1"}
@@ -460,9 +460,9 @@ def test_node_that_reached_the_head_during_the_wait_may_still_run(
         return nodes, frozenset[str]()
 
     monkeypatch.setattr(supervisor, "_end_returning_nodes", wait)
-    restarts = Restarts(supervisor._folder, 3, lambda *_: pytest.fail("it restarts"))  # noqa: SLF001
-    ended = EndedAttempt(Verdict(RunState.FAILED), supervisor._plan.nodes[1:], frozenset(), frozenset())  # noqa: SLF001
-    assert supervisor._restart(restarts, ended) == "not restarted: processes of the run may still run on n1"  # noqa: SLF001
+    restarts = Restarts(supervisor._folder, 3, lambda *_: pytest.fail("it restarts"))
+    ended = EndedAttempt(Verdict(RunState.FAILED), supervisor._plan.nodes[1:], frozenset(), frozenset())
+    assert supervisor._restart(restarts, ended) == "not restarted: processes of the run may still run on n1"
 
 
 @pytest.mark.parametrize(
@@ -475,7 +475,7 @@ def test_lost_node_is_waited_for_until_it_is_back_or_replaced(
 ) -> None:
     """A node that boots is reached by the head before it answers. The record names what is waited for, and until when."""
     supervisor = _supervisor_of(tmp_path, names=names)
-    folder, [_, lost] = supervisor._folder, supervisor._plan.nodes  # noqa: SLF001  nothing is polled here
+    folder, [_, lost] = supervisor._folder, supervisor._plan.nodes  # nothing is polled here
     answers = iter([(lost,), (lost,), ()])
     records, started = list[RunRecord](), list[list[str]]()
     monkeypatch.setattr(supervisor, "_isolated", lambda *_: set() if is_reached and records else {"n1"})
@@ -492,7 +492,7 @@ def test_lost_node_is_waited_for_until_it_is_back_or_replaced(
     monkeypatch.setattr(supervisor, "_end_returning_nodes", wait)
     verdict = Verdict(RunState.FAILED, message="n1 is gone", failed_nodes=("n1",))
     ended = EndedAttempt(verdict, [lost], frozenset(), frozenset())
-    assert supervisor._restart(Restarts(folder, 3, start), ended) == ""  # noqa: SLF001
+    assert supervisor._restart(Restarts(folder, 3, start), ended) == ""
     assert len(records) == most_waits
     assert started == [["n0", "n1"] if most_waits > 1 else ["n0", "s0"]]
     has_spare = "s0" in names
@@ -505,13 +505,13 @@ def test_lost_node_is_waited_for_until_it_is_back_or_replaced(
 
 def test_lost_node_is_waited_for_no_longer_than_wait_for_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = _supervisor_of(tmp_path, 2)
-    supervisor._plan = replace(supervisor._plan, wait_for_nodes_s=0.0)  # noqa: SLF001
+    supervisor._plan = replace(supervisor._plan, wait_for_nodes_s=0.0)
     monkeypatch.setattr("orchestrator.supervision.supervisor.BOOT_S", 0.0)
     monkeypatch.setattr(supervisor, "_isolation_wait_s", lambda _: 0.0)
     monkeypatch.setattr(supervisor, "_isolated", lambda *_: {"n1"})
     monkeypatch.setattr(supervisor, "_end_returning_nodes", lambda nodes, *_: (nodes, frozenset()))
-    ended = EndedAttempt(Verdict(RunState.FAILED), supervisor._plan.nodes[1:], frozenset(), frozenset())  # noqa: SLF001
-    reason = supervisor._restart(Restarts(supervisor._folder, 3, lambda plan, _: plan), ended)  # noqa: SLF001
+    ended = EndedAttempt(Verdict(RunState.FAILED), supervisor._plan.nodes[1:], frozenset(), frozenset())
+    reason = supervisor._restart(Restarts(supervisor._folder, 3, lambda plan, _: plan), ended)
     text = "no spare node is left; waited for 0 s (--wait-for-nodes)"
     assert reason == f"not restarted: n1 cannot be reached, and {text}"
 
@@ -521,7 +521,7 @@ def test_cause_of_an_attempt_is_known_to_all_while_its_ranks_are_ended(
 ) -> None:
     """Also to a later supervisor: the agents that were stopped are a consequence."""
     supervisor = _supervisor_of(tmp_path, 2)
-    folder, plan = supervisor._folder, supervisor._plan  # noqa: SLF001  nothing is polled here
+    folder, plan = supervisor._folder, supervisor._plan  # nothing is polled here
     cause = Verdict(RunState.FAILED, message="n1 is gone: it has not answered", failed_nodes=("n1",))
     stopped = NodeObservation(
         "n0", AGENT, alive=False, same_boot=True, finished=Finished("STOPPED", 1.0, None), first_failure=None
@@ -530,16 +530,16 @@ def test_cause_of_an_attempt_is_known_to_all_while_its_ranks_are_ended(
 
     def end(verdict: Verdict) -> EndedAttempt:
         messages.append(judge_observations(folder, plan, (stopped,), None).verdict.message)
-        later = Supervisor(folder, supervisor._launcher)  # noqa: SLF001
-        for state in later._states.values():  # noqa: SLF001
+        later = Supervisor(folder, supervisor._launcher)
+        for state in later._states.values():
             state.observation = replace(stopped, node=state.node.name)
-        verdict_of_later = later._judge()  # noqa: SLF001
+        verdict_of_later = later._judge()
         assert verdict_of_later is not None
         messages.append(verdict_of_later.message)
         return EndedAttempt(verdict, (), frozenset(), frozenset())
 
     monkeypatch.setattr(supervisor, "_end", end)
-    assert not supervisor._finish(cause, lambda: None, None)  # noqa: SLF001
+    assert not supervisor._finish(cause, lambda: None, None)
     assert messages == [cause.message, cause.message]
     assert (folder.read().message, folder.read().failing) == (cause.message, None)
 
@@ -570,7 +570,7 @@ def test_ranks_of_lost_nodes_are_left_if_the_program_allows_it_and_they_will_end
 ) -> None:
     """n1 was found gone; whether n2 is, too, the node of rank 0 has to find out."""
     supervisor = _supervisor_of(tmp_path, 3)
-    states = supervisor._states  # noqa: SLF001  nothing is polled here
+    states = supervisor._states  # nothing is polled here
     for name, state in states.items():
         state.observation = NodeObservation(
             name,
@@ -584,20 +584,20 @@ def test_ranks_of_lost_nodes_are_left_if_the_program_allows_it_and_they_will_end
         )
     states["n1"].unreached_s = time.monotonic()
     if "isolation_timeout_s" in change:
-        supervisor._plan = replace(supervisor._plan, isolation_timeout_s=None)  # noqa: SLF001
+        supervisor._plan = replace(supervisor._plan, isolation_timeout_s=None)
 
     class Head:
         def reach(self, addresses: list[str], _: int) -> set[str]:
             return set(addresses).intersection(change.get("reached", ()))
 
-    monkeypatch.setattr(supervisor._launcher, "reach", lambda _: Head())  # noqa: SLF001
+    monkeypatch.setattr(supervisor._launcher, "reach", lambda _: Head())
     ended = EndedAttempt(
         Verdict(RunState.FAILED),
         [states[name].node for name in lost],
         frozenset(change.get("refusing", ())),
         frozenset(change.get("running", ())),
     )
-    assert supervisor._may_leave_ranks(ended) is may_leave  # noqa: SLF001
+    assert supervisor._may_leave_ranks(ended) is may_leave
 
 
 @pytest.mark.parametrize(
@@ -627,14 +627,14 @@ def test_lost_node_is_waited_for_if_no_other_can_replace_it_at_once(
 
     monkeypatch.setattr(supervisor, "_until_isolated", wait)
     monkeypatch.setattr(supervisor, "_stop", end)
-    restarts = Restarts(supervisor._folder, 3, start)  # noqa: SLF001
+    restarts = Restarts(supervisor._folder, 3, start)
     ended = EndedAttempt(
         Verdict(RunState.FAILED, message="n1 is gone"),
-        supervisor._plan.nodes[1:],  # noqa: SLF001
+        supervisor._plan.nodes[1:],
         frozenset(),
         frozenset(),
     )
-    assert supervisor._restart(restarts, ended) == ""  # noqa: SLF001
+    assert supervisor._restart(restarts, ended) == ""
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text("utf-8").splitlines()]
     texts = {event["event"]: event["text"] for event in events}
     remark = "it does not wait for n1, whose ranks save nothing without rank 0, which has ended on n0"
@@ -656,16 +656,16 @@ def test_node_lost_in_a_restart_at_once_keeps_its_memory_only_if_a_later_attempt
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_used: bool
 ) -> None:
     supervisor, freed = _supervisor_of(tmp_path, names=("n0", "n1", "s0")), list[str]()
-    launcher, plan = supervisor._launcher, supervisor._plan  # noqa: SLF001  the cleanup alone
+    launcher, plan = supervisor._launcher, supervisor._plan  # the cleanup alone
     nodes = plan.nodes if is_used else (plan.head, *plan.spares)
     launcher.begin_attempt(replace(plan, attempt=2, nodes=nodes))
     monkeypatch.setattr(supervisor, "_stop", lambda *_: [])
     monkeypatch.setattr(launcher, "end_standby", lambda node: freed.append(node.name))
-    restarts = Restarts(supervisor._folder, 3, None)  # noqa: SLF001  as above
+    restarts = Restarts(supervisor._folder, 3, None)
     monkeypatch.setattr(restarts, "begin", lambda *_, **__: "")
     ended = EndedAttempt(Verdict(RunState.FAILED), plan.nodes[1:], frozenset(), frozenset())
     attempt = DirectAttempt.of(ended.verdict, [], ["n1"], ["n1"])
-    assert supervisor._restart_at_once(restarts, ended, attempt) == ""  # noqa: SLF001  as above
+    assert supervisor._restart_at_once(restarts, ended, attempt) == ""
     assert supervisor.cleanup is not None
     supervisor.cleanup.join()
     assert freed == ([] if is_used else ["n1"])
@@ -676,7 +676,7 @@ def test_lost_node_that_answers_before_the_restart_and_is_replaced_keeps_no_stat
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_left: bool
 ) -> None:
     supervisor, freed = _supervisor_of(tmp_path, names=("n0", "n1", "s0")), list[str]()
-    launcher, plan = supervisor._launcher, supervisor._plan  # noqa: SLF001  the end of the attempt alone
+    launcher, plan = supervisor._launcher, supervisor._plan  # the end of the attempt alone
     verdict = Verdict(RunState.FAILED, message="n1 is gone")
 
     def restart(*_: object) -> str:
@@ -688,13 +688,13 @@ def test_lost_node_that_answers_before_the_restart_and_is_replaced_keeps_no_stat
     monkeypatch.setattr(supervisor, "_restart", restart)
     monkeypatch.setattr(launcher, "connected_endpoint", lambda node: node)
     monkeypatch.setattr(launcher, "end_standby", lambda node: freed.append(node.name))
-    assert supervisor._finish(verdict, lambda: None, Restarts(supervisor._folder, 3, None))  # noqa: SLF001  as above
+    assert supervisor._finish(verdict, lambda: None, Restarts(supervisor._folder, 3, None))
     assert freed == ([] if is_left else ["n1"])
 
 
 def test_node_whose_agent_is_stopped_does_not_end_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = _supervisor_of(tmp_path, 3)
-    for name, state in supervisor._states.items():  # noqa: SLF001  nothing is polled here
+    for name, state in supervisor._states.items():  # nothing is polled here
         state.observation = NodeObservation(
             name, AGENT, alive=True, same_boot=True, finished=None, first_failure=None, peer_answered=True
         )
@@ -703,13 +703,13 @@ def test_node_whose_agent_is_stopped_does_not_end_itself(tmp_path: Path, monkeyp
         def reach(self, _: list[str], __: int) -> set[str]:
             return set()
 
-    monkeypatch.setattr(supervisor._launcher, "reach", lambda _: Peer())  # noqa: SLF001
+    monkeypatch.setattr(supervisor._launcher, "reach", lambda _: Peer())
     for name in ("n0", "n1"):
-        state = supervisor._states[name]  # noqa: SLF001
-        assert supervisor._isolated({name}, ()) == {name}  # noqa: SLF001
+        state = supervisor._states[name]
+        assert supervisor._isolated({name}, ()) == {name}
         assert state.observation is not None
         state.observation = replace(state.observation, stopped=True)
-        assert supervisor._isolated({name}, ()) == set()  # noqa: SLF001
+        assert supervisor._isolated({name}, ()) == set()
         state.observation = replace(state.observation, stopped=False)
 
 
@@ -732,7 +732,7 @@ def test_lost_node_ends_itself_only_if_the_head_answers_and_does_not_reach_it(
 ) -> None:
     """A node that only this machine cannot reach keeps its ranks, so a second attempt would run beside them."""
     supervisor = _supervisor_of(tmp_path, 3)
-    supervisor._states["n0"].observation = NodeObservation(  # noqa: SLF001  nothing is polled here
+    supervisor._states["n0"].observation = NodeObservation(  # nothing is polled here
         "n0", AGENT, alive=True, same_boot=True, finished=None, first_failure=None
     )
 
@@ -743,8 +743,8 @@ def test_lost_node_ends_itself_only_if_the_head_answers_and_does_not_reach_it(
                 raise Unreachable("n0", "no answer")
             return reached & set(addresses)
 
-    monkeypatch.setattr(supervisor._launcher, "reach", lambda _: Head())  # noqa: SLF001
-    assert supervisor._isolated(lost, refusing) == isolated  # noqa: SLF001
+    monkeypatch.setattr(supervisor._launcher, "reach", lambda _: Head())
+    assert supervisor._isolated(lost, refusing) == isolated
 
 
 @pytest.mark.parametrize(
@@ -770,7 +770,7 @@ def test_lost_head_ends_itself_only_if_it_has_reached_a_peer_and_no_other_node_r
     is_isolated: bool,
 ) -> None:
     supervisor = _supervisor_of(tmp_path, 3)
-    supervisor._states["n0"].observation = NodeObservation(  # noqa: SLF001  nothing is polled here
+    supervisor._states["n0"].observation = NodeObservation(  # nothing is polled here
         "n0", AGENT, alive=True, same_boot=True, finished=None, first_failure=None, peer_answered=peer_answered
     )
 
@@ -785,21 +785,21 @@ def test_lost_head_ends_itself_only_if_it_has_reached_a_peer_and_no_other_node_r
                 raise answer
             return answer
 
-    monkeypatch.setattr(supervisor._launcher, "reach", Peer)  # noqa: SLF001
-    assert supervisor._isolated(lost, refusing) == (lost if is_isolated else set())  # noqa: SLF001
+    monkeypatch.setattr(supervisor._launcher, "reach", Peer)
+    assert supervisor._isolated(lost, refusing) == (lost if is_isolated else set())
 
 
 def test_lost_node_that_answers_after_the_failure_keeps_no_state_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     supervisor, freed = _supervisor_of(tmp_path, 4), list[str]()
-    lost = supervisor._plan.nodes[1:]  # noqa: SLF001  the end of a run alone
+    lost = supervisor._plan.nodes[1:]  # the end of a run alone
     verdict = Verdict(RunState.FAILED, message="n1-3 are gone")
     monkeypatch.setattr(supervisor, "_end", lambda _: EndedAttempt(verdict, lost, frozenset(), frozenset()))
     monkeypatch.setattr(supervisor, "_end_returning_nodes", lambda *_: (lost[1:2], frozenset(["n3"])))
-    monkeypatch.setattr(supervisor._launcher, "connected_endpoint", lambda node: node)  # noqa: SLF001  as above
-    monkeypatch.setattr(supervisor._launcher, "end_standby", lambda node: freed.append(node.name))  # noqa: SLF001  as above
-    assert not supervisor._finish(verdict, lambda: None, None)  # noqa: SLF001  as above
+    monkeypatch.setattr(supervisor._launcher, "connected_endpoint", lambda node: node)
+    monkeypatch.setattr(supervisor._launcher, "end_standby", lambda node: freed.append(node.name))
+    assert not supervisor._finish(verdict, lambda: None, None)
     assert freed == ["n0", "n1"], "n2 has not answered, and ranks may still run on n3"
 
 
@@ -808,22 +808,22 @@ def test_restart_waits_from_when_the_head_did_not_reach_the_lost_nodes(
 ) -> None:
     """The other nodes may need the grace to end, in which the lost one is cut off, too."""
     supervisor = _supervisor_of(tmp_path, 4)
-    head, lost, lost_later = (supervisor._states[name] for name in ("n0", "n1", "n2"))  # noqa: SLF001  nothing is polled here
+    head, lost, lost_later = (supervisor._states[name] for name in ("n0", "n1", "n2"))  # nothing is polled here
     for witnesses, has_moment in (([lost_later], False), ([head, lost_later], True)):
         answers = {state.node.name: False for state in witnesses}
         monkeypatch.setattr(supervisor, "_reached_from", lambda *_, answers=answers: answers)
         lost.witnesses_queried_s = float("-inf")
-        verdict = supervisor._judge_silence(lost, witnesses)  # noqa: SLF001
+        verdict = supervisor._judge_silence(lost, witnesses)
         assert verdict is not None
         assert (lost.unreached_s is not None) is has_moment
     lost.unreached_s = time.monotonic() - 30  # the end of the others took so long
-    waited = [supervisor._isolation_wait_s([lost.node])]  # noqa: SLF001
-    waited.append(supervisor._isolation_wait_s([lost.node, lost_later.node]))  # noqa: SLF001  n2 was lost meanwhile
+    waited = [supervisor._isolation_wait_s([lost.node])]
+    waited.append(supervisor._isolation_wait_s([lost.node, lost_later.node]))  # n2 was lost meanwhile
     whole_s = 60 + SILENT_S + GRACE_S + END_S
     assert waited[0] <= whole_s - 30
     assert waited[1] == whole_s
-    lost.unreached_s, supervisor._polled_until_s = time.monotonic() - 74, time.monotonic()  # noqa: SLF001
-    waited.append(supervisor._isolation_wait_s([lost.node]))  # noqa: SLF001  a heartbeat may have arrived after the query
+    lost.unreached_s, supervisor._polled_until_s = time.monotonic() - 74, time.monotonic()
+    waited.append(supervisor._isolation_wait_s([lost.node]))  # a heartbeat may have arrived after the query
     assert waited[2] > waited[0] - 30
 
 
@@ -834,7 +834,7 @@ def test_endpoints_of_the_other_nodes_get_requests_while_the_restart_waits(
     """An endpoint ends after a minute without one, and the wait may be longer."""
     monkeypatch.setattr("orchestrator.supervision.supervisor.KEEP_S", 0.01)
     supervisor = _supervisor_of(tmp_path, 3)
-    launcher, (n0, lost, _) = supervisor._launcher, supervisor._plan.nodes  # noqa: SLF001
+    launcher, (n0, lost, _) = supervisor._launcher, supervisor._plan.nodes
     times_s: list[float] = []
 
     def wait(nodes: Sequence[NodePlan], *_: object) -> tuple[Sequence[NodePlan], frozenset[str]]:
@@ -851,10 +851,10 @@ def test_endpoints_of_the_other_nodes_get_requests_while_the_restart_waits(
         launcher.reach(lost)
         monkeypatch.setattr(supervisor, "_end_returning_nodes", wait)
         monkeypatch.setattr(Endpoint, "clock_ahead", clock_ahead)
-        assert supervisor._until_isolated([lost], 0.0, lambda: False) == ([lost], frozenset())  # noqa: SLF001  the wait alone
+        assert supervisor._until_isolated([lost], 0.0, lambda: False) == ([lost], frozenset())  # the wait alone
         times_s.clear()
         monkeypatch.setattr(Spares, "nodes", [n0])
-        supervisor._until_isolated([n0, lost], 0.0, lambda: False)  # noqa: SLF001  a spare node's endpoint, too
+        supervisor._until_isolated([n0, lost], 0.0, lambda: False)  # a spare node's endpoint, too
 
 
 AGENT = AgentRecord(1, 1, 1, "boot", "host", "n0", "3.11", "n0", 0, (0,), 1, "127.0.0.1 29500 host", 0.0)

@@ -59,7 +59,7 @@ def test_training_killed_at_random_moments_of_a_save_loses_and_repeats_no_batch(
     start_ranks: StartRanks, tmp_path: Path, forms: Sequence[Sequence[str]]
 ) -> None:
     """The attempts save in the forms in turn, each from the checkpoint that the one before left."""
-    draw, amid = random.Random(f"7 {forms}"), 0  # noqa: S311 -- not for secrets
+    draw, amid = random.Random(f"7 {forms}"), 0
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
     assert [rank.wait() for rank in start_ranks(*WORDS, f"out={uninterrupted}")] == [0, 0]
     size = _size(uninterrupted / "step_100")

@@ -189,7 +189,7 @@ def test_models_whose_replicas_may_differ_have_no_fingerprints(
     assert capsys.readouterr().err.count("WARNING: replicas that differ are not found") == (change == "error")
 
 
-def _model() -> Any:  # noqa: ANN401  a stand-in for the wrapper
+def _model() -> Any:  # a stand-in for the wrapper
     import torch  # noqa: PLC0415
 
     parameters = [torch.ones(3)]

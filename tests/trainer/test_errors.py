@@ -87,7 +87,7 @@ def test_first_failure_is_shown_with_its_kind() -> None:
 def test_metrics_on_a_full_disk_are_a_storage_error(tmp_path: Path) -> None:
     metrics = MetricsFile(tmp_path / "metrics.jsonl", last_step=0)
     full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, metrics._file)  # noqa: SLF001 -- the disk is full from now on
+    os.dup2(full, metrics._file)  # the disk is full from now on
     with pytest.raises(StorageError, match=r"^cannot write .*/metrics\.jsonl: No space left on device; "):
         metrics.write({"step": 1})
     metrics.close()

@@ -32,7 +32,7 @@ class Counting(Points):
             return super().build_data("train")
         return [(torch.ones(4), torch.full((1,), 1000.0))] * COUNT
 
-    def loss(self, model: Any, batch: Sample) -> torch.Tensor:  # noqa: ANN401 -- as there
+    def loss(self, model: Any, batch: Sample) -> torch.Tensor:
         self.targets = [*getattr(self, "targets", []), *batch[1].flatten().tolist()]
         return super().loss(model, batch)
 

@@ -63,9 +63,9 @@ def test_step_reads_only_numbers_of_the_step_before(
         return found
 
     monkeypatch.setattr(torch.Tensor, "tolist", counted_list, raising=False)
-    make_step = Trainer._step  # noqa: SLF001 -- no other function is a step and nothing else
+    make_step = Trainer._step  # no other function is a step and nothing else
 
-    def counted_step(trainer: Trainer, step: int) -> Any:  # noqa: ANN401 -- its result
+    def counted_step(trainer: Trainer, step: int) -> Any:  # its result
         readings.step = step
         readings.is_counting = True
         try:

@@ -9,7 +9,7 @@ from orchestrator.endpoint.replies import Finished, NodeObservation
 from orchestrator.verdict.hardware import hardware_findings
 
 
-def _node(name: str, *, finished: Finished | None = None, **cards: Any) -> NodeObservation:  # noqa: ANN401  values of cards.json
+def _node(name: str, *, finished: Finished | None = None, **cards: Any) -> NodeObservation:  # values of cards.json
     body: Any = {
         "time": 1.0,
         "tool": "nvidia-smi",

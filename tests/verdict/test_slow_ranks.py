@@ -26,7 +26,7 @@ CARDS: Any = {
 }
 
 
-def _node(name: str, progress: Mapping[int, Any], **more: Any) -> NodeObservation:  # noqa: ANN401 -- of any field
+def _node(name: str, progress: Mapping[int, Any], **more: Any) -> NodeObservation:  # of any field
     return NodeObservation(
         name, None, alive=True, same_boot=True, finished=None, first_failure=None, progress=progress, **more
     )
@@ -159,7 +159,7 @@ def test_change_is_reported_once() -> None:
 
 def test_noise_names_nobody() -> None:
     """8 ranks whose steps take 0.02 to 0.3 s at random: no false alarm in an hour; at 3 standard errors there is one."""
-    draw = random.Random(4)  # noqa: S311 -- no secret
+    draw = random.Random(4)
 
     def window() -> dict[str, Any]:
         entries, syncs_ns, now_s = [], [0], 0.0

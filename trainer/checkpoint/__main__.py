@@ -125,10 +125,10 @@ def _export(request: argparse.Namespace) -> int:
         raise UserError(f"{' and '.join(f'--{form}' for form in forms)} write different folders: name one")
     if importlib.util.find_spec("torch") is None:
         raise UserError(f"export needs torch, which is not installed for {sys.executable}")
-    from trainer.checkpoint.dcp import export_dcp  # noqa: PLC0415 -- list and verify work without torch
-    from trainer.checkpoint.export import export  # noqa: PLC0415 -- as above
-    from trainer.checkpoint.export_folder import export_folder  # noqa: PLC0415 -- as above
-    from trainer.checkpoint.lora import export_adapter  # noqa: PLC0415 -- as above
+    from trainer.checkpoint.dcp import export_dcp  # list and verify work without torch
+    from trainer.checkpoint.export import export
+    from trainer.checkpoint.export_folder import export_folder
+    from trainer.checkpoint.lora import export_adapter
 
     path = _step_folders(request.folder)[0]
     target = request.target or Path(f"{path.name}_{forms[0]}" if forms else f"{path.name}.safetensors")

@@ -59,7 +59,7 @@ class Writer:
             self._allocated.result()
         return self.memory.fill(tensors)
 
-    def request(self, **request: Any) -> Future[Dict[str, Any]]:  # noqa: ANN401 -- JSON
+    def request(self, **request: Any) -> Future[Dict[str, Any]]:  # JSON
         """Begin a request of writer.py; the answer has a "problem", if there was one. Call it from the main thread."""
         return self._thread.submit(_answer_of, self._run(), json.dumps(request))
 

@@ -38,7 +38,7 @@ OPTIMIZER_PREFIXES = ("optimizer.", "optim.")
 class _Record:
     """Stands for an object of any allowed class; has its state only."""
 
-    def __init__(self, *arguments: Any) -> None:  # noqa: ANN401
+    def __init__(self, *arguments: Any) -> None:
         self.state: Any = arguments
 
     def __setstate__(self, state: Any) -> None:  # noqa: ANN401

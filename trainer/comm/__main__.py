@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(
                 f"torch is not installed for {sys.executable}; install it, or name another Python for this node"
             )
-        from trainer.comm.run import run_rank  # noqa: PLC0415 -- errors in the settings must be found without torch
+        from trainer.comm.run import run_rank  # errors in the settings must be found without torch
 
         run_rank(config, os.environ)
     except UserError as exc:

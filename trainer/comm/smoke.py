@@ -114,12 +114,12 @@ def _fastest_s(accelerator: Any, work: Callable[[], object]) -> float:  # noqa: 
 
 def main(requested_device: str, local_rank: int) -> int:
     """The child: test the device and print the result as JSON."""
-    import torch  # noqa: PLC0415 -- the parent may not have it loaded
+    import torch  # the parent may not have it loaded
 
-    from trainer.errors import UserError  # noqa: PLC0415 -- as above
-    from trainer.runtime.accelerators import choose  # noqa: PLC0415
-    from trainer.runtime.init import prepare  # noqa: PLC0415
-    from trainer.runtime.rank import Rank  # noqa: PLC0415
+    from trainer.errors import UserError
+    from trainer.runtime.accelerators import choose
+    from trainer.runtime.init import prepare
+    from trainer.runtime.rank import Rank
 
     rank = Rank(local_rank, local_rank, local_rank + 1, True, "", None, None, False)  # noqa: FBT003
     accelerator, device, problem = prepare(lambda: choose(requested_device, torch), rank)

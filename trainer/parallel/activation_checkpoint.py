@@ -54,7 +54,7 @@ def kept_operations() -> FrozenSet[Any]:
     return frozenset(operation.default for operation in found if operation is not None)
 
 
-def _non_reentrant(forward: Callable[..., Any], **options: Any) -> Callable[..., Any]:  # noqa: ANN401 -- torch's
+def _non_reentrant(forward: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     checkpoint: Any = torch.utils.checkpoint.checkpoint
 
     # A function of this file, not a partial(): torch.compile skips torch's own frames, so it would compile nothing.

@@ -34,7 +34,7 @@ def unmet_fp8(accelerator: Accelerator, config: TrainConfig) -> str:
     return ""
 
 
-def use_fp8(config: TrainConfig, blocks: Sequence[torch.nn.Module], **options: Any) -> None:  # noqa: ANN401 -- torchao's
+def use_fp8(config: TrainConfig, blocks: Sequence[torch.nn.Module], **options: Any) -> None:  # torchao's
     """
     Have the linear layers in the blocks multiply in fp8, each tensor scaled by its largest value; the weights stay as they are.
 

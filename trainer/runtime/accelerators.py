@@ -68,7 +68,7 @@ class Accelerator(abc.ABC):
         self.distributed: Any = torch.distributed
         self.data_parallel: Any = torch.nn.parallel.DistributedDataParallel
 
-    def changed(self, **attributes: Any) -> Accelerator:  # noqa: ANN401
+    def changed(self, **attributes: Any) -> Accelerator:
         """Return a copy with other values of existing attributes."""
         assert all(hasattr(self, name) for name in attributes), attributes
         changed = copy.copy(self)

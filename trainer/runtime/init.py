@@ -67,7 +67,7 @@ def initialise_on(
     *,
     start_timeout_s: float = START_S,
     rendezvous: Rendezvous | None = None,
-    **more: Any,  # noqa: ANN401 -- other arguments of init_process_group
+    **more: Any,  # other arguments of init_process_group
 ) -> Group:
     """Like `initialise`, on the accelerator that `find` returns; a UserError it raises is this rank's problem."""
     rank = Rank.from_env(env)
@@ -125,7 +125,7 @@ def join(
     rendezvous: Rendezvous,
     name: str = "group",
     members: Sequence[int] | None = None,
-    **more: Any,  # noqa: ANN401 -- as above
+    **more: Any,
 ) -> None:
     """
     Make the process group of these ranks, by default all; `name` is used once.

@@ -33,7 +33,7 @@ Changes = Dict[bytes, Tuple[Optional[bytes], Optional[bytes]]]
 
 def become_rank(descriptor: int) -> None:
     """Import the modules and fork ranks on request; returns in every rank, which then continues as if just started."""
-    import socket  # noqa: PLC0415 -- a rank that is started by exec does not need it
+    import socket  # a rank that is started by exec does not need it
 
     with socket.socket(fileno=descriptor) as link:
         name = _rename("orch-warm")
@@ -114,7 +114,7 @@ def _enter(request: Json, descriptors: List[int], changes: Changes) -> None:
 
 def _die_with(agent_pid: int) -> None:
     """Let the kernel kill this process when the agent ends."""
-    import ctypes  # noqa: PLC0415 -- as socket
+    import ctypes  # as socket
 
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(SIGKILL), 0, 0, 0) != 0 or os.getppid() != agent_pid:
@@ -135,7 +135,7 @@ def _rename(name: str) -> str:
 
 def _receive(link: socket.socket) -> Tuple[Json, List[int]]:
     """The next request and its descriptors; ends this process if there is none."""
-    import array  # noqa: PLC0415 -- as socket
+    import array  # as socket
 
     numbers = array.array("i")
     size, ancillary, _, _ = link.recvmsg(SIZE_BYTES, DESCRIPTORS_BYTES)

@@ -99,7 +99,7 @@ def install() -> None:
     """Install the finder; imports none of the modules."""
     functions = dict(AFTER)
     if CHANGED_CALLS in os.environ:
-        import json  # noqa: PLC0415 -- only runs that try a remedy have the variable
+        import json  # only runs that try a remedy have the variable
 
         functions.update((call["module"], "calls.change") for call in json.loads(os.environ[CHANGED_CALLS]))
     sys.meta_path.insert(0, AfterImport(functions))

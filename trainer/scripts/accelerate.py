@@ -10,7 +10,7 @@ from typing import Any
 from .devices import accelerator_of_script, warn_cpu_only
 
 
-def share_the_cpu(module: Any) -> None:  # noqa: ANN401 -- accelerate.state
+def share_the_cpu(module: Any) -> None:  # accelerate.state
     """
     Ranks train together on the CPU, as with Accelerator(cpu=True) or --use_cpu.
 
@@ -20,7 +20,7 @@ def share_the_cpu(module: Any) -> None:  # noqa: ANN401 -- accelerate.state
     construct = state.__init__
 
     @functools.wraps(construct)
-    def construct_on_the_cpu(self: Any, cpu: bool = False, **kwargs: Any) -> None:  # noqa: ANN401, FBT001, FBT002 -- theirs
+    def construct_on_the_cpu(self: Any, cpu: bool = False, **kwargs: Any) -> None:  # noqa: FBT001, FBT002 -- theirs
         is_first = not state._shared_state  # noqa: SLF001 -- later instances only share it
         if is_first and not cpu and "LOCAL_RANK" in os.environ and str(getattr(self, "default_device", "")) == "cpu":
             cpu = True

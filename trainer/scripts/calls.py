@@ -15,7 +15,7 @@ from . import CHANGED_CALLS
 # `Any` below stands for the modules of libraries and their values, which are not imported here.
 
 
-def change(module: Any) -> None:  # noqa: ANN401
+def change(module: Any) -> None:
     """Change the functions of a module that was just imported."""
     for call in json.loads(os.environ[CHANGED_CALLS]):
         if call["module"] == module.__name__:
@@ -33,7 +33,7 @@ def with_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -
     }
 
     @functools.wraps(function)
-    def changed(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def changed(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.arguments.update(values)
         _report(
@@ -44,7 +44,7 @@ def with_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -
     return changed
 
 
-def _value(value: Any) -> Any:  # noqa: ANN401
+def _value(value: Any) -> Any:
     return timedelta(**value) if isinstance(value, dict) and value.keys() == {"seconds"} else value
 
 

@@ -21,19 +21,19 @@ OFF = ("0", "false", "no", "off")
 MIGRATION = "torch_gcu.transfer_to_gcu"  # importing it migrates
 
 
-def migrate_with_torch(torch: Any) -> None:  # noqa: ANN401
+def migrate_with_torch(torch: Any) -> None:
     """Migrate once torch is imported, unless torch_gcu has imported it: then torch_gcu has to be complete first."""
     if not _is_importing("torch_gcu") and _is_wanted(torch):
         _migrate()
 
 
-def migrate_with_torch_gcu(_: Any) -> None:  # noqa: ANN401 -- torch_gcu
+def migrate_with_torch_gcu(_: Any) -> None:  # torch_gcu
     """Migrate once torch_gcu is imported, unless torch imports it as a backend: then torch has to be complete first."""
     if not _is_importing("torch") and _is_wanted(sys.modules["torch"]):
         _migrate()
 
 
-def _is_wanted(torch: Any) -> bool:  # noqa: ANN401
+def _is_wanted(torch: Any) -> bool:
     """Return True if torch has no CUDA, torch_gcu has the migration, as that of the S60 does, and the user has not turned it off."""
     if getattr(getattr(torch, "version", None), "cuda", None) or os.environ.get(SWITCH, "1").strip().lower() in OFF:
         return False

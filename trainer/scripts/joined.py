@@ -23,7 +23,7 @@ class SeparateTrainings(UserError):
     exit_code = NO_RETRY
 
 
-def group_of(distributed: Any) -> List[int] | None:  # noqa: ANN401
+def group_of(distributed: Any) -> List[int] | None:
     """The number of this rank in its process group, and the group's size: 0 and 1 without a group. None if that proves nothing."""
     # after a restart by torchrun, the files of ranks with other numbers may be left
     if os.environ.get(SEPARATE) == "1" or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
@@ -42,7 +42,7 @@ def _may_be_joined() -> bool:
     return by_mpi or bool(rpc and rpc()) or any(name in sys.modules for name in JOINING_LIBRARIES)
 
 
-def warn_of_mpi_alone(module: Any) -> None:  # noqa: ANN401 -- mpi4py.MPI
+def warn_of_mpi_alone(module: Any) -> None:  # mpi4py.MPI
     """Warn if MPI has started this rank as the only one, although the launch has more."""
     ranks = os.environ.get("WORLD_SIZE", "1")
     if ranks != "1" and os.environ.get(SEPARATE) != "1" and module.COMM_WORLD.Get_size() == 1:
@@ -52,7 +52,7 @@ def warn_of_mpi_alone(module: Any) -> None:  # noqa: ANN401 -- mpi4py.MPI
         )
 
 
-def warn_of_ray_alone(module: Any) -> None:  # noqa: ANN401 -- ray._private.worker
+def warn_of_ray_alone(module: Any) -> None:  # ray._private.worker
     """
     Warn if ray.init() starts a cluster in a process that is not the first of the launch: each process then has one.
 
@@ -61,7 +61,7 @@ def warn_of_ray_alone(module: Any) -> None:  # noqa: ANN401 -- ray._private.work
     init = module.init
 
     @functools.wraps(init)
-    def init_and_warn(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def init_and_warn(*args: Any, **kwargs: Any) -> Any:
         result, count = init(*args, **kwargs), _started_by_orch()
         node, number = getattr(module, "_global_node", None), os.environ.get("RANK") or os.environ.get("NODE_RANK", "0")
         if count > 1 and number != "0" and node is not None and node.is_head():
@@ -74,13 +74,13 @@ def warn_of_ray_alone(module: Any) -> None:  # noqa: ANN401 -- ray._private.work
     module.init = init_and_warn
 
 
-def refuse_tensorflow_alone(module: Any) -> None:  # noqa: ANN401 -- tensorflow.python.distribute.collective_all_reduce_strategy
+def refuse_tensorflow_alone(module: Any) -> None:  # tensorflow.python.distribute.collective_all_reduce_strategy
     """End a process that would train alone, as TensorFlow's strategy for several workers does without a list of them."""
     strategy = module.CollectiveAllReduceStrategy  # tf.distribute.MultiWorkerMirroredStrategy
     construct = strategy.__init__
 
     @functools.wraps(construct)
-    def construct_joined(self: Any, cluster_resolver: Any = None, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def construct_joined(self: Any, cluster_resolver: Any = None, *args: Any, **kwargs: Any) -> None:
         count = _started_by_orch()
         if count > 1 and cluster_resolver is None and not os.environ.get("TF_CONFIG"):
             error = SeparateTrainings(

@@ -41,18 +41,18 @@ def unknown_to_mmengine() -> Accelerator | None:
     return choose("auto", importlib.import_module("torch")) if found == "cpu" else None
 
 
-def find_device(module: Any) -> None:  # noqa: ANN401
+def find_device(module: Any) -> None:
     """Make get_device() return the device that models are moved to."""
     accelerator = unknown_to_mmengine()
     if accelerator is not None and accelerator.name != "cpu":
         module.DEVICE = accelerator.device_string(local_rank())
 
 
-def join_ranks(module: Any) -> None:  # noqa: ANN401
+def join_ranks(module: Any) -> None:
     """Make init_dist do what the shared trainer does: device, rendezvous, group, self-test, with orch's ranks."""
     known, accelerator = module._init_dist_pytorch, unknown_to_mmengine()  # noqa: SLF001 -- there is no other name
 
-    def init(backend: str, port: object = None, **kwargs: Any) -> None:  # noqa: ARG001, ANN401 -- orch has chosen the port
+    def init(backend: str, port: object = None, **kwargs: Any) -> None:  # noqa: ARG001 -- orch has chosen the port
         if accelerator is None or kwargs.get("init_backend", "torch") not in ("torch", "deepspeed"):
             known(backend, **kwargs)
             return
@@ -80,7 +80,7 @@ def _note_own_groups(accelerator: Accelerator) -> None:
     make = stock.init_process_group
 
     @functools.wraps(make)
-    def make_and_note(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def make_and_note(*args: Any, **kwargs: Any) -> Any:
         result = make(*args, **kwargs)
         caller = traceback.extract_stack(limit=2)[0]
         make_and_note.caller = f"{os.path.relpath(caller.filename)}:{caller.lineno}"  # type: ignore[attr-defined]
@@ -104,8 +104,8 @@ def _own_group(accelerator: Accelerator, error: TrainerError) -> TrainerError:
     )
 
 
-def _join(accelerator: Accelerator, *, init_backend: str = "torch", timeout: timedelta = TIMEOUT, **more: Any) -> Group:  # noqa: ANN401
-    from ..runtime.init import initialise_on  # noqa: PLC0415 -- a torch without it imports MMEngine as well
+def _join(accelerator: Accelerator, *, init_backend: str = "torch", timeout: timedelta = TIMEOUT, **more: Any) -> Group:
+    from ..runtime.init import initialise_on  # a torch without it imports MMEngine as well
 
     for_torch = (
         {name: value for name, value in more.items() if name not in GROUP_ARGUMENTS} if init_backend == "torch" else {}
@@ -130,7 +130,7 @@ def _join(accelerator: Accelerator, *, init_backend: str = "torch", timeout: tim
 
 def _start_timeout_s(environ: Mapping[str, str]) -> float:
     """The limit of the group's start: ORCH_START_TIMEOUT, in seconds, or that of the shared trainer."""
-    from ..runtime.init import START_S  # noqa: PLC0415 -- as above
+    from ..runtime.init import START_S
 
     text = environ.get(START_VARIABLE)
     if text is None:
@@ -140,14 +140,14 @@ def _start_timeout_s(environ: Mapping[str, str]) -> float:
     return float(text)
 
 
-def take_collectives(module: Any) -> None:  # noqa: ANN401
+def take_collectives(module: Any) -> None:
     """Use the T20's own torch.distributed."""
     accelerator = unknown_to_mmengine()
     if accelerator is not None:
         module.torch_dist = accelerator.distributed
 
 
-def change_collectives(module: Any) -> None:  # noqa: ANN401
+def change_collectives(module: Any) -> None:
     """Change mmengine.dist.dist: the T20's collectives, and results of evaluations by the group if the ranks share no folder."""
     take_collectives(module)
     accelerator = unknown_to_mmengine()
@@ -157,18 +157,18 @@ def change_collectives(module: Any) -> None:  # noqa: ANN401
         collect_by_group(module)
 
 
-def carry_objects(module: Any) -> None:  # noqa: ANN401
+def carry_objects(module: Any) -> None:
     """Carry objects as bytes through the group: a T20's library has no collectives of objects, and every evaluation needs one."""
     all_gather, broadcast = module.all_gather_object, module.broadcast_object_list
 
-    def gather(data: Any) -> list[Any]:  # noqa: ANN401
+    def gather(data: Any) -> list[Any]:
         return [pickle.loads(part) for part in _group().gather_bytes(pickle.dumps(data))]  # noqa: S301 -- from ranks of this job
 
-    def all_gather_object(data: Any, group: Any = None) -> Any:  # noqa: ANN401
+    def all_gather_object(data: Any, group: Any = None) -> Any:
         is_alone = group is not None or module.get_world_size() == 1
         return all_gather(data, group) if is_alone else gather(data)
 
-    def broadcast_object_list(data: list[Any], src: int = 0, group: Any = None) -> None:  # noqa: ANN401
+    def broadcast_object_list(data: list[Any], src: int = 0, group: Any = None) -> None:
         if group is not None or module.get_world_size() == 1:
             broadcast(data, src, group)
         else:
@@ -179,7 +179,7 @@ def carry_objects(module: Any) -> None:  # noqa: ANN401
 
 def _group() -> Group:
     """The group that init_dist has made, or the one that the script has made by the vendor's library itself."""
-    from ..runtime.group import Group  # noqa: PLC0415 -- as above
+    from ..runtime.group import Group
 
     made: Group | None = getattr(sys.modules["mmengine.dist.utils"], "orch_group", None)
     accelerator = unknown_to_mmengine()
@@ -188,7 +188,7 @@ def _group() -> Group:
     return made or Group(Rank.from_env(os.environ), accelerator, device, None, "")
 
 
-def collect_by_group(module: Any) -> None:  # noqa: ANN401
+def collect_by_group(module: Any) -> None:
     """
     Collect the results of an evaluation through the group: MMEngine writes them to files below the current folder.
 
@@ -214,7 +214,7 @@ def collect_by_group(module: Any) -> None:  # noqa: ANN401
     module.collect_results_cpu = collect_results_cpu
 
 
-def _broadcast_bytes(module: Any, data: bytes | None, length: int, source: int, *, is_kept: bool) -> bytes:  # noqa: ANN401
+def _broadcast_bytes(module: Any, data: bytes | None, length: int, source: int, *, is_kept: bool) -> bytes:
     """Send bytes from the rank that has them to all ranks; return them if they are kept here."""
     torch, received = importlib.import_module("torch"), bytearray()
     for begin in range(0, length, PIECE_BYTES):
@@ -229,10 +229,10 @@ def _broadcast_bytes(module: Any, data: bytes | None, length: int, source: int, 
     return bytes(received)
 
 
-def _communicate_on_the_device(module: Any, accelerator: Accelerator) -> None:  # noqa: ANN401
+def _communicate_on_the_device(module: Any, accelerator: Accelerator) -> None:
     known = module.get_comm_device
 
-    def get_comm_device(group: Any = None) -> Any:  # noqa: ANN401
+    def get_comm_device(group: Any = None) -> Any:
         if module.get_backend(group) != accelerator.backend:
             return known(group)
         return importlib.import_module("torch").device(accelerator.device_string(local_rank()))
@@ -240,7 +240,7 @@ def _communicate_on_the_device(module: Any, accelerator: Accelerator) -> None:  
     module.get_comm_device = get_comm_device
 
 
-def take_device_ids(module: Any) -> None:  # noqa: ANN401
+def take_device_ids(module: Any) -> None:
     """MMEngine passes device_ids=[LOCAL_RANK] to wrappers; drop it for a module on the CPU, require it on a T20."""
     accelerator = unknown_to_mmengine()
     if accelerator is None:
@@ -249,7 +249,7 @@ def take_device_ids(module: Any) -> None:  # noqa: ANN401
     construct = wrapper.__init__
 
     @functools.wraps(construct)
-    def construct_on_its_device(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def construct_on_its_device(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
         kinds = kinds_of(module.parameters())
         if kinds <= {"cpu"}:
             if accelerator.name != "cpu":
@@ -264,7 +264,7 @@ def take_device_ids(module: Any) -> None:  # noqa: ANN401
         wrapper.__bases__ = (accelerator.data_parallel,)  # a T20's own
 
 
-def take_steps(module: Any) -> None:  # noqa: ANN401
+def take_steps(module: Any) -> None:
     """A T20 computes in its own optimizer step, which needs the loss and the model."""
     accelerator = unknown_to_mmengine()
     if accelerator is None or accelerator.name != "gcu-t2x":
@@ -272,20 +272,20 @@ def take_steps(module: Any) -> None:  # noqa: ANN401
     step_of_t20, wrapper = accelerator.step, module.OptimWrapper
     backward, optim_context = wrapper.backward, wrapper.optim_context
 
-    def backward_from(self: Any, loss: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def backward_from(self: Any, loss: Any, **kwargs: Any) -> None:
         self.orch_loss = loss
         backward(self, loss, **kwargs)
 
-    def context_of(self: Any, model: Any) -> Any:  # noqa: ANN401
+    def context_of(self: Any, model: Any) -> Any:
         self.orch_model = model
         return optim_context(self, model)
 
-    def step(self: Any, **_: Any) -> None:  # noqa: ANN401
+    def step(self: Any, **_: Any) -> None:
         if self.clip_grad_kwargs:
             self._clip_grad()
         step_of_t20(self.optimizer, self.orch_loss, self.orch_model)
 
-    def new(kind: Any, *_: Any, **__: Any) -> Any:  # noqa: ANN401
+    def new(kind: Any, *_: Any, **__: Any) -> Any:
         if kind.step is not step:  # AmpOptimWrapper and ApexOptimWrapper
             raise UserError(
                 f"{kind.__name__} overrides the optimizer step, and its own step computes nothing on a T20: use type='OptimWrapper'"
@@ -296,7 +296,7 @@ def take_steps(module: Any) -> None:  # noqa: ANN401
     wrapper.__new__ = new
 
 
-def load_to_the_cpu(module: Any) -> None:  # noqa: ANN401
+def load_to_the_cpu(module: Any) -> None:
     """Read checkpoints to the CPU on a T20, whose torch maps no file to its cards; what is loaded from them goes to its own device."""
     accelerator = unknown_to_mmengine()
     if accelerator is None or accelerator.name != "gcu-t2x":
@@ -304,7 +304,7 @@ def load_to_the_cpu(module: Any) -> None:  # noqa: ANN401
     loader = module.CheckpointLoader
     load = loader.load_checkpoint
 
-    def load_checkpoint(filename: str, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def load_checkpoint(filename: str, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         of_cards = str(map_location).startswith(accelerator.device.partition(":")[0])
         return load(filename, "cpu" if of_cards else map_location, *args, **kwargs)
 

@@ -75,7 +75,7 @@ class StepCount:
             return self.before + self.step
         return self.step_of_framework + self.is_ahead
 
-    def __call__(self, optimizer: Any, *_: object) -> None:  # noqa: ANN401
+    def __call__(self, optimizer: Any, *_: object) -> None:
         if self.step == 0:
             self._begin(optimizer)
         self.steps[optimizer] = done = self.steps.get(optimizer, 0) + 1
@@ -93,7 +93,7 @@ class StepCount:
         else:
             self.due_s = float("inf")
 
-    def _begin(self, optimizer: Any) -> None:  # noqa: ANN401
+    def _begin(self, optimizer: Any) -> None:
         self.accelerator = accelerator_of_script()
         warn_of_idle_cards(self.accelerator, _parameters(optimizer))
         self.progress.extra["saved"] = _saved_before(self.path)
@@ -140,7 +140,7 @@ class StepCount:
         if self.is_reporting() and step > 0 and step != self.progress.extra["saved"]:
             self.progress.add(saved=step)
 
-    def before_step(self, optimizer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:  # noqa: ANN401
+    def before_step(self, optimizer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """A hook before each step: the gradients of a script that trains on several ranks are the same on all of them, unless a closure computes them in the step."""
         if math.isinf(self.due_s) or self.steps.get(optimizer, 0) != self.step or self.accelerator is None:
             return  # the script writes its progress itself; or another optimizer has made this step
@@ -186,7 +186,7 @@ def step_count() -> Optional[StepCount]:
     return StepCount(rank, rank.progress_dir / f"{rank.global_rank}.json")
 
 
-def count_steps(module: Any) -> None:  # noqa: ANN401
+def count_steps(module: Any) -> None:
     """Count from now on; `module` is torch.optim.optimizer."""
     count = step_count()
     if count is None:
@@ -202,19 +202,19 @@ def count_steps(module: Any) -> None:  # noqa: ANN401
         _wrap_steps(module.Optimizer, count)
 
 
-def _wrap_steps(optimizer: Any, count: StepCount) -> None:  # noqa: ANN401
+def _wrap_steps(optimizer: Any, count: StepCount) -> None:
     """torch < 2: wrap step() of every optimizer class in use; it does not call the base class's."""
     construct = optimizer.__init__
 
     @functools.wraps(construct)
-    def construct_and_count(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def construct_and_count(self: Any, *args: Any, **kwargs: Any) -> None:
         construct(self, *args, **kwargs)
         step = type(self).step
         if hasattr(step, COUNTS):
             return
 
         @functools.wraps(step)
-        def step_and_count(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def step_and_count(self: Any, *args: Any, **kwargs: Any) -> Any:
             result = step(self, *args, **kwargs)
             count(self)
             return result
@@ -258,7 +258,7 @@ def _continue_after_done(path: Path) -> None:
             replace_text(path, json.dumps({**report, "phase": "init"}))
 
 
-def _steps_of_state(optimizer: Any) -> int:  # noqa: ANN401
+def _steps_of_state(optimizer: Any) -> int:
     """The steps of a state that counts them, as Adam's does, also before it was loaded with a checkpoint; 0 if it does not."""
     try:
         counts = (optimizer.state.get(parameter, {}).get("step") for parameter in _parameters(optimizer))
@@ -270,7 +270,7 @@ def _steps_of_state(optimizer: Any) -> int:  # noqa: ANN401
         return 0
 
 
-def _ready(group: Any, optimizer: Any) -> Dict[str, str]:  # noqa: ANN401
+def _ready(group: Any, optimizer: Any) -> Dict[str, str]:
     """The line about the group that `orch status` shows, worded as by the shared trainer."""
     if not group.is_available() or not group.is_initialized():
         return {}
@@ -279,5 +279,5 @@ def _ready(group: Any, optimizer: Any) -> Dict[str, str]:  # noqa: ANN401
     return {"ready": f"{ranks}/{ranks} ranks ready, backend {backend}, device {device}"}
 
 
-def _parameters(optimizer: Any) -> Iterator[Any]:  # noqa: ANN401
+def _parameters(optimizer: Any) -> Iterator[Any]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])

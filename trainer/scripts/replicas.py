@@ -27,14 +27,14 @@ Json = Dict[str, Any]
 # `Any` below stands for torch, which is not imported here.
 
 
-def remember_models(module: Any) -> None:  # noqa: ANN401
+def remember_models(module: Any) -> None:
     """Remember each model that is wrapped from now on; `module` is torch.nn.parallel.distributed."""
     wrapper = module.DistributedDataParallel
     construct = wrapper.__init__
     models: List[weakref.ref[Any]] = []  # in the order in which they were wrapped, which is that of the other ranks
 
     @functools.wraps(construct)
-    def construct_and_remember(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def construct_and_remember(self: Any, *args: Any, **kwargs: Any) -> None:
         construct(self, *args, **kwargs)
         models.append(weakref.ref(self))
 
@@ -61,7 +61,7 @@ class DdpReplicas:
         self._newest: Dict[str, Dict[str, str]] = {}
         self._is_off = False  # after an error
 
-    def before_step(self, optimizer: Any, step: int, world_size: int, *, has_gradients: bool = True) -> Json:  # noqa: ANN401
+    def before_step(self, optimizer: Any, step: int, world_size: int, *, has_gradients: bool = True) -> Json:
         """
         The values for the progress file if some are due.
 
@@ -80,13 +80,13 @@ class DdpReplicas:
             print(f"WARNING: replicas that differ are not found: {exc!r}", file=sys.stderr)
             return {}
 
-    def _measured(self, optimizer: Any, step: int, world_size: int, *, has_gradients: bool) -> Json:  # noqa: ANN401
+    def _measured(self, optimizer: Any, step: int, world_size: int, *, has_gradients: bool) -> Json:
         models = [model for model in _wrapped_models() if _keeps_equal(model, world_size)]
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         values = self._values(models, stepped if has_gradients else set(), step)
         if not values:
             return {}
-        from ..runtime.fingerprint import KEPT  # noqa: PLC0415 -- imports torch
+        from ..runtime.fingerprint import KEPT  # imports torch
 
         self._newest[str(step)] = values
         while len(self._newest) > KEPT:
@@ -105,7 +105,7 @@ class DdpReplicas:
         Args:
             stepped: the ids of the parameters whose gradients are compared, too.
         """
-        from ..runtime.fingerprint import comparable, fingerprint  # noqa: PLC0415 -- imports torch
+        from ..runtime.fingerprint import comparable, fingerprint  # imports torch
 
         began_s = self._cpu_s()
         replicated = [
@@ -134,13 +134,13 @@ def _is_captured() -> bool:
     return bool(cuda.is_available() and cuda.is_current_stream_capturing())
 
 
-def _keeps_equal(model: Any, world_size: int) -> bool:  # noqa: ANN401
+def _keeps_equal(model: Any, world_size: int) -> bool:
     """True if all ranks have a replica of this model, with equal gradients."""
     hooks = {getattr(hook, "__name__", "") for hook, _ in getattr(model, "_comm_hooks", ())}
     return model.process_group.size() == world_size and hooks <= EQUAL_HOOKS and AVERAGERS not in sys.modules
 
 
-def _unsynchronised(model: Any) -> str:  # noqa: ANN401
+def _unsynchronised(model: Any) -> str:
     """Why the gradients of a model that is trained may not be averaged; empty if they are. A correct script may have such a moment, with equal replicas."""
     # the second one is about the last forward pass: no_sync() has ended when the step begins
     if not (model.require_backward_grad_sync and model.require_forward_param_sync):

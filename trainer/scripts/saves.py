@@ -186,7 +186,7 @@ def _path_of(target: object) -> Optional[str]:
 # Plain scripts
 
 
-def watch_files(module: Any) -> None:  # noqa: ANN401 -- torch.serialization
+def watch_files(module: Any) -> None:  # torch.serialization
     """torch.save of a whole file, and torch.load of one."""
     found = saves()
     if found is None:
@@ -194,7 +194,7 @@ def watch_files(module: Any) -> None:  # noqa: ANN401 -- torch.serialization
     known_save, known_load = module.save, module.load
 
     @functools.wraps(known_save)
-    def save(obj: object, f: object, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def save(obj: object, f: object, *args: Any, **kwargs: Any) -> None:
         path = None if found.count.step == 0 else _path_of(f)
         if path is None:
             known_save(obj, f, *args, **kwargs)
@@ -206,7 +206,7 @@ def watch_files(module: Any) -> None:  # noqa: ANN401 -- torch.serialization
             found.remember(path)
 
     @functools.wraps(known_load)
-    def load(f: object, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def load(f: object, *args: Any, **kwargs: Any) -> Any:
         path = _path_of(f)
         if path is not None and found.count.step == 0 and found.count.progress.rank.is_retry:
             with contextlib.suppress(OSError):
@@ -216,17 +216,17 @@ def watch_files(module: Any) -> None:  # noqa: ANN401 -- torch.serialization
     module.save, module.load = save, load
 
 
-def watch_distributed_checkpoint(module: Any) -> None:  # noqa: ANN401 -- torch.distributed.checkpoint.filesystem
+def watch_distributed_checkpoint(module: Any) -> None:  # torch.distributed.checkpoint.filesystem
     """A checkpoint of all ranks: it is complete when the rank that coordinates has written its description."""
     writer = getattr(module, "_FileSystemWriter", None) or module.FileSystemWriter
     begun: Dict[int, int] = {}  # a writer's id -> the step when its save began
 
-    def at_begin(found: Saves, self: Any, *_: object, **__: object) -> ContextManager[None]:  # noqa: ANN401
+    def at_begin(found: Saves, self: Any, *_: object, **__: object) -> ContextManager[None]:
         begun[id(self)] = found.step()
         return found.save(lambda: False)
 
     @contextlib.contextmanager
-    def at_end(found: Saves, self: Any, *_: object, **__: object) -> Iterator[None]:  # noqa: ANN401
+    def at_end(found: Saves, self: Any, *_: object, **__: object) -> Iterator[None]:
         yield
         found.count.has_saved(begun.pop(id(self), found.step()))
 
@@ -237,24 +237,24 @@ def watch_distributed_checkpoint(module: Any) -> None:  # noqa: ANN401 -- torch.
 # Frameworks
 
 
-def _surround(owner: Any, name: str, context: Callable[..., ContextManager[Any]]) -> None:  # noqa: ANN401
+def _surround(owner: Any, name: str, context: Callable[..., ContextManager[Any]]) -> None:
     """Call a function of a class or module within `context(saves, *args, **kwargs)`, if this process is a rank of a run."""
     known, found = getattr(owner, name, None), saves()
     if known is None or found is None:  # a version without it
         return
 
     @functools.wraps(known)
-    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def call(*args: Any, **kwargs: Any) -> Any:
         with context(found, *args, **kwargs):
             return known(*args, **kwargs)
 
     setattr(owner, name, call)
 
 
-def watch_trainer(module: Any) -> None:  # noqa: ANN401 -- transformers.trainer
+def watch_trainer(module: Any) -> None:  # transformers.trainer
     """Hugging Face's Trainer: checkpoints, evaluations and predictions."""
 
-    def save(found: Saves, trainer: Any, *_: object, **__: object) -> ContextManager[None]:  # noqa: ANN401
+    def save(found: Saves, trainer: Any, *_: object, **__: object) -> ContextManager[None]:
         if not trainer.args.save_on_each_node:
             found.warn_of_unshared(trainer.args.output_dir, f"add --save_on_each_node, or {SHARED}")
         is_sharded = getattr(trainer, "is_deepspeed_enabled", False) or getattr(trainer, "is_fsdp_enabled", False)
@@ -265,16 +265,16 @@ def watch_trainer(module: Any) -> None:  # noqa: ANN401 -- transformers.trainer
         _surround(module.Trainer, name, _evaluation)
 
 
-def follow_trainer(module: Any) -> None:  # noqa: ANN401 -- transformers.trainer_callback
+def follow_trainer(module: Any) -> None:  # transformers.trainer_callback
     """Hugging Face's Trainer: its global_step."""
 
     @contextlib.contextmanager
-    def begin(found: Saves, _: object, __: object, state: Any, *___: object, **____: object) -> Iterator[None]:  # noqa: ANN401
+    def begin(found: Saves, _: object, __: object, state: Any, *___: object, **____: object) -> Iterator[None]:
         _begin(found, state.global_step, state.max_steps, "trainer.train(resume_from_checkpoint=True)")
         yield
 
     @contextlib.contextmanager
-    def end_step(found: Saves, _: object, __: object, state: Any, *___: object, **____: object) -> Iterator[None]:  # noqa: ANN401
+    def end_step(found: Saves, _: object, __: object, state: Any, *___: object, **____: object) -> Iterator[None]:
         _follow(found, state.global_step, state.max_steps)
         yield
 
@@ -282,10 +282,10 @@ def follow_trainer(module: Any) -> None:  # noqa: ANN401 -- transformers.trainer
     _surround(module.CallbackHandler, "on_step_end", end_step)
 
 
-def watch_accelerator(module: Any) -> None:  # noqa: ANN401 -- accelerate.accelerator
+def watch_accelerator(module: Any) -> None:  # accelerate.accelerator
     """accelerate's save_state: the main process writes the model, or that of each node."""
 
-    def save(found: Saves, accelerator: Any, *_: object, **__: object) -> ContextManager[None]:  # noqa: ANN401
+    def save(found: Saves, accelerator: Any, *_: object, **__: object) -> ContextManager[None]:
         def is_writer() -> bool:
             is_sharded = str(accelerator.distributed_type).rpartition(".")[2] in ("DEEPSPEED", "FSDP", "MEGATRON_LM")
             each_node = accelerator.project_configuration.save_on_each_node
@@ -296,11 +296,11 @@ def watch_accelerator(module: Any) -> None:  # noqa: ANN401 -- accelerate.accele
     _surround(module.Accelerator, "save_state", save)
 
 
-def watch_deepspeed(module: Any) -> None:  # noqa: ANN401 -- deepspeed.runtime.engine
+def watch_deepspeed(module: Any) -> None:  # deepspeed.runtime.engine
     """DeepSpeed's own checkpoints, which all ranks write; several optimizers may make one step."""
 
     @contextlib.contextmanager
-    def save(found: Saves, engine: Any, *_: object, **__: object) -> Iterator[None]:  # noqa: ANN401
+    def save(found: Saves, engine: Any, *_: object, **__: object) -> Iterator[None]:
         if found.count.step_of_framework is None:
             found.count.follow(engine.global_steps)
         with found.save():
@@ -309,12 +309,12 @@ def watch_deepspeed(module: Any) -> None:  # noqa: ANN401 -- deepspeed.runtime.e
     _surround(module.DeepSpeedEngine, "save_checkpoint", save)
 
 
-def watch_lightning(module: Any) -> None:  # noqa: ANN401 -- lightning.pytorch.trainer.trainer
+def watch_lightning(module: Any) -> None:  # lightning.pytorch.trainer.trainer
     """Lightning's Trainer: checkpoints that a fit can continue from."""
 
     def save(
         found: Saves,
-        trainer: Any,  # noqa: ANN401
+        trainer: Any,
         filepath: object,
         weights_only: Optional[bool] = None,  # noqa: FBT001 -- Lightning's
         *__: object,
@@ -329,11 +329,11 @@ def watch_lightning(module: Any) -> None:  # noqa: ANN401 -- lightning.pytorch.t
     _surround(module.Trainer, "save_checkpoint", save)
 
 
-def follow_lightning(module: Any) -> None:  # noqa: ANN401 -- lightning.pytorch.trainer.call
+def follow_lightning(module: Any) -> None:  # lightning.pytorch.trainer.call
     """Lightning's Trainer: its global_step, when it calls the callbacks."""
 
     @contextlib.contextmanager
-    def follow(found: Saves, trainer: Any, hook_name: str, *_: object, **__: object) -> Iterator[None]:  # noqa: ANN401
+    def follow(found: Saves, trainer: Any, hook_name: str, *_: object, **__: object) -> Iterator[None]:
         if hook_name == "on_train_start":
             _begin(found, trainer.global_step, max(0, trainer.max_steps), 'trainer.fit(..., ckpt_path="last")')
         elif hook_name == "on_train_batch_end":
@@ -343,26 +343,26 @@ def follow_lightning(module: Any) -> None:  # noqa: ANN401 -- lightning.pytorch.
     _surround(module, "_call_callback_hooks", follow)
 
 
-def watch_evaluations_of_lightning(module: Any) -> None:  # noqa: ANN401 -- lightning.pytorch.loops.evaluation_loop
+def watch_evaluations_of_lightning(module: Any) -> None:  # lightning.pytorch.loops.evaluation_loop
     """Lightning's validation and test loops."""
     _surround(module._EvaluationLoop, "run", _evaluation)  # noqa: SLF001 -- it has no other name
 
 
-def watch_fabric(module: Any) -> None:  # noqa: ANN401 -- lightning.fabric.fabric
+def watch_fabric(module: Any) -> None:  # lightning.fabric.fabric
     """Lightning Fabric's save."""
 
-    def save(found: Saves, fabric: Any, *_: object, **__: object) -> ContextManager[None]:  # noqa: ANN401
+    def save(found: Saves, fabric: Any, *_: object, **__: object) -> ContextManager[None]:
         is_sharded = type(fabric.strategy).__name__ in ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
         return found.save(lambda: bool(is_sharded or fabric.is_global_zero))
 
     _surround(module.Fabric, "save", save)
 
 
-def watch_runner(module: Any) -> None:  # noqa: ANN401 -- mmengine.runner.runner
+def watch_runner(module: Any) -> None:  # mmengine.runner.runner
     """MMEngine's Runner: its iterations, validations and tests, and checkpoints, which rank 0 writes."""
 
     @contextlib.contextmanager
-    def call_hook(found: Saves, runner: Any, fn_name: str, *_: object, **__: object) -> Iterator[None]:  # noqa: ANN401
+    def call_hook(found: Saves, runner: Any, fn_name: str, *_: object, **__: object) -> Iterator[None]:
         if fn_name == "before_train":
             _begin(found, runner.iter, runner.max_iters, "--resume (`resume = True` in its configuration)")
         elif fn_name == "after_train_iter":
@@ -371,7 +371,7 @@ def watch_runner(module: Any) -> None:  # noqa: ANN401 -- mmengine.runner.runner
 
     def save(
         found: Saves,
-        runner: Any,  # noqa: ANN401
+        runner: Any,
         *_: object,
         save_optimizer: bool = True,
         **__: object,
@@ -380,7 +380,7 @@ def watch_runner(module: Any) -> None:  # noqa: ANN401 -- mmengine.runner.runner
         return found.save(lambda: save_optimizer and runner.rank == 0)
 
     @contextlib.contextmanager
-    def resume(_: Saves, runner: Any, filename: str, *__: object, **___: object) -> Iterator[None]:  # noqa: ANN401
+    def resume(_: Saves, runner: Any, filename: str, *__: object, **___: object) -> Iterator[None]:
         """MMEngine's checkpoints hold more than tensors, which torch.load refuses from 2.6 on: trust those that this training writes."""
         torch: Any = sys.modules["torch"]
         known, folder = torch.load, os.path.realpath(runner.work_dir)
@@ -397,7 +397,7 @@ def watch_runner(module: Any) -> None:  # noqa: ANN401 -- mmengine.runner.runner
     _surround(module.Runner, "save_checkpoint", save)
 
 
-def watch_loops(module: Any) -> None:  # noqa: ANN401 -- mmengine.runner.loops
+def watch_loops(module: Any) -> None:  # mmengine.runner.loops
     """MMEngine's validation and test loops."""
     for loop in (module.ValLoop, module.TestLoop):
         _surround(loop, "run", _evaluation)
@@ -421,7 +421,7 @@ def _follow(found: Saves, step: int, total: Optional[int] = None) -> None:
     found.require_same_begin()
 
 
-def _store() -> Any:  # noqa: ANN401
+def _store() -> Any:
     """The store of the process group of all ranks; None if there is none, or this torch has another name for it."""
     group: Any = sys.modules.get("torch.distributed")
     if group is None or not group.is_available() or not group.is_initialized() or group.get_world_size() == 1:

@@ -23,11 +23,11 @@ class Adapted(torch.nn.Module):
     """
 
     # `Any` below stands for the arguments of Module, whatever this version of torch has.
-    def named_parameters(self, *args: Any, **options: Any) -> Iterator[Tuple[str, torch.nn.Parameter]]:  # noqa: ANN401
+    def named_parameters(self, *args: Any, **options: Any) -> Iterator[Tuple[str, torch.nn.Parameter]]:
         found = super().named_parameters(*args, **options)
         return ((name, parameter) for name, parameter in found if parameter.requires_grad)
 
-    def state_dict(self, *args: Any, **options: Any) -> Dict[str, Any]:  # type: ignore[override]  # noqa: ANN401
+    def state_dict(self, *args: Any, **options: Any) -> Dict[str, Any]:  # type: ignore[override]
         state: Dict[str, Any] = super().state_dict(*args, **options)
         start = options.get("prefix", "")
         for name, parameter in super().named_parameters(remove_duplicate=False):

@@ -37,7 +37,7 @@ _INTEGERS: Mapping[str, int | None] = {
 """Keys that take integers, with their defaults."""
 _ELEMENTS = frozenset(("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size"))
 _OTHER_KEYS = frozenset(
-    "contiguous_gradients reduce_scatter use_multi_rank_bucket_allreduce allgather_partitions overlap_comm compute_grad_norm "  # noqa: SIM905
+    "contiguous_gradients reduce_scatter use_multi_rank_bucket_allreduce allgather_partitions overlap_comm compute_grad_norm "
     "load_from_fp32_weights elastic_checkpoint offload_param offload_optimizer zenflow stage3_gather_16bit_weights_on_model_save "
     "stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential ignore_unused_parameters legacy_stage1 "
     "round_robin_gradients parameter_alignment zero_quantized_weights zero_quantized_nontrainable_weights "
@@ -54,10 +54,10 @@ _DEPRECATED = {
 _REMOVAL = "DeepSpeed 0.19.8 and newer stop with an error: it was removed"
 _REMOVED = frozenset(("mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"))
 _REMOVED_TOP_LEVEL = frozenset(
-    "curriculum_learning eigenvalue elasticity graph_harvesting progressive_layer_drop sparse_attention sparse_gradients".split()  # noqa: SIM905
+    "curriculum_learning eigenvalue elasticity graph_harvesting progressive_layer_drop sparse_attention sparse_gradients".split()
 )
 _TOP_LEVEL = (
-    "activation_checkpointing aio amp bf16 checkpoint comms_logger data_efficiency data_types flops_profiler fp16 "  # noqa: SIM905
+    "activation_checkpointing aio amp bf16 checkpoint comms_logger data_efficiency data_types flops_profiler fp16 "
     "gradient_accumulation_steps gradient_clipping optimizer pipeline scheduler steps_per_print tensorboard train_batch_size "
     "train_micro_batch_size_per_gpu wall_clock_breakdown wandb zero_allow_untested_optimizer zero_optimization".split()
 )

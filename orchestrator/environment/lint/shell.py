@@ -20,7 +20,7 @@ MAX_NESTING = 10  # of ${A:-${B:-…}}
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _PARAMETER = re.compile(r"([A-Za-z_]\w*)(?:(:?[-=])|$)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_RESERVED = frozenset("if then else elif do while until ! { } time exec nohup sudo command".split())  # noqa: SIM905
+_RESERVED = frozenset("if then else elif do while until ! { } time exec nohup sudo command".split())
 _EXPORTERS = frozenset(("export", "env"))
 _DECLARERS = frozenset(("declare", "typeset", "local", "readonly"))
 _VARIABLE_OPTIONS = ("-e", "-x", "--env", "-env", "-genv")

@@ -8,9 +8,7 @@ from orchestrator.environment.table.values import Anything, Integer, Kind
 _ENV = "torch, distributed/run.py"
 
 
-def _row(  # noqa: PLR0917  a row of a table
-    name: str, library: str, kind: Kind, default: str, text: str, *verdicts: Verdict, source: str
-) -> Row:
+def _row(name: str, library: str, kind: Kind, default: str, text: str, *verdicts: Verdict, source: str) -> Row:
     return Row(name, library, kind, text, default, verdicts=verdicts, source=source)
 
 

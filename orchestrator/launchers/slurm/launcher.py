@@ -63,7 +63,7 @@ class SlurmLauncher:
 
     def connect(self) -> Sequence[str]:
         """Check that the host can submit, that the cluster can run the job, and that the nodes' Python is there."""
-        from orchestrator.launchers.slurm.checks import (  # noqa: PLC0415  only before a submission
+        from orchestrator.launchers.slurm.checks import (  # only before a submission
             cards_not_requested,
             check,
             gives_gpus_cores,

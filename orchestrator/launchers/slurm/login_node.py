@@ -43,7 +43,7 @@ def login_node(login: str | None, node: N, ssh: SshSettings) -> N | None:
     """
     if login is None:
         return None
-    from orchestrator.endpoint.this_machine import is_this_machine  # noqa: PLC0415  reads ssh_config, which only this case needs
+    from orchestrator.endpoint.this_machine import is_this_machine  # reads ssh_config, which only this case needs
 
     host = _renamed(node, login)
     return None if shutil.which("sbatch") is not None and is_this_machine(host, ssh) else host

@@ -36,7 +36,7 @@ _HINTS = {
 
 def preload() -> None:
     """Import submitit before it is needed: it loads asyncio and more."""
-    import submitit.slurm.slurm  # noqa: F401, PLC0415
+    import submitit.slurm.slurm  # noqa: F401
 
 
 def submit(plan: LaunchPlan) -> str:
@@ -46,9 +46,9 @@ def submit(plan: LaunchPlan) -> str:
     Raises:
         LaunchError: sbatch refused it, or printed no job id.
     """
-    from submitit.core.utils import FailedJobError  # noqa: PLC0415  imported when needed
-    from submitit.helpers import clean_env  # noqa: PLC0415
-    from submitit.slurm.slurm import SlurmExecutor  # noqa: PLC0415
+    from submitit.core.utils import FailedJobError  # imported when needed
+    from submitit.helpers import clean_env
+    from submitit.slurm.slurm import SlurmExecutor
 
     folder, script = (Path(absolute_path(path)) for path in (plan.attempt_dir(plan.head), sbatch_path(plan)))
 

@@ -129,7 +129,7 @@ class Agent:
                     else spawn(command, environments[local_rank], self.open_output(rank), setup)
                 )
             except OSError as error:
-                from orchestrator.node.executable import why_not_started  # noqa: PLC0415  only if it is not
+                from orchestrator.node.executable import why_not_started  # only if it is not
 
                 reason = why_not_started(error, command, cwd)
                 raise Refused(f"{name} cannot be started on {self.job.node}: {reason}") from error
@@ -148,7 +148,7 @@ class Agent:
         environments: Sequence[Mapping[bytes, bytes]],
     ) -> Sequence[int]:
         """Fork the ranks from a process that has imported their modules; return their pids, none if that is not possible."""
-        from orchestrator.node.agent.warm import NoFork  # noqa: PLC0415  most agents have no such process
+        from orchestrator.node.agent.warm import NoFork  # most agents have no such process
 
         try:
             warm.check(command, self.cwd, environments[0], self.cpus)
@@ -212,7 +212,7 @@ class Agent:
         error, kind = (None, None) if code == 0 else failure_of(self.folder, rank, name, self.ranks_of(rank))
         missing = None
         if code:
-            from orchestrator.node.agent.missing_file import missing_file_of  # noqa: PLC0415  slow to import
+            from orchestrator.node.agent.missing_file import missing_file_of  # slow to import
 
             missing_error, missing = missing_file_of(self.stderr_of(rank), error, self.cwd)
             error = error or missing_error
@@ -523,7 +523,7 @@ class Agent:
         is_trainer, was_started = job.program["pythonpath"] == "", self.cwd != self.folder  # the trainer has `out`
         if is_trainer or not was_started or (job.node_rank and shared_folder(job.run_dir)):
             return {}
-        from orchestrator.node.agent.left_folders import left_folders  # noqa: PLC0415  not on the way to the start
+        from orchestrator.node.agent.left_folders import left_folders  # not on the way to the start
 
         try:
             return left_folders(self.cwd, os.path.join(job.bundle_dir, CODE, job.program["cwd"] or ""))

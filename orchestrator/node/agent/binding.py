@@ -145,7 +145,7 @@ def enflame_cards(root: str) -> list[Card]:
 
 def checked(cards: list[Card], device_count: int) -> list[Card]:
     """The cards, if each has a device file; otherwise other devices of the vendor are among them, or some are hidden."""
-    import re  # noqa: PLC0415  slow to import, and only a node with cards needs it
+    import re  # slow to import, and only a node with cards needs it
 
     if len(cards) != device_count or not all(re.match(ADDRESS, card.address) for card in cards):
         raise Unbound(f"{len(cards)} cards on the PCI bus, and {device_count} device files")
@@ -153,7 +153,7 @@ def checked(cards: list[Card], device_count: int) -> list[Card]:
 
 
 def pci_key(address: str) -> list[int]:
-    import re  # noqa: PLC0415  as above
+    import re
 
     return [int(part, 16) for part in re.findall(r"[0-9a-fA-F]+", address)]
 

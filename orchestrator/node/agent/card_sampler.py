@@ -130,15 +130,15 @@ def kind_of_cards(accelerator: str) -> Optional[str]:
 
 
 def start_tool(kind: str) -> Tool:
-    from orchestrator.node.vendor import efsmi, nvidia_smi  # noqa: PLC0415  only a node with cards needs them
-    from orchestrator.node.vendor.tool import Tool  # noqa: PLC0415
+    from orchestrator.node.vendor import efsmi, nvidia_smi  # only a node with cards needs them
+    from orchestrator.node.vendor.tool import Tool
 
     fields = ("index", "uuid", "name", "memory.used", "utilization.gpu", "pstate")
     return Tool(nvidia_smi.query_gpu(fields) if kind == "cuda" else efsmi.table(), TOOL_WAIT_S)
 
 
 def read_output(kind: str, output: str) -> CardReadings:
-    from orchestrator.node.vendor import efsmi, nvidia_smi  # noqa: PLC0415  as above
+    from orchestrator.node.vendor import efsmi, nvidia_smi
 
     return nvidia_smi.parse_gpus(output) if kind == "cuda" else efsmi.parse_table(output)
 

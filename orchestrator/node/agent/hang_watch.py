@@ -143,7 +143,7 @@ class HangWatch:
         in_steps = self._limits.step_s() and all(body["phase"] == STEP for body in ranks.values() if body["answers"])
         if self._ras_is_queried or 0 not in ranks or not in_steps:
             return
-        from orchestrator.node.agent.nccl_ras import RasQuery, may_be_queried  # noqa: PLC0415  seldom needed
+        from orchestrator.node.agent.nccl_ras import RasQuery, may_be_queried  # seldom needed
 
         answers = query(self._folder, ranks, ["nccl"], COUNTS_S).values()
         nccl = next((answer["nccl"] for _, answer in answers if answer and answer.get("nccl")), None)

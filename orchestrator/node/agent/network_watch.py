@@ -111,7 +111,7 @@ def first_line(path: str) -> str:
 
 def printed_network(folder: str, processes: Iterable[Optional[int]]) -> Tuple[str, str]:
     """The network by the first line about it that a rank printed, preferably about sockets; and that line. Empty without one."""
-    import re  # noqa: PLC0415  slow to import
+    import re  # slow to import
 
     lines: Dict[str, str] = {}
     for rank in processes:

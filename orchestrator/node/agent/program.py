@@ -25,7 +25,7 @@ def clear_folder(folder: str) -> None:
     for name in ("progress", "error", STACKS, CHANNEL, "DONE", "port-taken", CARDS_REPORT, HANG_REPORT, NETWORK_REPORT):
         path = os.path.join(folder, name)
         if os.path.isdir(path) and not os.path.islink(path):
-            import shutil  # noqa: PLC0415  slow to import, and the first agent in a folder does not need it
+            import shutil  # slow to import, and the first agent in a folder does not need it
 
             shutil.rmtree(path)
         elif os.path.lexists(path):
@@ -56,7 +56,7 @@ def keep_folders(job: Job, cwd: str) -> None:
     """Link the folders that outlive the run, as the inventory asks."""
     if not job.keep:
         return
-    from orchestrator.node.kept_folders import link_kept  # noqa: PLC0415  few inventories keep any
+    from orchestrator.node.kept_folders import link_kept  # few inventories keep any
 
     try:
         replaced = link_kept(os.path.dirname(os.path.dirname(job.run_dir)), job.kept_dir, cwd, job.keep)
@@ -94,7 +94,7 @@ def command_of(job: Job, cwd: str) -> list[str]:
     file = os.path.join(cwd, args[0]) if "/" in args[0] else args[0]
     program = find_program(file, path)
     if program is None:
-        from orchestrator.node.executable import why_not_found  # noqa: PLC0415  only if there is none
+        from orchestrator.node.executable import why_not_found  # only if there is none
 
         raise Refused(why_not_found(args, path, file))
     is_joined = job.is_per_node or sum(job.ranks) == 1 or os.environ.get(SEPARATE) == "1"
@@ -115,6 +115,6 @@ def needs_mpirun(program: str) -> bool:
         return False
     if not head.startswith(b"\x7fELF") or b"\0libmpi" not in head:
         return False
-    import re  # noqa: PLC0415  slow to import, and few programs get here
+    import re  # slow to import, and few programs get here
 
     return re.search(rb"\0libmpi(ch|cxx|fort|_[a-z0-9_]+)?\.so", head) is not None

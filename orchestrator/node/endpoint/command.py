@@ -93,7 +93,7 @@ def login_environment() -> Dict[str, str]:
 
 def login_shell() -> str:
     """The user's login shell if it is one of SHELLS, else bash or sh."""
-    import pwd  # noqa: PLC0415  only Unix has it
+    import pwd  # only Unix has it
 
     try:
         user_shell = pwd.getpwuid(os.geteuid()).pw_shell

@@ -56,7 +56,7 @@ class AgentFork:
             self._use_bundle()
             code = run()
         except BaseException:  # noqa: BLE001  nothing returns to the endpoint; as of any program, the error is in its log
-            import traceback  # noqa: PLC0415  slow to import
+            import traceback  # slow to import
 
             traceback.print_exc()
             sys.stderr.flush()  # os._exit does not; it is buffered in blocks before Python 3.9
@@ -70,14 +70,14 @@ class AgentFork:
         write_if_safe(folder)
 
     def _lead(self, umask: int) -> int:
-        from orchestrator.node.agent.guard import lead  # noqa: PLC0415  it is in the bundle
+        from orchestrator.node.agent.guard import lead  # it is in the bundle
 
         os.environb.update(self.exports)
         return lead(agent_options(self.values), umask)
 
 
 def agent_options(values: messages.AgentStart) -> AgentOptions:
-    from orchestrator.node.agent.guard import AgentOptions  # noqa: PLC0415  as above
+    from orchestrator.node.agent.guard import AgentOptions
 
     return AgentOptions(absolute_path(values["job"]), values["node"], values["node_rank"], values["rendezvous"])
 

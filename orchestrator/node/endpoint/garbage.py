@@ -209,7 +209,7 @@ def kept_entries(workdir: str) -> List[messages.GarbageBody]:
 
 def remove_tree(path: str) -> None:
     """Remove a folder, even if another machine removes it at the same time on a shared file system."""
-    import shutil  # noqa: PLC0415  slow to import, and most connections remove nothing
+    import shutil  # slow to import, and most connections remove nothing
 
     while os.path.lexists(path):
         try:

@@ -89,7 +89,7 @@ class Reservation:
 
     def reserve(self, request: messages.ReserveRequest, _payload: bytes) -> Tuple[messages.ReserveReply, bytes]:
         """Choose an address of this host and hold a free port; return the rendezvous record."""
-        from orchestrator.node.rendezvous import reserve  # noqa: PLC0415  only the head reserves
+        from orchestrator.node.rendezvous import reserve  # only the head reserves
 
         record, self.holder = reserve(request["candidates"], dict(os.environ, **request["interfaces"]))
         return {"rendezvous": record}, b""
@@ -103,7 +103,7 @@ class PortTest:
 
     def listen(self, request: messages.ReserveRequest, _payload: bytes) -> Tuple[messages.ReserveReply, bytes]:
         """Listen at the address that a rendezvous would have, on a free port; return the record of both."""
-        from orchestrator.node.endpoint.listener import Listener  # noqa: PLC0415  only the head of a check listens
+        from orchestrator.node.endpoint.listener import Listener  # only the head of a check listens
 
         self.stop({}, b"")
         self.listener = Listener(request["candidates"], dict(os.environ, **request["interfaces"]))
@@ -117,97 +117,97 @@ class PortTest:
 
 
 def last_lines(request: messages.LastLinesRequest, payload: bytes) -> Tuple[messages.PositionsReply, bytes]:
-    from orchestrator.node.endpoint.positions import last_lines as handle  # noqa: PLC0415  most connections do not need it
+    from orchestrator.node.endpoint.positions import last_lines as handle  # most connections do not need it
 
     return handle(request, payload)
 
 
 def lines_since(request: messages.LinesSinceRequest, payload: bytes) -> Tuple[messages.PositionsReply, bytes]:
-    from orchestrator.node.endpoint.positions import lines_since as handle  # noqa: PLC0415  as above
+    from orchestrator.node.endpoint.positions import lines_since as handle
 
     return handle(request, payload)
 
 
 def stop(request: messages.StopRequest) -> Steps[messages.StopReply]:
-    from orchestrator.node.endpoint.stop import stop as handle  # noqa: PLC0415  most connections do not need it
+    from orchestrator.node.endpoint.stop import stop as handle  # most connections do not need it
 
     return handle(request)
 
 
 def lacking(request: messages.BundleRequest, payload: bytes) -> Tuple[messages.Empty, bytes]:
-    from orchestrator.node.endpoint.parts import lacking as handle  # noqa: PLC0415  as above
+    from orchestrator.node.endpoint.parts import lacking as handle
 
     return handle(request, payload)
 
 
 def put_part(request: messages.PutPartRequest, payload: bytes) -> Tuple[messages.PutPartReply, bytes]:
-    from orchestrator.node.endpoint.parts import put_part as handle  # noqa: PLC0415  as above
+    from orchestrator.node.endpoint.parts import put_part as handle
 
     return handle(request, payload)
 
 
 def active_runs(request: messages.ActiveRunsRequest, payload: bytes) -> Tuple[messages.ActiveRunsReply, bytes]:
-    from orchestrator.node.endpoint.garbage import find_active_runs as handle  # noqa: PLC0415  as above
+    from orchestrator.node.endpoint.garbage import find_active_runs as handle
 
     return handle(request, payload)
 
 
 def file_system(request: messages.FileSystemRequest, payload: bytes) -> Tuple[messages.FileSystemReply, bytes]:
-    from orchestrator.node.endpoint.file_system import file_system as handle  # noqa: PLC0415  as above
+    from orchestrator.node.endpoint.file_system import file_system as handle
 
     return handle(request, payload)
 
 
 def write_marker(request: messages.WriteMarkerRequest, payload: bytes) -> Tuple[messages.WriteMarkerReply, bytes]:
-    from orchestrator.node.endpoint.marker import write_marker as handle  # noqa: PLC0415  as above
+    from orchestrator.node.endpoint.marker import write_marker as handle
 
     return handle(request, payload)
 
 
 def find_marker(request: messages.MarkerRequest, payload: bytes) -> Tuple[messages.FindMarkerReply, bytes]:
-    from orchestrator.node.endpoint.marker import find_marker as handle  # noqa: PLC0415  as above
+    from orchestrator.node.endpoint.marker import find_marker as handle
 
     return handle(request, payload)
 
 
 def remove_marker(request: messages.MarkerRequest, payload: bytes) -> Tuple[messages.Empty, bytes]:
-    from orchestrator.node.endpoint.marker import remove_marker as handle  # noqa: PLC0415  as above
+    from orchestrator.node.endpoint.marker import remove_marker as handle
 
     return handle(request, payload)
 
 
 def ranks(request: messages.NodeFolders, payload: bytes) -> Tuple[messages.RanksReply, bytes]:
-    from orchestrator.node.endpoint.ranks import ranks as handle  # noqa: PLC0415  as above
+    from orchestrator.node.endpoint.ranks import ranks as handle
 
     return handle(request, payload)
 
 
 def strays(request: messages.StraysRequest, payload: bytes) -> Tuple[messages.StraysReply, bytes]:
-    from orchestrator.node.endpoint.strays import strays as handle  # noqa: PLC0415  as above
+    from orchestrator.node.endpoint.strays import strays as handle
 
     return handle(request, payload)
 
 
 def search(request: messages.SearchRequest, payload: bytes) -> Tuple[messages.SearchReply, bytes]:
-    from orchestrator.node.endpoint.search import search as handle  # noqa: PLC0415  as above
+    from orchestrator.node.endpoint.search import search as handle
 
     return handle(request, payload)
 
 
 def clear(request: messages.ClearRequest, payload: bytes) -> Tuple[messages.ClearReply, bytes]:
-    from orchestrator.node.endpoint.garbage import clear as handle  # noqa: PLC0415  as above
+    from orchestrator.node.endpoint.garbage import clear as handle
 
     return handle(request, payload)
 
 
 def list_files(request: messages.ListFilesRequest, payload: bytes) -> Tuple[messages.ListFilesReply, bytes]:
-    from orchestrator.node.endpoint.fetch import list_files as handle  # noqa: PLC0415  as above
+    from orchestrator.node.endpoint.fetch import list_files as handle
 
     return handle(request, payload)
 
 
 def read_file(request: messages.ReadFileRequest, payload: bytes) -> Tuple[messages.Empty, bytes]:
-    from orchestrator.node.endpoint.fetch import read_file as handle  # noqa: PLC0415  as above
+    from orchestrator.node.endpoint.fetch import read_file as handle
 
     return handle(request, payload)
 
@@ -224,13 +224,13 @@ class LogFiles:
         handlers.add_waiting(FOLLOW, self.follow)
 
     def read(self, request: messages.ReadRequest, payload: bytes) -> Tuple[messages.ReadReply, bytes]:
-        from orchestrator.node.endpoint.reading import Reader  # noqa: PLC0415  as above
+        from orchestrator.node.endpoint.reading import Reader
 
         self.reader = self.reader or Reader()
         return self.reader.read(request, payload)
 
     def follow(self, request: messages.FollowRequest) -> Steps[messages.FollowReply]:
-        from orchestrator.node.endpoint.reading import Follower  # noqa: PLC0415  as above
+        from orchestrator.node.endpoint.reading import Follower
 
         self.follower = self.follower or Follower()
         return self.follower.follow(request)
@@ -243,12 +243,12 @@ class Commands:
         self.umask = umask
 
     def run(self, request: messages.CommandRequest, payload: bytes) -> Tuple[messages.CommandReply, bytes]:
-        from orchestrator.node.endpoint.command import command  # noqa: PLC0415  as above
+        from orchestrator.node.endpoint.command import command
 
         return command(request, self.umask, payload), b""
 
     def run_once(self, request: messages.CommandOnceRequest, _payload: bytes) -> Tuple[messages.CommandReply, bytes]:
-        from orchestrator.node.endpoint.command import command_once  # noqa: PLC0415  as above
+        from orchestrator.node.endpoint.command import command_once
 
         return command_once(request, self.umask), b""
 

@@ -57,7 +57,7 @@ def put_run(request: messages.PutRunRequest, payload: bytes) -> Tuple[messages.P
     put_files({"folder": run, "files": request["files"]}, payload)
     count, total = 0, 0
     if request["bytes_more"] >= MUCH_CODE_BYTES:
-        from orchestrator.node.endpoint.manifests import code_of_runs  # noqa: PLC0415  most code is small
+        from orchestrator.node.endpoint.manifests import code_of_runs  # most code is small
 
         count, total = code_of_runs(workdir)
     return {"is_first": True, "is_written": True, "runs": count, "runs_code_bytes": total}, b""
@@ -103,9 +103,9 @@ def add_bundle(request: messages.PutBundleRequest, archive: bytes, fill: Callabl
 
     `fill` returns whether the folder that it was given is complete.
     """
-    import hashlib  # noqa: PLC0415  slow to import, and most connections push nothing
-    import shutil  # noqa: PLC0415
-    import tempfile  # noqa: PLC0415
+    import hashlib  # slow to import, and most connections push nothing
+    import shutil
+    import tempfile
 
     found = hashlib.sha256(archive).hexdigest()
     if found != request["sha256"]:
@@ -135,7 +135,7 @@ def add_bundle(request: messages.PutBundleRequest, archive: bytes, fill: Callabl
 
 def unpack(payload: bytes, root: str) -> None:
     """Extract regular files, folders and links that stay below root; anything else is an error."""
-    import tarfile  # noqa: PLC0415  as above
+    import tarfile
 
     links = []
     with tarfile.open(fileobj=io.BytesIO(payload), mode="r:gz") as archive:

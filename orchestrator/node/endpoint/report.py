@@ -139,7 +139,7 @@ def find(request: messages.FindRequest, _payload: bytes) -> Tuple[messages.FindR
 
 def batch_log(folder: str, size: int) -> Optional[messages.BatchLogBody]:
     """The end of the newest log of a batch script in the folder; None if there is none."""
-    import glob  # noqa: PLC0415  slow to import
+    import glob  # slow to import
 
     times = {path: os.lstat(path).st_mtime for path in glob.glob(os.path.join(glob.escape(folder), "slurm-*.log"))}
     if not times:
@@ -150,7 +150,7 @@ def batch_log(folder: str, size: int) -> Optional[messages.BatchLogBody]:
 
 def observe_node(node: str, folder: str) -> messages.NodeBody:
     """The state of one node folder."""
-    from orchestrator.node.stacks import innermost_calls  # noqa: PLC0415  only supervised runs and `orch status` need it
+    from orchestrator.node.stacks import innermost_calls  # only supervised runs and `orch status` need it
 
     agent = read_agent(folder)
     alive = is_alive(agent)  # before its events are read: an agent that ends in between has its last event there

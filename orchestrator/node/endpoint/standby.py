@@ -41,7 +41,7 @@ class Standby:
         endpoint_pid = os.getpid()
 
         def run() -> int:
-            from orchestrator.node.agent import standby  # noqa: PLC0415  it is in the bundle
+            from orchestrator.node.agent import standby  # it is in the bundle
 
             settings = standby.Standby(agent_options(fork.values), fork.exports, umask, take_order)
             settings.endpoint_pid, settings.order, settings.status = endpoint_pid, order, status

@@ -85,8 +85,8 @@ class Starter:
 
     def _begin(self, request: messages.StartRequest, folder: str) -> Child:
         """Start the agent, or the script that starts it, in a new session, without a pty: it outlives this program and the connection."""
-        from orchestrator.node.endpoint.fork import AgentFork  # noqa: PLC0415  most connections do not need it
-        from orchestrator.node.spawn import spawn  # noqa: PLC0415
+        from orchestrator.node.endpoint.fork import AgentFork  # most connections do not need it
+        from orchestrator.node.spawn import spawn
 
         def prepare() -> None:
             os.setsid()
@@ -109,13 +109,13 @@ class Starter:
         if ended is not None:
             ended.end()
         if request["agent"] is None:
-            from orchestrator.node.memory_folder import memory_folder, remove_memory  # noqa: PLC0415  for a failed run
+            from orchestrator.node.memory_folder import memory_folder, remove_memory  # for a failed run
 
             attempt, node = os.path.split(absolute_path(request["folder"]))
             remove_memory(memory_folder(os.path.basename(os.path.dirname(attempt)), node))
             return {}, b""
-        from orchestrator.node.endpoint.fork import AgentFork  # noqa: PLC0415  as in _begin
-        from orchestrator.node.endpoint.standby import Standby  # noqa: PLC0415
+        from orchestrator.node.endpoint.fork import AgentFork  # as in _begin
+        from orchestrator.node.endpoint.standby import Standby
 
         folder = absolute_path(request["folder"])
         check_private_folder(folder)
@@ -143,6 +143,6 @@ def outcome(code: int) -> str:
     """The end of a process, for a message; a negative code is a signal, as in Popen.returncode."""
     if code >= 0:
         return f"exited with code {code}"
-    from signal import Signals  # noqa: PLC0415  slow to import
+    from signal import Signals  # slow to import
 
     return f"was killed by {Signals(-code).name}"

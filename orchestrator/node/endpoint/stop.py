@@ -139,7 +139,7 @@ def sweep(targets: List[Target], number: signal.Signals, deadline: float) -> Gen
 
 def stop(request: messages.StopRequest) -> Steps[messages.StopReply]:
     """End the agents of all node folders at once, within grace_s and a margin; then kill the remaining processes."""
-    from orchestrator.node.endpoint.standby import end_standby  # noqa: PLC0415  not needed for a start
+    from orchestrator.node.endpoint.standby import end_standby  # not needed for a start
 
     for _, folder in node_folders(request):
         end_standby(folder, keeps_own=request["keeps_standby"])
@@ -154,7 +154,7 @@ def stop(request: messages.StopRequest) -> Steps[messages.StopReply]:
 
 def remove_memory_of(request: messages.StopRequest) -> None:
     """Remove the states in memory: no other attempt follows."""
-    from orchestrator.node.memory_folder import memory_folder, remove_memory  # noqa: PLC0415  most runs have none
+    from orchestrator.node.memory_folder import memory_folder, remove_memory  # most runs have none
 
     for node, folder in node_folders(request):
         run = os.path.basename(os.path.dirname(os.path.dirname(folder)))

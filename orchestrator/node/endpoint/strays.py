@@ -174,7 +174,7 @@ def open_cards(pid: int) -> List[str]:
 
 def query_nvidia_smi() -> Tuple[List[int], str]:
     """Pids with a compute context, and the error of nvidia-smi; no error if the machine has none."""
-    from orchestrator.node.vendor.tool import run_tool  # noqa: PLC0415  most connections do not need it
+    from orchestrator.node.vendor.tool import run_tool  # most connections do not need it
 
     tool = run_tool(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader,nounits"], TOOL_WAIT_S)
     if tool.error:

@@ -14,11 +14,11 @@ import sys
 # Started by path, not installed: import the modules of the bundle, and no module of this folder as a top-level one, such as code.
 sys.path[0] = os.path.abspath(__file__).rpartition("/orchestrator/")[0]
 
-from orchestrator.node.probe.serve import print_facts  # noqa: E402
+from orchestrator.node.probe.serve import print_facts
 
 
 def main() -> int:
-    import json  # noqa: PLC0415  after the path is set
+    import json  # after the path is set
 
     words = sys.argv[1:]
     root = "/"

@@ -200,7 +200,7 @@ def processes(source: Source) -> ByCard:
 
 def card_process(pid: int, name: str, memory: Optional[int]) -> CardProcess:
     """A process of a card; its name without arguments, which may hold secrets."""
-    import pwd  # noqa: PLC0415  only Unix has it
+    import pwd  # only Unix has it
 
     try:
         uid: Optional[int] = os.stat(f"/proc/{pid}").st_uid

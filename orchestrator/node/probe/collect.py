@@ -88,7 +88,7 @@ def card_step(name: str) -> Step:
     def step(source: Source) -> object:
         if not may_have_cards(source):
             return None
-        from orchestrator.node.probe import cards  # noqa: PLC0415  slow to import, and nodes without cards do not need it
+        from orchestrator.node.probe import cards  # slow to import, and nodes without cards do not need it
 
         return getattr(cards, name)(source)
 

@@ -67,7 +67,7 @@ def is_writable(folder: str) -> Optional[bool]:
 
     None if the disk is full, which the free space reports, or if the file system cannot write to a removed file.
     """
-    import errno  # noqa: PLC0415  only this function needs it
+    import errno  # only this function needs it
 
     file = os.path.join(folder, f".orch-probe-{os.urandom(6).hex()}")
     try:

@@ -76,8 +76,8 @@ ANSWER_S = 1.0
 
 def kernel_addresses() -> Dict[str, List[Address]]:
     """The addresses of each interface of this network namespace, without IPv6 link-local ones."""
-    import socket  # noqa: PLC0415  only this function needs it
-    import struct  # noqa: PLC0415
+    import socket  # only this function needs it
+    import struct
 
     body = struct.pack(ADDRESS, socket.AF_UNSPEC, 0, 0, 0, 0)
     size = struct.calcsize(HEADER) + len(body)
@@ -98,7 +98,7 @@ def kernel_addresses() -> Dict[str, List[Address]]:
 
 def messages(data: bytes) -> Iterator[Tuple[int, bytes]]:
     """Type and body of each netlink message."""
-    import struct  # noqa: PLC0415  as above
+    import struct
 
     header = struct.calcsize(HEADER)
     while len(data) >= header:
@@ -111,8 +111,8 @@ def messages(data: bytes) -> Iterator[Tuple[int, bytes]]:
 
 def address_of(message: bytes) -> Optional[Tuple[int, Address]]:
     """Interface index and address of an RTM_NEWADDR message; None for an IPv6 link-local one."""
-    import socket  # noqa: PLC0415  as above
-    import struct  # noqa: PLC0415
+    import socket
+    import struct
 
     family, prefix, _, _, index = struct.unpack_from(ADDRESS, message)
     if family not in (socket.AF_INET, socket.AF_INET6):

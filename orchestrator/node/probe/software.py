@@ -168,7 +168,7 @@ def nccl(source: Source) -> Optional[Library]:
 
 def nccl_version(source: Source, path: str) -> Optional[str]:
     """The answer of the library's version call."""
-    import ctypes  # noqa: PLC0415  slow to import, and only this function needs it
+    import ctypes  # slow to import, and only this function needs it
 
     number = ctypes.c_int()
     try:
@@ -202,7 +202,7 @@ def sha256(source: Source, path: str) -> Optional[str]:
 
 def cuda_version(source: Source) -> Optional[str]:
     """The newest CUDA version that the driver supports, by its library; None without a driver."""
-    import ctypes  # noqa: PLC0415  as above
+    import ctypes
 
     number = ctypes.c_int()
     try:

@@ -95,7 +95,7 @@ class Source:
 
     def run(self, argv: Sequence[str], timeout_s: float) -> Tuple[Optional[str], Optional[str]]:
         """The standard output of a program, or the reason why there is none. It is killed after timeout_s."""
-        from orchestrator.node.vendor.tool import run_tool  # noqa: PLC0415  only steps with tools need it
+        from orchestrator.node.vendor.tool import run_tool  # only steps with tools need it
 
         program = self.find(argv[0])
         if program is None:

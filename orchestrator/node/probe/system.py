@@ -19,8 +19,8 @@ TIMEX_BYTES, STATUS_AT = 256, 40  # struct timex is smaller; its field `status` 
 
 def is_synchronized(source: Source) -> Optional[bool]:
     """The kernel's report whether a time service keeps the clock right; None if it does not report it here."""
-    import ctypes  # noqa: PLC0415  slow to import, and only this function needs it
-    import struct  # noqa: PLC0415
+    import ctypes  # slow to import, and only this function needs it
+    import struct
 
     if struct.calcsize("l") != 8:  # noqa: PLR2004
         source.missing["clock.synchronized"] = "read on 64-bit machines only"
@@ -43,8 +43,8 @@ RESOLVERS = 32
 
 def resolve(source: Source, names: Sequence[str], wait_s: float) -> Dict[str, List[str]]:
     """The addresses of each name, as this node resolves them; a name without an answer in time is in `missing` instead."""
-    import socket  # noqa: PLC0415  as above
-    import threading  # noqa: PLC0415
+    import socket
+    import threading
 
     found: Dict[str, List[str]] = {}
     waiting = list(reversed(names))
@@ -105,7 +105,7 @@ def kernel_messages(source: Source) -> List[str]:
 
 def read_records(source: Source, descriptor: int) -> str:
     """All records; the kernel returns one per read, and no end but EAGAIN."""
-    import errno  # noqa: PLC0415  as above
+    import errno
 
     data = bytearray()
     while len(data) < KMSG_BYTES:

@@ -40,7 +40,7 @@ class Tool:
         *,
         has_session: bool = True,
     ) -> None:
-        import subprocess  # noqa: PLC0415  slow to import, and most probes and connections start no tool
+        import subprocess  # slow to import, and most probes and connections start no tool
 
         self.name = os.path.basename(argv[0])
         self.error = ""
@@ -124,7 +124,7 @@ class Tool:
 
     def reap(self, wait_s: float) -> bool:
         """Wait briefly for the end of a killed tool; False if the driver does not let it end."""
-        import subprocess  # noqa: PLC0415  as above
+        import subprocess
 
         if self._process is None:
             return True

@@ -50,7 +50,7 @@ def _kept(store: Store) -> Mapping[str, RunEntry]:
         return {}
 
 
-def _entry(run_id: str, launcher: LauncherName, state: str, *columns: Any) -> RunEntry:  # noqa: ANN401  see `_keep`
+def _entry(run_id: str, launcher: LauncherName, state: str, *columns: Any) -> RunEntry:  # see `_keep`
     created, ended, message, note, sweep, tags = columns
     return RunEntry(run_id, launcher, RunState(state), created, ended, message, note, sweep, tuple(tags))
 

@@ -31,7 +31,7 @@ class KeptFacts:
 
     def read(self) -> dict[str, NodeFacts]:
         """The facts by node that are at most KEPT_S old."""
-        from orchestrator.node.facts import read_facts  # noqa: PLC0415  only launches over SSH read them
+        from orchestrator.node.facts import read_facts  # only launches over SSH read them
 
         try:
             return {node: read_facts(entry["facts"]) for node, entry in self._entries().items()}

@@ -30,8 +30,8 @@ class _Flattening:
 
     def load(self) -> SimpleNamespace:
         return SimpleNamespace(
-            flatten=torch._utils._flatten_dense_tensors,  # noqa: SLF001
-            unflatten=torch._utils._unflatten_dense_tensors,  # noqa: SLF001
+            flatten=torch._utils._flatten_dense_tensors,
+            unflatten=torch._utils._unflatten_dense_tensors,
         )
 
 

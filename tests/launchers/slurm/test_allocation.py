@@ -58,7 +58,7 @@ def test_step_that_ends_before_squeue_lists_it_has_begun(
         if has_begun
         else pytest.raises(LaunchError, match="srun started no step in Slurm job 21: srun: error")
     ):
-        launcher._wait_for_step(process)  # noqa: SLF001  connect() needs srun
+        launcher._wait_for_step(process)  # connect() needs srun
 
 
 def _plan(job: str, home: str = "/home/u") -> LaunchPlan:
@@ -70,7 +70,7 @@ def _plan(job: str, home: str = "/home/u") -> LaunchPlan:
 def test_array_task_in_which_orch_runs_is_found_by_its_job_id() -> None:
     for job, task in (("120", "120_3"), ("121", "120_2"), ("120_2", "120_2")):
         plan = _plan(job)
-        status = AllocationLauncher(plan, Site(plan.head))._allocation_status()  # noqa: SLF001  connect() needs srun
+        status = AllocationLauncher(plan, Site(plan.head))._allocation_status()  # connect() needs srun
         assert status is not None
         assert (status.state, status.job) == ("RUNNING", task)
 

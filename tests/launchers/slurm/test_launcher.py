@@ -41,7 +41,7 @@ class ArrayHost(ThisMachine):
         """The id that sbatch printed, in the folder of the first run."""
         return "120" if plan.run_id == RUNS[0] else None
 
-    def trace(self, plan: LaunchPlan, *, log_bytes: int = 0) -> RunTrace | None:  # noqa: ARG002  no folder is left
+    def trace(self, plan: LaunchPlan, *, log_bytes: int = 0) -> RunTrace | None:  # no folder is left
         """No folder."""
         return None
 
@@ -63,6 +63,6 @@ def test_run_of_a_sweep_without_a_recorded_job_is_stopped_alone(task: int) -> No
 def test_undone_launch_of_a_sweep_cancels_the_whole_array() -> None:
     host = ArrayHost(_plan(RUNS[0]))
     launcher = SlurmLauncher(_plan(RUNS[0]), host)
-    launcher._may_be_submitted = True  # noqa: SLF001  as after a submission
+    launcher._may_be_submitted = True  # as after a submission
     assert launcher.undo() == []
     assert host.cancelled == ["120"]

@@ -32,7 +32,7 @@ class Polled(DirectLauncher):
         self._query = query
         self.attempts_read = 0
 
-    def job_status(self, job: str | None) -> JobStatus | None:  # noqa: ARG002  the only job
+    def job_status(self, job: str | None) -> JobStatus | None:  # the only job
         return self._query()
 
     def attempt(self) -> int:

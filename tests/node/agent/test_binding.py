@@ -45,7 +45,7 @@ def host(root: Path, buses: Sequence[tuple[str, int]] = BUSES, *, models: Sequen
     return root
 
 
-def job_of(ranks: int = 8, *, per_node: bool = False, **fields: Any) -> Job:  # noqa: ANN401  fields of a job
+def job_of(ranks: int = 8, *, per_node: bool = False, **fields: Any) -> Job:  # fields of a job
     program = {"args": ["train.sh"], "python": False, "cwd": None, "pythonpath": None, "per_node": per_node}
     return Job(
         node="n0", node_rank=0, run_id="r", attempt=1, run_dir="", bundle_dir="", nodes=None, addresses=[], ranks=[ranks],
@@ -53,7 +53,7 @@ def job_of(ranks: int = 8, *, per_node: bool = False, **fields: Any) -> Job:  # 
     )  # fmt: skip
 
 
-def cpus_of(root: Path, *, affinity: str = ALL, env: dict[str, str] | None = None, **job: Any) -> list[str]:  # noqa: ANN401
+def cpus_of(root: Path, *, affinity: str = ALL, env: dict[str, str] | None = None, **job: Any) -> list[str]:
     usable = parse_numbers(affinity)
     assert usable is not None
     return [format_numbers(cpus) for cpus in bind_ranks(job_of(**job), env or {}, usable, str(root))]
@@ -110,7 +110,7 @@ def test_cards_of_enflame_are_found_by_their_vendor(tmp_path: Path, vendor: str)
     assert cpus_of(tmp_path, accelerator="auto", ranks=1, env={"TOPS_VISIBLE_DEVICES": "5"}) == [NEAR_1]
 
 
-def unbound(root: Path, **how: Any) -> str:  # noqa: ANN401  of cpus_of
+def unbound(root: Path, **how: Any) -> str:  # of cpus_of
     with pytest.raises(Unbound) as caught:
         cpus_of(root, **how)
     return str(caught.value)

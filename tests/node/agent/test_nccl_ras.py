@@ -166,7 +166,7 @@ def ras_server(answer: bytes | None) -> Iterator[tuple[str, list[bytes]]]:
             thread.join()
 
 
-def _query(address: str, clock: Any = lambda: 0.0) -> RasQuery:  # noqa: ANN401
+def _query(address: str, clock: Any = lambda: 0.0) -> RasQuery:
     return RasQuery({"version": VERSION, "environ": {"NCCL_RAS_ADDR": address}}, PIDS, 2, clock)
 
 

@@ -115,7 +115,7 @@ def test_devices_that_a_process_has_open_are_read() -> None:
     assert open_devices(1 << 30) == set()
 
 
-def _watch(folder: Path, **fields: Any) -> NetworkWatch:  # noqa: ANN401  fields of a job
+def _watch(folder: Path, **fields: Any) -> NetworkWatch:  # fields of a job
     program = {"args": ["train.sh"], "python": False, "cwd": None, "pythonpath": None}
     job = Job(
         node="n0", node_rank=0, run_id="r", attempt=1, run_dir="", bundle_dir="", nodes=None, addresses=[], program=program,

@@ -24,7 +24,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def endpoint(home: Path) -> Iterator[Endpoint]:  # noqa: ARG001  it starts in that home
+def endpoint(home: Path) -> Iterator[Endpoint]:  # it starts in that home
     with Endpoint.connect(LocalTransport("login"), sys.executable) as endpoint:
         yield endpoint
 

@@ -185,7 +185,7 @@ def test_node_name_that_is_a_path_is_refused(endpoint: Endpoint, attempt: Path, 
 
 @pytest.mark.processes
 def test_reconnecting_resumes_at_the_byte_while_a_writer_appends(attempt: Path) -> None:
-    chance = random.Random(7)  # noqa: S311  the same pieces every time
+    chance = random.Random(7)  # the same pieces every time
     file, total = attempt / "n0/rank-0.out", 3_000_000
     done = threading.Event()
 

@@ -41,7 +41,7 @@ def valid(facts: NodeFacts) -> NodeFacts:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_damaged_files_cost_only_their_own_facts(tmp_path: Path, seed: int) -> None:
-    chance = random.Random(seed)  # noqa: S311  no secret
+    chance = random.Random(seed)
     machine = (nodes.h800, nodes.roce, nodes.container)[seed % 3](seed % 2)
     machine.write(tmp_path)
     files = [path for path in sorted(tmp_path.rglob("*")) if path.is_file() and not path.is_symlink()]
@@ -96,7 +96,7 @@ def damaged(text: str, chance: random.Random) -> Iterator[str]:
 
 @pytest.mark.parametrize("kind", ["mig", "t20", "s60"])
 def test_damaged_output_of_tools_gives_no_wrong_card(tmp_path: Path, kind: str) -> None:
-    chance = random.Random(7)  # noqa: S311  as above
+    chance = random.Random(7)
     machine = nodes.KINDS[kind](0)
     machine.files = {path: text for path, text in machine.files.items() if "/0000:" not in path or "vendor" in path}
     machine.write(tmp_path)

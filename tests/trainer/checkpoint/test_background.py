@@ -46,7 +46,7 @@ class Loop:
 
     @property
     def writer(self) -> subprocess.Popen[str]:
-        process = self.saver._writer._process  # type: ignore[union-attr]  # noqa: SLF001 -- it is known nowhere else
+        process = self.saver._writer._process  # type: ignore[union-attr]  # it is known nowhere else
         assert process is not None
         return process
 
@@ -66,8 +66,8 @@ class Loop:
 def loop(tmp_path: Path) -> Iterator[Loop]:
     loop = Loop(tmp_path)
     yield loop
-    if loop.saver._writer:  # noqa: SLF001 -- as above
-        loop.saver._writer.close()  # noqa: SLF001 -- as above
+    if loop.saver._writer:
+        loop.saver._writer.close()
 
 
 def _parameters(session: Session) -> list[torch.Tensor]:
@@ -77,17 +77,17 @@ def _parameters(session: Session) -> list[torch.Tensor]:
 
 def test_the_first_save_finds_its_memory_and_process(loop: Loop) -> None:
     loop.train(1)
-    writer = loop.saver._writer  # noqa: SLF001 -- it is known nowhere else
+    writer = loop.saver._writer  # it is known nowhere else
     assert writer is not None
-    assert writer._allocated is not None  # noqa: SLF001 -- as above
-    writer._allocated.result()  # noqa: SLF001 -- as above
-    pid, memory = writer.pid, writer.memory._mapped  # noqa: SLF001 -- as above
+    assert writer._allocated is not None
+    writer._allocated.result()
+    pid, memory = writer.pid, writer.memory._mapped
     assert memory is not None
     loop.train(1)
     assert loop.saver.finish() == ""
     assert loop.saved == ["step_2"]
     assert writer.pid == pid
-    assert writer.memory._mapped is memory  # noqa: SLF001 -- as above
+    assert writer.memory._mapped is memory
 
 
 def test_shards_have_the_state_of_their_step_while_training_continues(loop: Loop, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_last_save_waits_for_the_shards_being_written(loop: Loop) -> None:
 def test_killed_writer_is_reported_and_costs_no_older_checkpoint(loop: Loop, tmp_path: Path) -> None:
     loop.save_held()
     loop.writer.kill()
-    loop.saver._writing.save.problem()  # type: ignore[union-attr]  # noqa: SLF001 -- the condition to wait on
+    loop.saver._writing.save.problem()  # type: ignore[union-attr]  # the condition to wait on
     with pytest.raises(
         StorageError, match=r"cannot save .*step_4: the process that writes checkpoints has ended, with code -9"
     ):
@@ -176,7 +176,7 @@ def test_rank_that_ends_alone_gives_up_the_shards_being_written(loop: Loop, tmp_
     loop.save_held()
     writer = loop.writer
     problem = loop.saver.finish(alone=True)
-    loop.saver._writer = None  # noqa: SLF001 -- it is closed
+    loop.saver._writer = None  # it is closed
     assert problem == f"cannot save {tmp_path}/step_4: other ranks have ended before all shards were written"
     assert writer.returncode == -signal.SIGKILL
     assert Session.start(tmp_path).resume().step == 2
@@ -199,7 +199,7 @@ def test_left_rank_that_writes_on_while_the_next_attempt_saves_the_same_step_cha
     following.writer.send_signal(signal.SIGSTOP)
     following.train()
     loop.writer.send_signal(signal.SIGCONT)
-    left = loop.saver._writing.save  # type: ignore[union-attr]  # noqa: SLF001 -- it is known nowhere else
+    left = loop.saver._writing.save  # type: ignore[union-attr]  # it is known nowhere else
     assert left.problem() == ""
     assert (left.temporary / "r00000.safetensors").exists()  # type: ignore[union-attr]  # it is a ShardedSave
     following.writer.send_signal(signal.SIGCONT)
@@ -208,7 +208,7 @@ def test_left_rank_that_writes_on_while_the_next_attempt_saves_the_same_step_cha
     shards = [folder / "step_4" / "r00000.safetensors" for folder in (tmp_path, tmp_path / "reference")]
     assert shards[0].read_bytes() == shards[1].read_bytes()
     assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_2", "step_4"]
-    following.saver._writer.close()  # type: ignore[union-attr]  # noqa: SLF001 -- as above
+    following.saver._writer.close()  # type: ignore[union-attr]
 
 
 def test_writer_lets_training_go_first_and_outlives_a_signal_to_end_the_rank(loop: Loop) -> None:
@@ -225,10 +225,10 @@ def test_writer_lets_training_go_first_and_outlives_a_signal_to_end_the_rank(loo
 def test_memory_of_the_copy_is_reused(loop: Loop) -> None:
     loop.train(2)
     loop.saver.finish()
-    first = loop.saver._writer.memory._mapped  # type: ignore[union-attr]  # noqa: SLF001 -- as above
+    first = loop.saver._writer.memory._mapped  # type: ignore[union-attr]
     assert first is not None
     loop.train(2)
-    assert loop.saver._writer.memory._mapped is first  # type: ignore[union-attr]  # noqa: SLF001 -- as above
+    assert loop.saver._writer.memory._mapped is first  # type: ignore[union-attr]
     loop.saver.finish()
 
 
@@ -244,16 +244,16 @@ def test_rank_that_is_not_the_first_reports_that_it_writes_or_has_failed(loop: L
 def test_saves_cost_no_more_than_their_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loop = Loop(tmp_path, async_save=False, save_share=0.5)
     loop.train(2)
-    cost_s = loop.saver._cost_s  # noqa: SLF001 -- measured
+    cost_s = loop.saver._cost_s  # measured
     assert cost_s > 0
     assert f"; save_share=0.5: the next in {2 * cost_s:.0f} s at the earliest" in capsys.readouterr().out
-    loop.saver._cost_s = 1e6  # noqa: SLF001 -- as if it had been
+    loop.saver._cost_s = 1e6  # as if it had been
     loop.train(4)
     assert loop.saved == ["step_2"]
-    loop.saver._cost_s = 0.0  # noqa: SLF001 -- as above
+    loop.saver._cost_s = 0.0
     loop.train(2)
     assert loop.saved == ["step_8", "step_2"]
-    loop.saver._cost_s = 1e6  # noqa: SLF001 -- as above
+    loop.saver._cost_s = 1e6
     loop.train(last=True)
     assert loop.saved == ["step_9", "step_8", "step_2"]
 

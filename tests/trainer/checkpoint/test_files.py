@@ -40,12 +40,12 @@ def test_resume_restores_everything_that_was_saved(tmp_path: Path) -> None:
     torch.manual_seed(4)
     first = Session.start(tmp_path)
     first.train_and_save(1, 2)
-    drawn = random.random(), float(torch.rand(()))  # noqa: S311 -- this test is about the generator
+    drawn = random.random(), float(torch.rand(()))  # this test is about the generator
     random.seed(5)
     second = Session.start(tmp_path)
     assert second.resume() == TrainState(2, 4, 5.5, 0.5)
     assert second.weights() == first.weights()
-    assert (random.random(), float(torch.rand(()))) == drawn  # noqa: S311 -- as above
+    assert (random.random(), float(torch.rand(()))) == drawn
     for saved, resumed in zip(
         first.strategy.optimizer.state.values(), second.strategy.optimizer.state.values(), strict=True
     ):
@@ -126,7 +126,7 @@ def test_unfinished_save_to_which_a_left_rank_still_writes_is_removed_by_a_later
     unfinished, rmdir = tmp_path / "step_2.tmp-4711", os.rmdir
     unfinished.mkdir()
 
-    def write_before(path: str, **more: Any) -> None:  # noqa: ANN401
+    def write_before(path: str, **more: Any) -> None:
         (unfinished / "r00001.safetensors").touch()
         rmdir(path, **more)
 

@@ -73,7 +73,7 @@ def load(folder: Path, group: Group, kind: Callable[..., Any] = Ddp) -> dict[str
 
 @pytest.mark.parametrize("kind", [Ddp, Fsdp2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_are_those_of_the_folder(folder: Path, group: Group, kind: Callable[..., Any], dtype: Any) -> None:  # noqa: ANN401
+def test_weights_are_those_of_the_folder(folder: Path, group: Group, kind: Callable[..., Any], dtype: Any) -> None:
     saved = {name: tensor.to(dtype) for name, tensor in weights().items()}
     write_shards(folder, saved)
     loaded = load(folder, group, kind)

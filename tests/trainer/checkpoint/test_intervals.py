@@ -28,7 +28,7 @@ def test_tensors_laid_end_to_end_are_split_into_equal_parts(
 
 
 def test_random_tensors_split_over_random_ranks_are_read_as_they_were_by_any_other_number_of_ranks() -> None:
-    draw = random.Random(15)  # noqa: S311 -- not for secrets
+    draw = random.Random(15)
     for _ in range(300):
         sizes = [draw.choice((0, 1, 2, 7, 64, 1000)) for _ in range(draw.randrange(1, 9))]
         ranks = draw.randrange(1, 10)

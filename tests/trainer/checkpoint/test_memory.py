@@ -72,7 +72,7 @@ class Attempt:
             assert self.states.kept == step
 
     def close(self) -> None:
-        self.states._writer.close()  # noqa: SLF001 -- a training ends with its process
+        self.states._writer.close()  # a training ends with its process
 
 
 @pytest.fixture
@@ -184,11 +184,11 @@ class _Wire:
     def new_group(self, backend: str) -> str:
         return backend
 
-    def isend(self, tensor: torch.Tensor, target: int, group: str) -> Any:  # noqa: ANN401, ARG002 -- torch's
+    def isend(self, tensor: torch.Tensor, target: int, group: str) -> Any:
         self.messages.append(tensor.clone())
         return SimpleNamespace(wait=lambda: None)
 
-    def recv(self, tensor: torch.Tensor, source: int, group: str) -> None:  # noqa: ARG002 -- as above
+    def recv(self, tensor: torch.Tensor, source: int, group: str) -> None:
         message = self.messages.pop(0)
         assert len(message) == len(tensor)
         tensor.copy_(message)

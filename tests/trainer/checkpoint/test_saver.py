@@ -97,10 +97,10 @@ def test_memory_of_the_last_snapshot_is_reused(tmp_path: Path) -> None:
     """Allocating fresh memory takes several times as long, and training is paused for that time."""
     loop = _open(tmp_path, async_save=True)
     loop.train(2)
-    first = loop.saver._staging["model"]["head.weight"].data_ptr()  # noqa: SLF001 -- its address is visible nowhere else
+    first = loop.saver._staging["model"]["head.weight"].data_ptr()  # its address is visible nowhere else
     loop.saver.finish()
     loop.train(2)
-    assert loop.saver._staging["model"]["head.weight"].data_ptr() == first  # noqa: SLF001 -- as above
+    assert loop.saver._staging["model"]["head.weight"].data_ptr() == first
     loop.saver.finish()
     weights = Session.start(tmp_path)
     assert weights.resume().step == 4
@@ -111,7 +111,7 @@ def test_save_that_is_due_during_another_is_postponed(loop: Loop, capsys: pytest
     loop.train(5)
     assert "step 2 is still being written: the save at step 4 is put off until it is\n" in capsys.readouterr().out
     loop.checkpoints.gate.set()
-    loop.saver._writing.save.problem()  # type: ignore[union-attr]  # noqa: SLF001 -- the condition to wait on
+    loop.saver._writing.save.problem()  # type: ignore[union-attr]  # the condition to wait on
     assert loop.train() == Flag.SAVE
     assert loop.train() in (Flag.NONE, Flag.POSTPONE)
     loop.saver.finish()
@@ -150,7 +150,7 @@ def test_failed_save_is_reported_at_the_next_step_and_older_checkpoints_stay(tmp
     loop.saver.finish()
     (tmp_path / "step_4").write_text("a file in the way")
     loop.train(2)
-    loop.saver._writing.save.problem()  # type: ignore[union-attr]  # noqa: SLF001 -- the condition to wait on
+    loop.saver._writing.save.problem()  # type: ignore[union-attr]  # the condition to wait on
     with pytest.raises(TrainerError, match=r"cannot save .*step_4: ") as caught:
         loop.train()
     assert caught.value.exit_code == 1
@@ -163,7 +163,7 @@ def test_failed_save_is_still_reported_if_another_error_ends_its_step(tmp_path: 
     loop = _open(tmp_path, async_save=True)
     (tmp_path / "step_2").write_text("a file in the way")
     loop.train(2)
-    loop.saver._writing.save.problem()  # type: ignore[union-attr]  # noqa: SLF001 -- the condition to wait on
+    loop.saver._writing.save.problem()  # type: ignore[union-attr]  # the condition to wait on
     assert loop.saver.poll(3) == Flag.SAVE_FAILED
     assert "cannot save " in loop.saver.finish()
 

@@ -150,7 +150,7 @@ def test_damaged_shards_are_quarantined_and_the_older_checkpoint_resumed(
 def test_every_flipped_bit_every_length_and_every_file_of_another_save_are_found(tmp_path: Path) -> None:
     for step in (1, 2):
         save_shards(tmp_path, step, size=300)
-    path, draw = tmp_path / "step_2", random.Random(15)  # noqa: S311 -- not for secrets
+    path, draw = tmp_path / "step_2", random.Random(15)
     files.verify(path, 2)
 
     def is_damaged(file: Path, content: bytes, change: Callable[[bytes], bytes]) -> bool:
@@ -320,7 +320,7 @@ def test_shard_that_reads_back_differently_is_not_saved(tmp_path: Path, monkeypa
 @pytest.mark.parametrize("offset", [0, 1])
 def test_shard_of_any_size_and_alignment_is_written(tmp_path: Path, size: int, offset: int) -> None:
     memory = mmap.mmap(-1, size + offset + 1)
-    memory[:] = random.Random(size).randbytes(len(memory))  # noqa: S311 -- not for secrets
+    memory[:] = random.Random(size).randbytes(len(memory))
     view = memoryview(memory)[offset:][:size]
     record = shards.write_shard(tmp_path, 3, view)
     path = tmp_path / "r00003.safetensors"

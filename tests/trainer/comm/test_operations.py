@@ -67,7 +67,7 @@ def test_swapped_blocks_are_wrong() -> None:
 
 def test_sum_of_many_ranks_is_exact_in_bf16() -> None:
     case = Case(ALL_REDUCE, torch.bfloat16, 251, 0, 2000, torch.device("cpu"))
-    assert float(Operation(case, Cpu(torch))._tile(range(2000)).max()) <= 256  # noqa: SLF001  the largest exact integer
+    assert float(Operation(case, Cpu(torch))._tile(range(2000)).max()) <= 256  # the largest exact integer
 
 
 @pytest.mark.parametrize(("op", "count"), [(ALL_REDUCE, 256), (ALL_GATHER, 32), (REDUCE_SCATTER, 32), (SEND_RECV, 256)])

@@ -169,7 +169,7 @@ def test_work_grows_with_the_turns_and_not_with_their_square(
     tokenizer, encoded = Tokenizer(folder), [0]
     encode = tokenizer.encode_with_offsets
 
-    def counted(texts: Sequence[str]) -> Any:  # noqa: ANN401 -- of the tokenizer
+    def counted(texts: Sequence[str]) -> Any:  # of the tokenizer
         encoded[0] += sum(map(len, texts))
         return encode(texts)
 
@@ -202,7 +202,7 @@ def test_tokens_are_made_once_until_they_or_the_data_change(
     first = load_conversations([path], tokenizer, "data.paths")
     made: list[int] = []
 
-    def counted(*arguments: Any) -> Any:  # noqa: ANN401 -- of tokenized()
+    def counted(*arguments: Any) -> Any:  # of tokenized()
         made.append(1)
         return tokenized(*arguments)
 
@@ -227,18 +227,18 @@ def test_who_waited_for_the_tokens_takes_them_or_their_problem(
     path, tokenizer = write_records(tmp_path / "a.jsonl", sums(2)), Tokenizer(folder)
     wait, made = fcntl.flock, threading.Barrier(2)
 
-    def waiting(file: Any, kind: int) -> None:  # noqa: ANN401 -- of fcntl
+    def waiting(file: Any, kind: int) -> None:  # of fcntl
         if kind == fcntl.LOCK_EX:
             made.wait(30)  # both have opened the lock file
         wait(file, kind)
 
     counted: list[int] = []
 
-    def failing(*_: Any) -> Any:  # noqa: ANN401 -- of tokenized()
+    def failing(*_: Any) -> Any:  # of tokenized()
         counted.append(1)
         raise UserError("line 1: too\nbad")
 
-    def counting(*args: Any) -> Any:  # noqa: ANN401 -- of tokenized()
+    def counting(*args: Any) -> Any:  # of tokenized()
         counted.append(2)
         return tokenized(*args)
 
@@ -269,7 +269,7 @@ def _packs(lengths: list[int], context: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("context", [7, 64, 1000])
 def test_packing_holds_each_once_and_wastes_little(context: int) -> None:
-    draw = random.Random(context)  # noqa: S311 -- lengths
+    draw = random.Random(context)
     lengths = [draw.randint(1, context) for _ in range(3000)]
     packs = _packs(lengths, context)
     assert sorted(member for members in packs for member in members) == list(range(3000))
@@ -279,7 +279,7 @@ def test_packing_holds_each_once_and_wastes_little(context: int) -> None:
     assert packs == _packs(lengths, context)
 
 
-def write_task(folder: Path, tmp_path: Path, records: list[Any], *words: str) -> Any:  # noqa: ANN401 -- the task
+def write_task(folder: Path, tmp_path: Path, records: list[Any], *words: str) -> Any:  # the task
     shape = {**VARIANTS["llama"], "vocab_size": TOKENS, "max_position_embeddings": 256}
     (tmp_path / "config.json").write_text(json.dumps(shape))
     data = write_records(tmp_path / "chat.jsonl", records)
@@ -325,7 +325,7 @@ def test_long_conversations_are_cut_and_counted(folder: Path, tmp_path: Path) ->
 
 def test_samples_can_be_sent_to_a_new_process(folder: Path, tmp_path: Path) -> None:
     samples = write_task(folder, tmp_path, sums(5)).build_data("train")
-    sent = pickle.loads(pickle.dumps(samples))  # noqa: S301 -- made here
+    sent = pickle.loads(pickle.dumps(samples))
     assert torch.equal(sent[0], samples[0])
     assert sent.digest() == samples.digest()
 

@@ -246,8 +246,8 @@ class _Numbers(Sequence[int]):
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 -- a slice, too
-        drawn = (random.random(), float(torch.rand(())), float(np.random.random()))  # noqa: NPY002, S311 -- users' tasks call these
+    def __getitem__(self, index: Any) -> Any:  # a slice, too
+        drawn = (random.random(), float(torch.rand(())), float(np.random.random()))  # noqa: NPY002 -- users' tasks call these
         return index, drawn, os.getpid()
 
 

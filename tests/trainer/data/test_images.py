@@ -16,7 +16,7 @@ from trainer.data.images import DEVIATION, MEAN, ImageFolders
 from trainer.errors import UserError
 
 
-def _pillow() -> Any:  # noqa: ANN401 -- a module
+def _pillow() -> Any:  # a module
     components.module("PIL")
     return importlib.import_module("PIL.Image")
 

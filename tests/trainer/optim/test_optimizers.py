@@ -237,7 +237,7 @@ def test_muon_takes_settings_of_parameters_and_saves_their_order(tmp_path: Path)
 
 def test_muon_needs_blocks_with_matrices() -> None:
     class Plain(Gpt):
-        def blocks(self, model: torch.nn.Module) -> tuple[torch.nn.Module, ...]:  # noqa: ARG002 -- as declared
+        def blocks(self, model: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
             return ()
 
     config = load_config(words=[*TINY.split(), "optim.name=muon"])

@@ -23,7 +23,7 @@ from trainer.tasks.gpt import Gpt
 SHAPE = "model.layers=2 model.width=32 model.heads=2 model.context=16 model.vocabulary=11"
 TOKENS = torch.arange(68).view(4, 17) % 11
 aten = torch.ops.aten
-FLASH = aten._scaled_dot_product_flash_attention.default  # noqa: SLF001 -- named in traces only
+FLASH = aten._scaled_dot_product_flash_attention.default  # named in traces only
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -34,7 +34,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
         self.counts: Counter[Any] = Counter()
         self.storages: list[weakref.ref[Any]] = []
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 -- torch's
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.counts[operation.overloadpacket] += 1
         results = operation(*args, **(kwargs or {}))
         flat = results if isinstance(results, (tuple, list)) else [results]
@@ -76,7 +76,7 @@ def test_selective_keeps_the_results_of_matrices_and_attention_and_recomputes_th
     assert all(torch.equal(*pair) for pair in zip(gradients, same, strict=True))
     assert least < 0.5 * most
     assert least < kept < 0.8 * most
-    attention = aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 -- named in traces only
+    attention = aten._scaled_dot_product_flash_attention_for_cpu  # named in traces only
     for operation in (aten.addmm, attention):
         assert counts[operation] == once[operation] < twice[operation]
     for operation in (aten.gelu, aten.native_layer_norm):

@@ -58,7 +58,7 @@ def _with_shared_module(model: nn.Module) -> None:
     model.first_child = next(model.children())
 
 
-def _with_shared_weight(model: Any) -> None:  # noqa: ANN401 -- `head` and `token` are of the GPT
+def _with_shared_weight(model: Any) -> None:  # `head` and `token` are of the GPT
     model.head.weight = model.token.weight
 
 
@@ -91,21 +91,21 @@ def test_part_that_shares_a_weight_with_another_part_is_not_sharded_separately()
 def groups_of(model: nn.Module) -> list[Any]:
     """FSDP2's groups of weights, one for each unit that has some."""
     modules: Any = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    groups = dict.fromkeys(module._get_fsdp_state()._fsdp_param_group for module in modules)  # noqa: SLF001 -- not public
+    groups = dict.fromkeys(module._get_fsdp_state()._fsdp_param_group for module in modules)  # not public
     return [group for group in groups if group]
 
 
 def gathered_together(model: nn.Module) -> list[list[str]]:
     """The names of the weights of each unit."""
     names = {module: name for name, module in model.named_modules()}
-    infos = [[weight._module_info for weight in group.fsdp_params] for group in groups_of(model)]  # noqa: SLF001 -- as above
+    infos = [[weight._module_info for weight in group.fsdp_params] for group in groups_of(model)]
     return [[f"{names[info.module]}.{info.param_name}" for info in group] for group in infos]
 
 
 def test_embeddings_blocks_and_head_are_gathered_separately(group: Group) -> None:
     config = load_config(words=["strategy=fsdp2", "model.layers=3", "model.width=16", "model.heads=2", "device=cpu"])
     model = Fsdp2(group, config, Gpt(config)).model
-    assert [unit._reshard_after_forward for unit in groups_of(model)] == [True, True, True, True, False]  # noqa: SLF001 -- as above
+    assert [unit._reshard_after_forward for unit in groups_of(model)] == [True, True, True, True, False]
     first, *blocks, last = gathered_together(model)
     assert first == ["token.weight", "position.weight"]
     assert [{name[: len("blocks.0")] for name in block} for block in blocks] == [{f"blocks.{n}"} for n in range(3)]
@@ -119,7 +119,7 @@ def test_tied_weights_are_gathered_with_the_rest(group: Group) -> None:
     assert {"token.weight", "blocks.0.out.weight"} <= set(rest)
 
 
-def losses(strategy: Any, steps: int) -> list[float]:  # noqa: ANN401 -- Ddp or Fsdp2
+def losses(strategy: Any, steps: int) -> list[float]:  # Ddp or Fsdp2
     found = []
     for _ in range(steps):
         loss = add_gradient(strategy, BATCH)

@@ -102,7 +102,7 @@ def test_compiling_on_a_cpu_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) ->
 class _Adding(Gpt):
     """Its model creates a submodule in the forward pass, on the CPU."""
 
-    def loss(self, model: Any, batch: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 -- wrapped
+    def loss(self, model: Any, batch: torch.Tensor) -> torch.Tensor:
         getattr(model, "model", model).late = torch.nn.Linear(1, 1)
         return super().loss(model, batch)
 
@@ -297,7 +297,7 @@ def test_zero3_does_not_compile_a_model_without_blocks() -> None:
     with pytest.raises(
         UserError, match=r"^compile=true strategy=zero3: task=.*:Gpt names no blocks\(\); leave out comp"
     ):
-        Zero._compile(zero, torch.nn.Linear(1, 1))  # noqa: SLF001 -- its public way is a group with DeepSpeed
+        Zero._compile(zero, torch.nn.Linear(1, 1))  # its public way is a group with DeepSpeed
 
 
 def test_block_of_zero3_gets_an_input_with_a_gradient() -> None:

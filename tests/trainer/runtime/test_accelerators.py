@@ -20,7 +20,7 @@ from trainer.runtime.accelerators import NOT_INSTALLED, Accelerator, choose, loa
 from trainer.runtime.init import initialise
 
 
-def _torch(*, cuda: int = 0, gcu: int | None = None) -> Any:  # noqa: ANN401 -- stands in for the torch module
+def _torch(*, cuda: int = 0, gcu: int | None = None) -> Any:  # stands in for the torch module
     """A torch that reports `cuda` CUDA devices, and `gcu` GCU devices once torch_gcu (i3x) is imported."""
     fake = SimpleNamespace(
         __version__="2.5.1",

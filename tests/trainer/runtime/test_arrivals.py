@@ -47,12 +47,12 @@ def test_time_in_collectives_is_measured_by_the_card_or_not_at_all() -> None:
 
 
 @pytest.fixture
-def group() -> Any:  # noqa: ANN401 -- torch's types lack its methods
+def group() -> Any:  # torch's types lack its methods
     """A real group of one rank, whose collectives torch records."""
-    return dist.ProcessGroupGloo(torch._C._distributed_c10d.HashStore(), 0, 1, timedelta(seconds=30))  # noqa: SLF001
+    return dist.ProcessGroupGloo(torch._C._distributed_c10d.HashStore(), 0, 1, timedelta(seconds=30))
 
 
-def _measurements(group: Any) -> tuple[list[int], dict[str, Any]]:  # noqa: ANN401
+def _measurements(group: Any) -> tuple[list[int], dict[str, Any]]:
     """The steps after which 100 * STEPS short steps were measured, and the newest values."""
     arrivals, due, found = Arrivals(), [], {}
     for step in range(1, 100 * STEPS + 1):
@@ -63,7 +63,7 @@ def _measurements(group: Any) -> tuple[list[int], dict[str, Any]]:  # noqa: ANN4
     return due, found
 
 
-def test_measurements_are_repeated_less_often_if_they_take_too_large_a_share_of_the_steps(group: Any) -> None:  # noqa: ANN401
+def test_measurements_are_repeated_less_often_if_they_take_too_large_a_share_of_the_steps(group: Any) -> None:
     due, _ = _measurements(group)
     assert len(due) < 50, "a measurement takes longer than 20 steps of one small collective"
     assert all(step % STEPS == 0 for step in due), "so that all ranks measure after the same steps"
@@ -71,7 +71,7 @@ def test_measurements_are_repeated_less_often_if_they_take_too_large_a_share_of_
     assert intervals == sorted(intervals)
 
 
-def test_record_of_torch_is_measured_after_every_20_steps(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN401
+def test_record_of_torch_is_measured_after_every_20_steps(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         module, "LARGEST_SHARE", math.inf
     )  # steps of microseconds beside a measurement that a busy machine delays
@@ -96,7 +96,7 @@ def test_record_that_cannot_be_read_is_reported_once_and_the_training_continues(
     )
 
 
-def test_one_rank_has_no_arrivals(group: Any) -> None:  # noqa: ANN401
+def test_one_rank_has_no_arrivals(group: Any) -> None:
     arrivals = Arrivals()
     for step in range(1, 2 * STEPS + 1):
         group.allreduce([torch.ones(1)]).wait()

@@ -146,7 +146,7 @@ def test_each_part_of_the_start_has_the_whole_time_limit(monkeypatch: pytest.Mon
     ):
         original = getattr(owner, name)
 
-        def recording(*args: Any, name: str = name, original: Any = original, **more: Any) -> Any:  # noqa: ANN401 -- any function
+        def recording(*args: Any, name: str = name, original: Any = original, **more: Any) -> Any:  # any function
             events.append(name)
             return original(*args, **more)
 
@@ -181,7 +181,7 @@ def test_log_on_a_full_disk_does_not_keep_a_rank_from_exiting(monkeypatch: pytes
 
 
 @contextlib.contextmanager
-def _in_thread(act: Any) -> Iterator[threading.Thread]:  # noqa: ANN401 -- any function
+def _in_thread(act: Any) -> Iterator[threading.Thread]:  # any function
     thread = threading.Thread(target=act, daemon=True)
     thread.start()
     yield thread

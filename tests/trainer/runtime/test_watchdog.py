@@ -216,7 +216,7 @@ def _limits(watchdog: Watchdog, clock: Clock, *phases: tuple[str, float]) -> lis
 
 
 @pytest.fixture
-def watchdog(stacks: StackDump, clock: Clock, armed: list[float]) -> Watchdog:  # noqa: ARG001 -- so that no real timer runs
+def watchdog(stacks: StackDump, clock: Clock, armed: list[float]) -> Watchdog:  # so that no real timer runs
     return Watchdog(stacks, ddp_timeout_s=LONG_S, hang_timeout_s=SHORT_S, clock_s=clock)
 
 
@@ -266,7 +266,7 @@ def test_phase_changes_before_work_that_only_rank_0_does(tmp_path: Path, monkeyp
     ):
         original = getattr(owner, name)
 
-        def recording(*args: Any, name: str = name, original: Any = original, **more: Any) -> Any:  # noqa: ANN401 -- any method
+        def recording(*args: Any, name: str = name, original: Any = original, **more: Any) -> Any:  # any method
             found.setdefault(name, set()).add(phases[-1])
             return original(*args, **more)
 

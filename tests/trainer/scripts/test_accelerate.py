@@ -12,7 +12,7 @@ from trainer.runtime.accelerators import choose
 from trainer.scripts import accelerate, devices
 
 
-def _module(device: str) -> Any:  # noqa: ANN401
+def _module(device: str) -> Any:
     class PartialState:
         _shared_state: ClassVar[dict[str, object]] = {}
         default_device = torch.device(device)
@@ -37,7 +37,7 @@ def test_launched_ranks_form_a_world_on_the_cpu_without_a_card(
     accelerate.share_the_cpu(module)
     for _ in range(2):
         module.PartialState(timeout=5)
-    assert module.PartialState._shared_state == {"got": (on_cpu, {"timeout": 5})}  # noqa: SLF001
+    assert module.PartialState._shared_state == {"got": (on_cpu, {"timeout": 5})}
     assert capsys.readouterr().err.count("accelerate trains on the CPU") == int(on_cpu)
 
 
@@ -52,5 +52,5 @@ def test_no_cpu_warning_if_there_is_a_card_that_accelerate_does_not_support(
     module = _module("cpu")
     accelerate.share_the_cpu(module)
     module.PartialState()
-    assert module.PartialState._shared_state == {"got": (True, {})}  # noqa: SLF001
+    assert module.PartialState._shared_state == {"got": (True, {})}
     assert capsys.readouterr().err == ""

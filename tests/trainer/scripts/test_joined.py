@@ -20,7 +20,7 @@ from trainer.scripts.joined import (
 )
 
 
-def _distributed(rank: int = 0, size: int = 0) -> Any:  # noqa: ANN401
+def _distributed(rank: int = 0, size: int = 0) -> Any:
     return SimpleNamespace(
         is_available=lambda: True, is_initialized=lambda: size > 0, get_rank=lambda: rank, get_world_size=lambda: size
     )
@@ -88,7 +88,7 @@ def test_ray_that_starts_a_cluster_in_each_process_is_a_warning(
     worker = SimpleNamespace(init=lambda *words: words, _global_node=None)
     warn_of_ray_alone(worker)
     assert worker.init("auto") == ("auto",)
-    worker._global_node = SimpleNamespace(is_head=lambda: is_head)  # noqa: SLF001  ray's name
+    worker._global_node = SimpleNamespace(is_head=lambda: is_head)  # ray's name
     worker.init()
     assert ("a cluster for this process alone, and the launch has 2" in capsys.readouterr().err) is warns
 

@@ -64,7 +64,7 @@ def _on_cpu(accelerator: Accelerator) -> Accelerator:
     return accelerator.changed(device="cpu")
 
 
-def _dist_utils(calls: Calls) -> Any:  # noqa: ANN401
+def _dist_utils(calls: Calls) -> Any:
     return SimpleNamespace(
         _init_dist_pytorch=lambda *words, **more: calls.append(("pytorch", words, more)),
         _init_dist_slurm=lambda *words, **more: calls.append(("slurm", words, more)),
@@ -120,7 +120,7 @@ def test_rank_0_keeps_its_store_as_other_ranks_may_still_read_from_it(
     module = _dist_utils(calls)
     _set_accelerator(monkeypatch, _on_cpu(_accelerator(calls, "gcu-t2x")))
     mmengine.join_ranks(module)
-    module._init_dist_pytorch("nccl")  # noqa: SLF001
+    module._init_dist_pytorch("nccl")
     assert module.orch_group.rendezvous.store.get("left/0") == b"1", "it has waited for the ranks"
     gc.collect()
     socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"])), 5).close()
@@ -138,7 +138,7 @@ def test_group_of_the_scripts_own_that_holds_the_port_is_named_with_its_line(
     torch.distributed.init_process_group("gloo", rank=0, world_size=1, init_method="env://")
     try:
         with pytest.raises(SystemExit) as ended:
-            module._init_dist_pytorch("gloo")  # noqa: SLF001
+            module._init_dist_pytorch("gloo")
     finally:
         torch.distributed.destroy_process_group()
     assert ended.value.code == 2
@@ -173,7 +173,7 @@ def test_deepspeed_finds_the_group_already_made(monkeypatch: pytest.MonkeyPatch,
     module = _dist_utils(calls)
     _set_accelerator(monkeypatch, _accelerator(calls, "cpu"))
     mmengine.join_ranks(module)
-    module._init_dist_pytorch("nccl", init_backend="deepspeed", verbose=False)  # noqa: SLF001
+    module._init_dist_pytorch("nccl", init_backend="deepspeed", verbose=False)
     assert [call for call, *_ in calls] == ["device", "group", "all-reduce", "deepspeed"]
     assert calls[-1] == ("deepspeed", "gloo", {"timeout": timedelta(minutes=30), "verbose": False})
 
@@ -202,11 +202,11 @@ def test_start_of_the_group_has_the_limit_of_the_variable(
         monkeypatch.setenv("ORCH_START_TIMEOUT", variable)
     mmengine.join_ranks(module)
     if limit_s is not None:
-        module._init_dist_pytorch("nccl")  # noqa: SLF001
+        module._init_dist_pytorch("nccl")
         assert limits == [limit_s]
         return
     with pytest.raises(SystemExit) as ended:
-        module._init_dist_pytorch("nccl")  # noqa: SLF001
+        module._init_dist_pytorch("nccl")
     assert ended.value.code == 2
     assert f"ORCH_START_TIMEOUT={variable}: allowed: a number of seconds above 0" in capsys.readouterr().err
     assert calls == []
@@ -219,7 +219,7 @@ def test_missing_ranks_are_named_before_the_group_is_joined(
     _set_accelerator(monkeypatch, _accelerator(calls, "cpu"), ranks=3)
     mmengine.join_ranks(module)
     with pytest.raises(SystemExit) as ended:
-        module._init_dist_pytorch("nccl", timeout=timedelta(seconds=0.1))  # noqa: SLF001
+        module._init_dist_pytorch("nccl", timeout=timedelta(seconds=0.1))
     assert ended.value.code == 1
     assert "error: 1/3 ranks ready after 0.1 s; missing: rank 1-2" in capsys.readouterr().err
     assert calls == [("device", 3)]
@@ -238,7 +238,7 @@ def test_training_on_the_cpu_is_warned_of_once_per_node(
     _set_accelerator(monkeypatch, _on_cpu(_accelerator(calls, kind)))
     monkeypatch.setenv("LOCAL_RANK", rank)
     mmengine.join_ranks(module)
-    module._init_dist_pytorch("nccl")  # noqa: SLF001
+    module._init_dist_pytorch("nccl")
     assert ("trains on the CPU" in capsys.readouterr().err) is warned
 
 
@@ -250,7 +250,7 @@ def test_devices_that_mmengine_supports_are_left_to_it_except_for_slurm(
     _set_accelerator(monkeypatch, None)
     mmengine.join_ranks(module)
     assert {name for name, value in vars(module).items() if value is not before[name]} == {"_init_dist_slurm"}
-    module._init_dist_slurm("nccl", port=29501, init_backend="torch", timeout=5)  # noqa: SLF001
+    module._init_dist_slurm("nccl", port=29501, init_backend="torch", timeout=5)
     assert calls == [("pytorch", ("nccl",), {"init_backend": "torch", "timeout": 5})]
 
 
@@ -290,7 +290,7 @@ class T20DataParallel:
         self.got = (module, "T20", more)
 
 
-def _wrappers() -> Any:  # noqa: ANN401
+def _wrappers() -> Any:
     class MMDistributedDataParallel(Stock):
         def __init__(self, module: object, detect: bool = False, **more: object) -> None:  # noqa: FBT002
             super().__init__(module=module, **more)
@@ -299,7 +299,7 @@ def _wrappers() -> Any:  # noqa: ANN401
     return SimpleNamespace(DistributedDataParallel=Stock, MMDistributedDataParallel=MMDistributedDataParallel)
 
 
-def _on(device: str) -> Any:  # noqa: ANN401
+def _on(device: str) -> Any:
     return SimpleNamespace(parameters=lambda: [SimpleNamespace(device=SimpleNamespace(type=device))])
 
 

@@ -228,7 +228,7 @@ def test_steps_of_a_torch_without_hooks_are_counted_once_each_and_keep_their_res
         param_groups: tuple[dict[str, Any], ...] = ()
 
     class Plain(Optimizer):
-        def step(self, closure: Any = None) -> Any:  # noqa: ANN401
+        def step(self, closure: Any = None) -> Any:
             return closure
 
     class Derived(Plain):

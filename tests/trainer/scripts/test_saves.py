@@ -100,7 +100,7 @@ def test_checkpoint_of_all_ranks_is_saved_once_its_description_is_written(
     script.steps(4)
     watched, reports = base.finish, []
 
-    def finish(*words: Any, **options: Any) -> None:  # noqa: ANN401
+    def finish(*words: Any, **options: Any) -> None:
         reports.append(script.report()["saved"])
         watched(*words, **options)
 
@@ -175,10 +175,10 @@ def test_rank_that_writes_nothing_has_saved_nothing(begin: Callable[[int], Scrip
             pass
 
     saves.watch_trainer(SimpleNamespace(Trainer=Trainer))
-    Trainer()._save_checkpoint()  # noqa: SLF001
+    Trainer()._save_checkpoint()
     assert script.report()["saved"] is None
     Trainer.args = SimpleNamespace(should_save=True, save_on_each_node=True)
-    Trainer()._save_checkpoint()  # noqa: SLF001
+    Trainer()._save_checkpoint()
     assert script.report()["saved"] == 2
 
 

@@ -30,8 +30,8 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
         super().__init__()  # type: ignore[no-untyped-call]  # as above
         self.names: set[str] = set()
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 -- torch's
-        self.names.add(function._schema.name.partition("::")[2])  # noqa: SLF001 -- has no public name
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(function._schema.name.partition("::")[2])  # has no public name
         return function(*args, **(kwargs or {}))
 
 

@@ -38,7 +38,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def load(folder: Path, *words: str) -> Any:  # noqa: ANN401 -- the task
+def load(folder: Path, *words: str) -> Any:  # the task
     return load_task(load_config(words=[f"task=hf:{folder}", *words]))
 
 
@@ -69,7 +69,7 @@ def test_attention_is_that_of_the_model_and_the_host_reads_nothing(
     task = load(tmp_path, "options.context=24")
     model, attend, found = task.build_model(), functional.scaled_dot_product_attention, []
 
-    def attention(query: torch.Tensor, *inputs: Any, **named: Any) -> torch.Tensor:  # noqa: ANN401 -- torch's
+    def attention(query: torch.Tensor, *inputs: Any, **named: Any) -> torch.Tensor:
         _, heads, length, width = query.shape
         found.append(AttentionShape(heads, width, length, is_masked=named["attn_mask"] is not None))
         return attend(query, *inputs, **named)

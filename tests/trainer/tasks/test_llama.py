@@ -26,7 +26,7 @@ def write_shape(folder: Path, **changes: object) -> Path:
     return folder
 
 
-def load(folder: Path, *words: str) -> Any:  # noqa: ANN401 -- the task
+def load(folder: Path, *words: str) -> Any:  # the task
     return load_task(load_config(words=["task=trainer.tasks.llama:Llama", f"options.shape={folder}", *words]))
 
 
@@ -149,7 +149,7 @@ def test_text_is_refused_for_a_model_that_knows_the_tokens_of_a_tokenizer(tmp_pa
         (596049920, ("qwen3", 1024, 3072, 28, 16, 8, 151936, {"head_dim": 128, "tie_word_embeddings": True})),
     ],
 )
-def test_published_models_have_their_number_of_parameters(parameters: int, values: Any) -> None:  # noqa: ANN401
+def test_published_models_have_their_number_of_parameters(parameters: int, values: Any) -> None:
     keys = (
         *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers"),
         *("num_attention_heads", "num_key_value_heads", "vocab_size"),

@@ -235,7 +235,7 @@ class Pictures(Task):
     def build_data(self, split: str) -> None:
         raise NotImplementedError
 
-    def loss(self, model: Any, batch: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
+    def loss(self, model: Any, batch: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = model(batch).square().mean()
         return loss
 

@@ -85,7 +85,7 @@ def _wait_for_second_message() -> float:
         server.sendall(b"2")
         assert client.recv(1) == b"1"
         begun = time.monotonic()
-        HostKeyTransport(client)._parse_global_request(_server_request())  # noqa: SLF001  as paramiko's thread does
+        HostKeyTransport(client)._parse_global_request(_server_request())  # as paramiko's thread does
         assert client.recv(1) == b"2"
         return time.monotonic() - begun
 
@@ -93,7 +93,7 @@ def _wait_for_second_message() -> float:
 def test_request_of_a_server_behind_a_proxy_command_is_read() -> None:
     client, server = socket.socketpair()
     with client, server:
-        HostKeyTransport(client)._parse_global_request(_server_request())  # noqa: SLF001  as above
+        HostKeyTransport(client)._parse_global_request(_server_request())
 
 
 def _server_request() -> paramiko.Message:

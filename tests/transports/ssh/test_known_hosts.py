@@ -60,7 +60,7 @@ def test_hashed_lines_are_compared_with_each_name_once_and_not_after_their_name_
 ) -> None:
     """1,024 hashed lines and nodes took four seconds."""
     compared: list[bytes] = []
-    hashed_line = known_hosts._HashedLine  # noqa: SLF001  its comparisons are counted
+    hashed_line = known_hosts._HashedLine  # its comparisons are counted
     is_of = hashed_line.is_of
 
     def counted(line: known_hosts._HashedLine, name: bytes) -> bool:

@@ -14,7 +14,7 @@ from trainer.runtime.rank import Rank
 AUTO = "auto"
 # DeepSpeed ignores unknown top-level keys, so a misspelt one would go unnoticed.
 KNOWN = frozenset(
-    "activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comms_logger compile "  # noqa: SIM905
+    "activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comms_logger compile "
     "communication_data_type "
     "compression_training csv_monitor curriculum_learning data_efficiency data_types dataloader_drop_last "
     "disable_allgather dump_state eigenvalue elasticity flops_profiler fp16 fp32_allreduce gradient_accumulation_steps "
@@ -26,7 +26,7 @@ KNOWN = frozenset(
 )
 # Groups of keys that the trainer or DeepSpeed reads, by dotted name; a plain value there is an error.
 GROUPS = frozenset(
-    "aio autotuning bf16 bfloat16 checkpoint comms_logger compile csv_monitor data_efficiency data_types "  # noqa: SIM905
+    "aio autotuning bf16 bfloat16 checkpoint comms_logger compile csv_monitor data_efficiency data_types "
     "flops_profiler fp16 hybrid_engine optimizer optimizer.params pipeline tensor_parallel tensorboard torch_autocast "
     "wandb weight_quantization zero_optimization zero_optimization.offload_optimizer "
     "zero_optimization.offload_param".split()

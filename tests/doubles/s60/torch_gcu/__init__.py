@@ -67,7 +67,7 @@ def _wrapping(construct: Any) -> Any:
 
 
 torch.utils.rename_privateuse1_backend("gcu")  # type: ignore[attr-defined]
-torch._register_device_module("gcu", gcu)  # type: ignore[no-untyped-call]  # noqa: SLF001 -- the vendor's way
+torch._register_device_module("gcu", gcu)  # type: ignore[no-untyped-call]  # the vendor's way
 torch.utils.generate_methods_for_privateuse1_backend()  # type: ignore[attr-defined]
 CARDS = Cards("gcu", gcu.device_count, gcu.current_device, narrow=False, computing=_computing, generator=gcu.GENERATORS)
 install(CARDS)

@@ -91,20 +91,20 @@ def synchronize(device: Any = None) -> None:
     _index(device, optional=True)
 
 
-def unlazy(tensors: Any, mode: JitRunMode = JitRunMode.SAFEASYNC) -> None:  # noqa: ARG001
+def unlazy(tensors: Any, mode: JitRunMode = JitRunMode.SAFEASYNC) -> None:
     """TG1 core/model.py: no `device`, though its own GradScaler passes one."""
     if not isinstance(tensors, (list, tuple)) or not all(is_on_card(tensor) for tensor in tensors):
         raise TypeError("Tensors must be a list of GCU tensor.")
     record_call("unlazy")
 
 
-def sync_lived_tensor(device: Any = None, mode: JitRunMode = JitRunMode.SAFEASYNC) -> None:  # noqa: ARG001
+def sync_lived_tensor(device: Any = None, mode: JitRunMode = JitRunMode.SAFEASYNC) -> None:
     get_device_name(device)
 
 
 def optimizer_step(
     optimizer: Any,
-    extra_output: Any = None,  # noqa: ARG001 -- only names what the graph puts out
+    extra_output: Any = None,  # only names what the graph puts out
     optimizer_args: Any = None,
     model: Any = None,
     mode: JitRunMode = JitRunMode.SAFEASYNC,

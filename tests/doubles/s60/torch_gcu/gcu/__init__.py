@@ -42,7 +42,7 @@ def set_device(device: Any) -> None:
     record_call(f"set_device {number}")
 
 
-def get_device_name(device: Any = None) -> str:  # noqa: ARG001 -- one kind per node
+def get_device_name(device: Any = None) -> str:  # one kind per node
     return "Enflame S60"
 
 
@@ -59,7 +59,7 @@ def get_amp_supported_dtype() -> List[torch.dtype]:
     return [torch.float32, torch.float16, *([torch.bfloat16] if is_bf16_supported() else [])]
 
 
-def max_memory_allocated(device: Any = None) -> int:  # noqa: ARG001
+def max_memory_allocated(device: Any = None) -> int:
     return 0
 
 

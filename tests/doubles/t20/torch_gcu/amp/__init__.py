@@ -12,7 +12,7 @@ from .. import fetch_gradients, unlazy
 class autocast:  # noqa: N801 -- the vendor's name
     """TG1 amp/autocast_mode.py."""
 
-    def __init__(self, enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True) -> None:  # noqa: FBT002, ARG002
+    def __init__(self, enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True) -> None:  # noqa: FBT002
         if dtype not in (torch.float16, torch.bfloat16):
             raise RuntimeError(
                 f"Current GCU Device does not support {dtype}. Please switch dtype to float16 && bfloat16."

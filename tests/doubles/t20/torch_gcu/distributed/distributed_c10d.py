@@ -116,17 +116,17 @@ def _check(*tensors: Any) -> None:
             raise RuntimeError("Input tensor data type is not supported for ECCL process group: Byte")  # TG2's words
 
 
-def destroy_process_group(group: Any = None) -> None:  # noqa: ARG001 -- there is one
+def destroy_process_group(group: Any = None) -> None:  # there is one
     _get_default_group()
     _WORLD.clear()
     record_call("destroy_process_group")
 
 
-def get_rank(group: Any = None) -> int:  # noqa: ARG001 -- there is one
+def get_rank(group: Any = None) -> int:  # there is one
     return int(_get_default_group().rank())
 
 
-def get_world_size(group: Any = None) -> int:  # noqa: ARG001 -- there is one
+def get_world_size(group: Any = None) -> int:  # there is one
     return int(_get_default_group().size())
 
 
@@ -134,30 +134,30 @@ def get_local_rank() -> int:
     return int(os.environ["LOCAL_RANK"]) if "LOCAL_RANK" in os.environ else get_rank()
 
 
-def get_backend(group: Any = None) -> str:  # noqa: ARG001 -- there is one
+def get_backend(group: Any = None) -> str:  # there is one
     _get_default_group()
     return Backend.ECCL
 
 
-def barrier(group: Any = None) -> None:  # noqa: ARG001 -- there is one
+def barrier(group: Any = None) -> None:  # there is one
     """Gloo's own, without a tensor."""
     _get_default_group().barrier().wait()
 
 
-def broadcast(tensor: torch.Tensor, src: int, group: Any = None) -> None:  # noqa: ARG001 -- there is one
+def broadcast(tensor: torch.Tensor, src: int, group: Any = None) -> None:  # there is one
     _check(tensor)
     options = BroadcastOptions()
     options.rootRank, options.rootTensor = src, 0
     _get_default_group().broadcast([tensor], options).wait()
 
 
-def all_reduce(tensor: torch.Tensor, op: Any = ReduceOp.SUM, group: Any = None) -> None:  # noqa: ARG001 -- there is one
+def all_reduce(tensor: torch.Tensor, op: Any = ReduceOp.SUM, group: Any = None) -> None:  # there is one
     _check(tensor)
     options = AllreduceOptions()
     options.reduceOp = op
     _get_default_group().allreduce([tensor], options).wait()
 
 
-def all_gather(tensor_list: Any, tensor: torch.Tensor, group: Any = None) -> None:  # noqa: ARG001 -- there is one
+def all_gather(tensor_list: Any, tensor: torch.Tensor, group: Any = None) -> None:  # there is one
     _check(*tensor_list, tensor)
     _get_default_group().allgather([tensor_list], [tensor]).wait()

@@ -22,7 +22,7 @@ class DistributedDataParallel(torch.nn.Module):
         device_ids: Any = None,
         output_device: Any = None,
         *,
-        broadcast_buffers: bool = True,  # noqa: ARG002 -- in every pass; the trainer's model has none
+        broadcast_buffers: bool = True,  # in every pass; the trainer's model has none
         find_unused_parameters: bool = False,
         gradient_as_bucket_view: bool = False,
     ) -> None:
@@ -56,7 +56,7 @@ class DistributedDataParallel(torch.nn.Module):
     def _after_backward(self, gradient: torch.Tensor) -> torch.Tensor:
         if self._in_sync and not self._is_queued:
             self._is_queued = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._average)  # noqa: SLF001
+            torch.autograd.Variable._execution_engine.queue_callback(self._average)
         return gradient
 
     def _average(self) -> None:
