@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,7 @@ class KilledSaves:
             assert _files(path) == self._expected(files.step_of(path) or 0), path
             self.checked += 1
 
-    def _expected(self, step: int) -> Any:  # noqa: ANN401 -- JSON
+    def _expected(self, step: int) -> Mapping[str, Any]:
         """The files of the undisturbed training at that step, which continues until there."""
         if step > _newest(self._undisturbed):
             words = (f"steps={step + 20}", "save_total_limit=1000000", f"out={self._undisturbed}")
@@ -147,9 +147,10 @@ def _newest(out: Path) -> int:
     return next((files.step_of(path) or 0 for path in files.newest_first(out)), 0) if out.exists() else 0
 
 
-def _files(path: Path) -> Any:  # noqa: ANN401 -- JSON
+def _files(path: Path) -> Mapping[str, Any]:
     """Sizes and hashes of the files of a checkpoint, after a comparison with the files."""
-    return files.verified(path).manifest["files"]
+    described: Mapping[str, Any] = files.verified(path).manifest["files"]
+    return described
 
 
 def _save_s(ranks: Sequence[Rank]) -> float | None:

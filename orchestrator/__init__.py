@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator.version import __version__
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Run", "__version__", "ssh_launch", "submit"]
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401  functions and a class
+def __getattr__(name: str) -> object:  # functions and a class
     """Import api.py at the first use of a name in __all__: every command imports this package, and few need api.py."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -115,7 +115,7 @@ class Evaluation:
         return terms
 
 
-def _numbers(part: Any) -> List[float]:  # noqa: ANN401 -- a number or tensor
+def _numbers(part: object) -> List[float]:
     numbers: List[float] = torch.as_tensor(part).detach().cpu().double().flatten().tolist()  # a device may lack fp64
     return numbers
 

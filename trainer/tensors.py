@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator
+from typing import Callable, Iterator
 
 import torch
 
-# `Any` below stands for such nested state.
+from trainer.values import Tree
+
 LARGE_BYTES = 4096
 
 
@@ -15,7 +16,7 @@ def is_large(tensor: torch.Tensor) -> bool:
     return tensor.numel() * tensor.element_size() > LARGE_BYTES
 
 
-def large_tensors(tree: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401
+def large_tensors(tree: Tree) -> Iterator[torch.Tensor]:
     """All large tensors, in the same order on every rank."""
     if isinstance(tree, torch.Tensor):
         if is_large(tree):
@@ -25,7 +26,7 @@ def large_tensors(tree: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401
             yield from large_tensors(value)
 
 
-def map_tensors(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:  # noqa: ANN401
+def map_tensors(tree: Tree, change: Callable[[torch.Tensor], torch.Tensor]) -> Tree:
     """Return the same nesting with `change` applied to every tensor."""
     if isinstance(tree, torch.Tensor):
         return change(tree)
@@ -34,7 +35,7 @@ def map_tensors(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> An
     return [map_tensors(value, change) for value in tree] if isinstance(tree, list) else tree
 
 
-def local_elements(tensor: Any) -> torch.Tensor:  # noqa: ANN401 -- a tensor or DTensor
+def local_elements(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's shard of a DTensor, or the tensor itself."""
     local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local

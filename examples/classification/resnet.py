@@ -51,7 +51,7 @@ class Classification(Task):
             else None
         )
 
-    def loss(self, model: Any, batch: Batch) -> torch.Tensor:  # noqa: ANN401 -- wrapped
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         images, classes = batch
         scores = model(images).float()
         self.hits.append((scores.detach().argmax(1) == classes).sum())
@@ -66,7 +66,7 @@ class Classification(Task):
     def param_group(self, name: str) -> Mapping[str, float]:
         return {"lr_factor": self.head_lr} if name.startswith("head.") and self.head_lr != 1.0 else {}
 
-    def evaluate(self, model: Any, batch: Batch) -> Mapping[str, Any]:  # noqa: ANN401 -- wrapped
+    def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, Any]:
         images, classes = batch
         scores = model(images).float()
         hits = (scores.argmax(1) == classes).sum()

@@ -45,11 +45,11 @@ class Segmentation(Task):
             return ImageFolder(folders, self.size)
         return SyntheticImages(2000 if split == "train" else 64, self, first=0 if split == "train" else 1_000_000)
 
-    def loss(self, model: Any, batch: Pair) -> torch.Tensor:  # noqa: ANN401 -- wrapped
+    def loss(self, model: torch.nn.Module, batch: Pair) -> torch.Tensor:
         images, masks = batch
         return functional.cross_entropy(model(images).float(), masks)
 
-    def evaluate(self, model: Any, batch: Pair) -> dict[str, Any]:  # noqa: ANN401 -- wrapped
+    def evaluate(self, model: torch.nn.Module, batch: Pair) -> dict[str, Any]:
         images, masks = batch
         scores = model(images).float()
         predicted = scores.argmax(1)

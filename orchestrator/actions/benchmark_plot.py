@@ -6,10 +6,12 @@ import importlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from orchestrator.errors import UsageError
 
+Figure = Any  # of matplotlib, which is optional
 Result = Mapping[str, Any]
 MOST_LABELS = 32
 INCHES_PER_RANK = 0.4
@@ -48,7 +50,7 @@ def matrix(pairs: Sequence[Result]) -> tuple[list[int], list[list[float]]]:
     return ranks, rows
 
 
-def _heat_map(figures: Any, pairs: Sequence[Result], positions: Sequence[Mapping[str, Any]]) -> Any:  # noqa: ANN401  matplotlib's
+def _heat_map(figures: ModuleType, pairs: Sequence[Result], positions: Sequence[Mapping[str, Any]]) -> Figure:
     ranks, rows = matrix(pairs)
     side = max(4.0, INCHES_PER_RANK * len(ranks))
     figure = figures.Figure(figsize=(side + 1.5, side))
@@ -66,7 +68,7 @@ def _heat_map(figures: Any, pairs: Sequence[Result], positions: Sequence[Mapping
     return figure
 
 
-def _curves(figures: Any, measured: Sequence[Result]) -> Any:  # noqa: ANN401  as above
+def _curves(figures: ModuleType, measured: Sequence[Result]) -> Figure:
     figure = figures.Figure(figsize=(8, 4.5))
     axes = figure.add_subplot()
     curves: dict[tuple[str, tuple[int, ...]], list[Result]] = {}

@@ -32,19 +32,19 @@ ZIP = b"PK\x03\x04"  # older formats of torch.save are not read
 MODEL_PREFIX = "model."  # of {"model": model.state_dict()}
 OPTIMIZER_PREFIXES = ("optimizer.", "optim.")
 
-# `Any` below stands for what a pickle holds.
+Pickled = Any  # an object that a pickle holds
 
 
 class _Record:
     """Stands for an object of any allowed class; has its state only."""
 
     def __init__(self, *arguments: Any) -> None:
-        self.state: Any = arguments
+        self.state: Pickled = arguments
 
-    def __setstate__(self, state: Any) -> None:  # noqa: ANN401
+    def __setstate__(self, state: Pickled) -> None:
         self.state = state
 
-    def get(self, name: str) -> Any:  # noqa: ANN401
+    def get(self, name: str) -> Pickled:
         return self.state.get(name) if isinstance(self.state, dict) else None
 
 
@@ -82,7 +82,7 @@ ALLOWED: Mapping[Tuple[str, str], Any] = {
 class _Unpickler(pickle.Unpickler):
     """Makes records, plain values and torch's types."""
 
-    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401
+    def find_class(self, module: str, name: str) -> Pickled:
         dtype = getattr(torch, name, None) if module == "torch" and name.isidentifier() else None
         if isinstance(dtype, torch.dtype):
             return dtype
@@ -183,7 +183,7 @@ def _part_of(name: str, info: _Record, starts: Tuple[int, ...], shape: Tuple[int
     return _Part(file, offset, length, starts, shape)
 
 
-def _sizes(values: Any) -> Tuple[int, ...]:  # noqa: ANN401
+def _sizes(values: Pickled) -> Tuple[int, ...]:
     if not isinstance(values, tuple) or not all(type(value) is int and value >= 0 for value in values):
         raise ValueError(f"{values!r} are no sizes")
     return values

@@ -63,7 +63,7 @@ def compare(path: Path, data: memoryview) -> None:
         raise OSError(f"{path} reads back differently: {position} of {len(data)} bytes")
 
 
-def _address(data: Any) -> int:  # noqa: ANN401 -- a buffer
+def _address(data: bytearray | memoryview | mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(data))
 
 

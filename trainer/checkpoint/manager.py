@@ -38,6 +38,7 @@ from trainer.parallel.base import Strategy
 from trainer.parallel.parts import first_names
 from trainer.runtime.group import Group
 from trainer.text import gigabytes
+from trainer.values import Tree
 
 FREE_COPIES = 3  # of a node's shards that must fit into its memory, to keep one there by default
 
@@ -273,7 +274,7 @@ class Checkpoints:
         strategy: Strategy,
         *,
         is_async: bool,
-        staging: Any = None,  # noqa: ANN401
+        staging: Tree = None,
     ) -> Snapshot | None:
         """
         Collect the data that save() writes, on rank 0; a collective.

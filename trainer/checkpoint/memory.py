@@ -14,7 +14,7 @@ import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Set, Tuple, TypeVar
 
 import torch
 
@@ -40,6 +40,7 @@ from trainer.text import gigabytes
 VARIABLE = "ORCH_MEMORY_DIR"
 HEAD_BYTES = 16
 Json = Dict[str, Any]
+Buffer = TypeVar("Buffer", bytearray, memoryview)
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Exchange:
         for start in range(0, size, CHUNK_BYTES):
             self._receive(source, scratch[: size - start])
 
-    def _receive(self, source: int, target: Any) -> Any:  # noqa: ANN401 -- a writable buffer
+    def _receive(self, source: int, target: Buffer) -> Buffer:
         self.distributed.recv(torch.frombuffer(target, dtype=torch.uint8), source, group=self.pair)
         return target
 

@@ -8,8 +8,6 @@ import torch
 
 from trainer.state_keys import EMA
 
-# `Any` below stands for nested state: dicts and lists with tensors and plain values.
-
 
 def named(
     state: Mapping[str, Any], sizes: Mapping[str, int], *, keep_scale: bool, keep_ema: bool = False
@@ -52,5 +50,5 @@ def numbered_names(dimensions: Mapping[str, int]) -> Sequence[str]:
     return sorted(dimensions, key=lambda name: dimensions[name] <= 1)
 
 
-def _tensor(step: Any) -> torch.Tensor:  # noqa: ANN401 -- a number in DeepSpeed's Adam for CPUs
+def _tensor(step: torch.Tensor | float) -> torch.Tensor:  # a number in DeepSpeed's Adam for CPUs
     return step.clone() if isinstance(step, torch.Tensor) else torch.tensor(float(step))

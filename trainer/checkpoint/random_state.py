@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from types import ModuleType
 from typing import Any, Dict, Mapping
 
 import torch
@@ -20,8 +21,9 @@ def random_state(accelerator: Accelerator) -> bytes:
     state: Dict[str, Any] = {"python": random.getstate(), "torch": _hex(torch.get_rng_state())}
     if on_device is not None:
         state[_key(accelerator)] = _hex(on_device)
-    if _numpy():
-        name, words, *rest = _numpy().random.get_state()
+    numpy = _numpy()
+    if numpy:
+        name, words, *rest = numpy.random.get_state()
         state["numpy"] = [name, [int(word) for word in words], *rest]
     return json.dumps(state).encode()
 
@@ -32,8 +34,9 @@ def restore_random_state(state: Mapping[str, Any], accelerator: Accelerator) -> 
     torch.set_rng_state(_from_hex(state["torch"]))
     if _key(accelerator) in state:
         accelerator.set_rng_state(_from_hex(state[_key(accelerator)]))
-    if _numpy() and "numpy" in state:
-        _numpy().random.set_state(tuple(state["numpy"]))
+    numpy = _numpy()
+    if numpy and "numpy" in state:
+        numpy.random.set_state(tuple(state["numpy"]))
 
 
 def _key(accelerator: Accelerator) -> str:
@@ -41,8 +44,8 @@ def _key(accelerator: Accelerator) -> str:
     return accelerator.device.partition(":")[0]
 
 
-def _numpy() -> Any:  # noqa: ANN401 -- a module that a node may lack
-    """The module, if it is loaded; torch loads it if it is installed."""
+def _numpy() -> ModuleType | None:
+    """The module, which a node may lack, if it is loaded; torch loads it if it is installed."""
     return sys.modules.get("numpy")
 
 

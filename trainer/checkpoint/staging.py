@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from trainer.tensors import map_tensors
+from trainer.values import Tree
 
-# `Any` below stands for nested state: dicts and lists with tensors and plain values.
 
-
-def on_cpu(tree: Any) -> Any:  # noqa: ANN401
+def on_cpu(tree: Tree) -> Tree:
     """Return the state on the CPU; tensors that are already there are not copied."""
     return map_tensors(tree, lambda tensor: tensor.detach().to("cpu"))
 
 
-def copy_to_cpu(tree: Any, staging: Any) -> Any:  # noqa: ANN401
+def copy_to_cpu(tree: Tree, staging: Tree) -> Tree:
     """
     Return a copy on the CPU, in the tensors of `staging`, an earlier copy or None, if shape and type match.
 

@@ -6,17 +6,16 @@ import inspect
 import io
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 
 from trainer.errors import UserError
 from trainer.tensors import is_large, map_tensors
+from trainer.values import Tree
 
-# `Any` below stands for nested state: dicts and lists with tensors and plain values.
 
-
-def load_state(file: Path | BinaryIO, name: str, *, mapped: bool = False) -> Any:  # noqa: ANN401
+def load_state(file: Path | BinaryIO, name: str, *, mapped: bool = False) -> Tree:
     """
     Load the saved state to the CPU.
 
@@ -35,14 +34,14 @@ def load_state(file: Path | BinaryIO, name: str, *, mapped: bool = False) -> Any
         raise UserError(f"{name}: state.pt: cannot be loaded: {str(exc).splitlines()[0]}") from exc
 
 
-def outline(tree: Any) -> bytes:  # noqa: ANN401
+def outline(tree: Tree) -> bytes:
     """Serialise the state without the values of large tensors."""
     written = io.BytesIO()
     torch.save(map_tensors(tree, lambda tensor: _without_values(tensor) if is_large(tensor) else tensor), written)
     return written.getvalue()
 
 
-def allocate(text: bytes, name: str) -> Any:  # noqa: ANN401
+def allocate(text: bytes, name: str) -> Tree:
     """Return the state with this outline; its large tensors are allocated and uninitialised."""
     tree = load_state(io.BytesIO(text), name)
     return map_tensors(

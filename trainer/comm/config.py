@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Sequence
 
 from trainer.config.schema import KeySchema
 from trainer.errors import UserError
+from trainer.values import FieldDefault
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
 BROADCAST, SEND_RECV = "broadcast", "send-recv"
@@ -22,15 +23,15 @@ _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 _SIZE = re.compile(r"(\d+)([KMG]?)")
 
 
-def _choices(*default: str, of: Sequence[str]) -> Any:  # noqa: ANN401 -- dataclasses.field has no nameable type
+def _choices(*default: str, of: Sequence[str]) -> FieldDefault:
     return field(default=default, metadata={"schema": KeySchema("texts", choices=tuple(of))})
 
 
-def _text(default: str, *, of: Sequence[str] = ()) -> Any:  # noqa: ANN401 -- as above
+def _text(default: str, *, of: Sequence[str] = ()) -> FieldDefault:
     return field(default=default, metadata={"schema": KeySchema("text", choices=tuple(of))})
 
 
-def _above_zero(default: float) -> Any:  # noqa: ANN401 -- as above
+def _above_zero(default: float) -> FieldDefault:
     return field(default=default, metadata={"schema": KeySchema("float", above=True)})
 
 

@@ -119,7 +119,7 @@ class Operation:
             return [self._dist.reduce_scatter(self.result, list(self.given.chunk(self.case.size)), **self._options)]
         return [flat(self.result, self.given, **self._options)]
 
-    def _flat(self, *names: str) -> Any:  # noqa: ANN401 -- a function of the backend's module
+    def _flat(self, *names: str) -> Callable[..., Any] | None:
         """The first of these functions that exists; None on gloo, which lacked them until torch 2.6, and if there is none."""
         found = (getattr(self._dist, name, None) for name in names)
         return None if self._is_gloo else next(filter(None, found), None)

@@ -30,6 +30,7 @@ from trainer.runtime.init import join, prepare
 from trainer.runtime.progress import Progress
 from trainer.runtime.rank import Rank
 from trainer.runtime.rendezvous import JOIN_TIMEOUT_S, Failure, Rendezvous
+from trainer.values import JsonValue
 
 RESULTS_FILE = "comm.json"
 LEAVE_S = 10.0
@@ -222,7 +223,7 @@ class _Benchmark:
                 destroy()
         self.members = ()
 
-    def _publish(self, key: str, value: Any) -> Any:  # noqa: ANN401 -- whatever JSON has
+    def _publish(self, key: str, value: JsonValue) -> JsonValue:
         """Return rank 0's value on every rank."""
         store = self.rendezvous.store
         if self.rank.is_main:

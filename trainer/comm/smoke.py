@@ -13,7 +13,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
+
+from trainer.values import Foreign
+
+if TYPE_CHECKING:
+    from trainer.runtime.accelerators import Accelerator
 
 MATRIX = 2048
 MATRIX_CPU = 512
@@ -53,7 +58,7 @@ def check_device(requested_device: str, local_rank: int, limit_s: float) -> Dict
     return result
 
 
-def compute(accelerator: Any, device: Any) -> Dict[str, Any]:  # noqa: ANN401 -- torch is imported by the child only
+def compute(accelerator: Accelerator, device: Foreign) -> Dict[str, Any]:
     """Multiply and write on the device; returns the rates, or {"error": what was wrong}."""
     is_cpu = accelerator.name == "cpu"
     tflops, problem = _multiply(accelerator, device, MATRIX_CPU if is_cpu else MATRIX)
@@ -65,7 +70,7 @@ def compute(accelerator: Any, device: Any) -> Dict[str, Any]:  # noqa: ANN401 --
     return {"error": "", "name": accelerator.device_name(), "gemm_tflops": tflops, "memory_gb_s": gb_s}
 
 
-def _multiply(accelerator: Any, device: Any, size: int) -> Tuple[float, str]:  # noqa: ANN401 -- as above
+def _multiply(accelerator: Accelerator, device: Foreign, size: int) -> Tuple[float, str]:
     """A matrix of 0, 1 and 2 by one of ones: every element is the sum of one row, exact in every precision of the hardware."""
     torch = accelerator.torch
     rows = (torch.arange(size * size) % 3).reshape(size, size).to(torch.float32)
@@ -80,7 +85,7 @@ def _multiply(accelerator: Any, device: Any, size: int) -> Tuple[float, str]:  #
     return 2 * size**3 / _fastest_s(accelerator, lambda: torch.matmul(left, ones)) / 1e12, ""
 
 
-def _write_and_read(accelerator: Any, device: Any, size_bytes: int) -> Tuple[float, str]:  # noqa: ANN401 -- as above
+def _write_and_read(accelerator: Accelerator, device: Foreign, size_bytes: int) -> Tuple[float, str]:
     """Write a pattern and its complement to a block of memory, and read both back."""
     torch = accelerator.torch
     tile = (torch.arange(PATTERN_PERIOD) % 256).to(torch.uint8).repeat(4096)
@@ -88,7 +93,7 @@ def _write_and_read(accelerator: Any, device: Any, size_bytes: int) -> Tuple[flo
     rows = block.reshape(-1, tile.numel())
     patterns = [pattern.to(device).expand_as(rows) for pattern in (tile, 255 - tile)]
 
-    def write_and_compare(pattern: Any) -> bool:  # noqa: ANN401 -- as above
+    def write_and_compare(pattern: Foreign) -> bool:
         rows.copy_(pattern)
         return bool(torch.equal(rows, pattern))
 
@@ -99,7 +104,7 @@ def _write_and_read(accelerator: Any, device: Any, size_bytes: int) -> Tuple[flo
     return 2 * block.numel() / _fastest_s(accelerator, lambda: write_and_compare(patterns[0])) / 1e9, ""
 
 
-def _fastest_s(accelerator: Any, work: Callable[[], object]) -> float:  # noqa: ANN401 -- as above
+def _fastest_s(accelerator: Accelerator, work: Callable[[], object]) -> float:
     """Return the duration of the fastest of the calls that begin within MEASURE_S, which suffices for the device to raise its clock."""
     durations_s: List[float] = []
     end_s = time.perf_counter() + MEASURE_S

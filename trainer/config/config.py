@@ -12,6 +12,7 @@ from trainer.config.parse import read_settings
 from trainer.config.presets import SIZES
 from trainer.config.schema import KeySchema
 from trainer.errors import UserError
+from trainer.values import FieldDefault
 
 ZERO_STAGES = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 STRATEGIES = ("ddp", *ZERO_STAGES, "fsdp2")
@@ -27,23 +28,23 @@ SELECTIVE = "selective"  # of activation_checkpointing
 BY_BATCH = 0  # accumulation is derived from batch once the world size is known
 
 
-def _int_field(default: int | None, *, low: int = 1) -> Any:  # noqa: ANN401 -- dataclasses.field has no nameable type
+def _int_field(default: int | None, *, low: int = 1) -> FieldDefault:
     return field(default=default, metadata={"schema": KeySchema("int", low=low, optional=default is None)})
 
 
-def _text_list_field(*default: str, choices: Sequence[str] = ()) -> Any:  # noqa: ANN401 -- as above
+def _text_list_field(*default: str, choices: Sequence[str] = ()) -> FieldDefault:
     return field(default=default, metadata={"schema": KeySchema("texts", choices=tuple(choices))})
 
 
-def _float_field(default: float, *, low: float = 0.0, above: bool = False) -> Any:  # noqa: ANN401 -- as above
+def _float_field(default: float, *, low: float = 0.0, above: bool = False) -> FieldDefault:
     return field(default=default, metadata={"schema": KeySchema("float", low=low, above=above)})
 
 
-def _flag_field(default: bool | None = False) -> Any:  # noqa: ANN401, FBT001, FBT002 -- as above; as the others
+def _flag_field(default: bool | None = False) -> FieldDefault:  # noqa: FBT001, FBT002 -- as above; as the others
     return field(default=default, metadata={"schema": KeySchema("flag", optional=default is None)})
 
 
-def _text_field(default: str | None, *, choices: Sequence[str] = ()) -> Any:  # noqa: ANN401 -- as above
+def _text_field(default: str | None, *, choices: Sequence[str] = ()) -> FieldDefault:
     return field(
         default=default, metadata={"schema": KeySchema("text", choices=tuple(choices), optional=default is None)}
     )

@@ -8,6 +8,7 @@ import json
 from typing import Any, Dict
 
 from trainer.errors import UserError
+from trainer.values import JsonValue
 
 
 def read_settings(path: str) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def read_settings(path: str) -> dict[str, Any]:
     return settings
 
 
-def _read_json(path: str, text: str) -> Any:  # noqa: ANN401 -- whatever the file holds
+def _read_json(path: str, text: str) -> JsonValue:
     def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: Dict[str, Any] = {}
         for key, value in pairs:
@@ -46,7 +47,7 @@ def _read_json(path: str, text: str) -> Any:  # noqa: ANN401 -- whatever the fil
         raise UserError(f"{path}: not valid JSON: {exc} (a YAML file must end in .yaml or .yml)") from exc
 
 
-def _read_yaml(path: str, text: str) -> Any:  # noqa: ANN401 -- whatever the file holds
+def _read_yaml(path: str, text: str) -> JsonValue:
     """By ruamel.yaml, which refuses a key given twice, else by PyYAML; a node may have neither."""
     if importlib.util.find_spec("ruamel") and importlib.util.find_spec("ruamel.yaml"):
         library = importlib.import_module("ruamel.yaml")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from trainer.errors import UserError
+from trainer.values import JsonValue
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class KeySchema:
         }
         return words[self.kind]
 
-    def parse(self, key: str, text: str) -> Any:  # noqa: ANN401 -- the kind decides the type
+    def parse(self, key: str, text: str) -> JsonValue:  # the kind decides the type
         """The value of `key=text` as typed in a shell."""
         if self.kind in ("int", "float"):
             try:
@@ -57,7 +58,7 @@ class KeySchema:
             return self.check(key, text)
         return self.check(key, _parse_list(text, numbers=self.kind == "betas"), shown=text)
 
-    def check(self, key: str, value: Any, *, source: str = "", shown: Any = None) -> Any:  # noqa: ANN401 -- as above
+    def check(self, key: str, value: JsonValue, *, source: str = "", shown: JsonValue = None) -> JsonValue:
         """
         The value itself, in the type the configuration keeps.
 
@@ -110,14 +111,14 @@ def _is_beta(value: object) -> bool:
     return _is_number(value) and 0 <= value < 1  # type: ignore[operator]  # _is_number narrows
 
 
-def _json_or_text(text: str) -> Any:  # noqa: ANN401 -- whatever the user typed
+def _json_or_text(text: str) -> JsonValue:  # whatever the user typed
     try:
         return json.loads(text)
     except ValueError:
         return text
 
 
-def _parse_list(text: str, *, numbers: bool) -> Any:  # noqa: ANN401 -- a list, or whatever JSON the user typed
+def _parse_list(text: str, *, numbers: bool) -> JsonValue:  # a list, or whatever JSON the user typed
     """`a,b` or a JSON list; other text is returned unchanged, for check() to refuse."""
     if text.startswith("["):
         try:

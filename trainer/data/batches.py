@@ -27,8 +27,8 @@ from trainer.data.samples import DataTask, Samples
 from trainer.errors import UserError
 from trainer.runtime.group import Group
 from trainer.runtime.seeds import derive_seed, seeded_rng
+from trainer.values import Batch
 
-# `Any` below stands for a batch: tensors in any nesting, as the task makes it.
 VALIDATION = "validation"
 
 
@@ -48,7 +48,7 @@ class Source:
         self.order = Order(len(samples), config.seed, split)
         self.is_random = getattr(samples, "is_random", True)
 
-    def __getitem__(self, first: int) -> Any:  # noqa: ANN401
+    def __getitem__(self, first: int) -> Batch:
         chosen = [self.order.sample(position) for position in self._positions(first)]
         with seeded_rng(derive_seed(self.seed, self.split, first)) if self.is_random else contextlib.nullcontext():
             try:
@@ -84,7 +84,7 @@ class Batches:
         self.waited_s = 0.0
         """The time spent in next() so far."""
 
-    def peek(self) -> Any:  # noqa: ANN401
+    def peek(self) -> Batch:
         """Return the first batch, without advancing the order."""
         return self._receive(self.source[self.first])
 
@@ -93,7 +93,7 @@ class Batches:
         self._iterator = iter(self._loader(range(position + self.first, sys.maxsize, self.stride)))
         self._ahead = None
 
-    def next(self) -> Any:  # noqa: ANN401
+    def next(self) -> Batch:
         """The next batch. Raises UserError for an invalid sample."""
         requested = time.perf_counter()
         batch, self._ahead = self._ahead, None
@@ -147,13 +147,13 @@ class Batches:
             **more,
         )
 
-    def _receive(self, batch: Any) -> Any:  # noqa: ANN401
+    def _receive(self, batch: Batch) -> Batch:
         if isinstance(batch, _Problem):
             raise UserError(batch.message)
         return to_device(batch, self.device, non_blocking=self.pinned)
 
 
-def to_device(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:  # noqa: ANN401
+def to_device(batch: Batch, device: torch.device, *, non_blocking: bool) -> Batch:
     """Return the same nesting with all tensors on the device."""
     move = functools.partial(to_device, device=device, non_blocking=non_blocking)
     if isinstance(batch, torch.Tensor):
@@ -165,7 +165,7 @@ def to_device(batch: Any, device: torch.device, *, non_blocking: bool) -> Any:  
     return type(batch)(map(move, batch)) if isinstance(batch, (list, tuple)) else batch
 
 
-def tensors_in(batch: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401
+def tensors_in(batch: Batch) -> Iterator[torch.Tensor]:
     """All tensors of a batch."""
     if isinstance(batch, torch.Tensor):
         yield batch

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Sequence
 
 from trainer.errors import UserError
+from trainer.values import JsonValue
 
 ASSISTANT = "assistant"
 NAMED_AT_MOST = 3
@@ -70,7 +71,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
-def _json(line: bytes) -> Any:  # noqa: ANN401 -- any JSON
+def _json(line: bytes) -> JsonValue:
     """Raises ValueError: it is no JSON in UTF-8, or has texts that UTF-8 cannot have."""
     value = json.loads(line.decode("utf-8-sig"))  # some editors begin a file with a byte order mark
     if b"\\u" in line:
@@ -88,7 +89,7 @@ def _reason(error: Exception) -> str:
     return "nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
-def _record(value: Any, origin: str) -> Record:  # noqa: ANN401 -- any JSON
+def _record(value: JsonValue, origin: str) -> Record:
     """Raises ValueError: it is no record."""
     if not isinstance(value, dict):
         raise ValueError(f"a {_kind(value)}, no record")  # noqa: TRY004 -- of the file, not of a type
@@ -117,7 +118,7 @@ def _with_answer(record: Record, name: str) -> Record:
     return record
 
 
-def _messages(value: Any, name: str) -> Sequence[Dict[str, Any]]:  # noqa: ANN401 -- any JSON
+def _messages(value: JsonValue, name: str) -> Sequence[Dict[str, Any]]:
     if not isinstance(value, list) or not value:
         raise ValueError(f"{name} is {_kind(value)}: a list of messages is needed" if value else f"{name} is empty")
     for number, message in enumerate(value):
@@ -137,7 +138,7 @@ def _keys(value: Mapping[str, Any]) -> str:
     return f"its keys are {', '.join(list(value)[:6])}" if value else "it is empty"
 
 
-def _kind(value: Any) -> str:  # noqa: ANN401 -- any JSON
+def _kind(value: JsonValue) -> str:
     if value is None:
         return "null"
     names = {bool: "true or false", int: "number", float: "number", str: "text", list: "list", dict: "mapping"}

@@ -7,10 +7,11 @@ import importlib.util
 import json
 import re
 import sys
-from typing import Any, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, Sequence, Tuple
 
 from trainer.data.chat_records import Record
 from trainer.errors import UserError
+from trainer.values import Foreign, JsonValue
 
 GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 START, END = "\ufdd0", "\ufdd1"  # not characters of any text, by the Unicode standard
@@ -117,7 +118,7 @@ def _unmarked(text: str) -> str:
     return text.replace(START, "").replace(END, "")
 
 
-def _environment() -> Any:  # noqa: ANN401 -- jinja2 is imported late
+def _environment() -> Foreign:
     """
     The environment of transformers, without its `strftime_now`.
 
@@ -132,22 +133,22 @@ def _environment() -> Any:  # noqa: ANN401 -- jinja2 is imported late
     return environment
 
 
-def _generation_tag() -> Any:  # noqa: ANN401 -- as above
+def _generation_tag() -> Foreign:
     """The extension for {% generation %}: it encloses what the assistant writes in START and END."""
     nodes, ext = importlib.import_module("jinja2.nodes"), importlib.import_module("jinja2.ext")
 
-    def parse(self: Any, parser: Any) -> Any:  # noqa: ANN401 -- as above
+    def parse(self: Foreign, parser: Foreign) -> Foreign:
         line = next(parser.stream).lineno
         body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
         return nodes.CallBlock(self.call_method("_enclose"), [], [], body).set_lineno(line)
 
-    def enclose(_: Any, caller: Any) -> str:  # noqa: ANN401 -- as above
+    def enclose(_: object, caller: Callable[[], str]) -> str:
         return f"{START}{_unmarked(caller())}{END}"
 
     return type("Generation", (ext.Extension,), {"tags": {"generation"}, "parse": parse, "_enclose": enclose})
 
 
-def _to_json(value: Any, indent: Any = None, **options: Any) -> str:  # noqa: ANN401 -- any JSON
+def _to_json(value: JsonValue, indent: int | str | None = None, **options: Any) -> str:
     """Jinja's own filter escapes HTML."""
     return json.dumps(value, ensure_ascii=False, indent=indent, **options)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol, Sequence
 
 from trainer.config.config import TrainConfig
-
-# `Any` below stands for a sample or a batch: tensors in any nesting of lists, tuples and dicts.
+from trainer.values import Batch
 
 
 class Samples(Protocol):
@@ -20,7 +19,7 @@ class Samples(Protocol):
     def __len__(self) -> int:
         """At least 1."""
 
-    def __getitem__(self, index: int) -> Any:  # noqa: ANN401
+    def __getitem__(self, index: int) -> Batch:
         """Return the sample with this index; raises UserError if it is invalid."""
 
 
@@ -32,5 +31,5 @@ class DataTask(Protocol):
     def build_data(self, split: str) -> Samples | None:
         """Return the samples of "train" or "validation"; None for no validation samples."""
 
-    def collate(self, samples: Sequence[Any]) -> Any:  # noqa: ANN401
+    def collate(self, samples: Sequence[Any]) -> Batch:
         """Return a batch of samples."""

@@ -57,8 +57,9 @@ def _has_digest(samples: Samples) -> bool:
     return callable(getattr(samples, "digest", None))
 
 
-def _digest(samples: Any) -> str:  # noqa: ANN401 -- Samples with an optional method
-    text = samples.digest() if _has_digest(samples) else f"{type(samples).__name__} {len(samples)}"
+def _digest(samples: Samples) -> str:
+    digest = getattr(samples, "digest", None)
+    text = digest() if callable(digest) else f"{type(samples).__name__} {len(samples)}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from trainer.errors import UserError
 from trainer.io import LFS_REMEDY, is_lfs_pointer
+from trainer.values import Foreign, JsonValue
 
 TOKENIZER_FILE = "tokenizer.json"
 SETTINGS_FILE = "tokenizer_config.json"
@@ -87,7 +88,7 @@ def _read(path: Path) -> str:
         raise UserError(f"data.tokenizer: {path}: not valid UTF-8") from exc
 
 
-def _parse(path: Path, text: str) -> Any:  # noqa: ANN401 -- of a package without types
+def _parse(path: Path, text: str) -> Foreign:  # of a package without types
     if importlib.util.find_spec("tokenizers") is None:
         raise UserError(f"chat records need the package tokenizers, which is not installed for {sys.executable}")
     try:
@@ -112,12 +113,12 @@ def _settings(path: Path) -> Dict[str, Any]:
     return settings
 
 
-def _special(value: Any) -> str:  # noqa: ANN401 -- a text, or a mapping with it
+def _special(value: JsonValue) -> str:  # a text, or a mapping with it
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else ""
 
 
-def _template(value: Any) -> str:  # noqa: ANN401 -- a text, or a list of named ones
+def _template(value: JsonValue) -> str:  # a text, or a list of named ones
     if isinstance(value, list):
         named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
         value = named.get("default")

@@ -41,7 +41,7 @@ def gradient_norm(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
     return stacked
 
 
-def is_replicated_and_sharded(tensor: Any) -> bool:  # noqa: ANN401 -- may be a DTensor
+def is_replicated_and_sharded(tensor: torch.Tensor) -> bool:
     """Return True for a DTensor of which groups of ranks have copies, each sharded over its group."""
     mesh = getattr(tensor, "device_mesh", None)
     return mesh is not None and mesh.ndim > 1

@@ -7,6 +7,7 @@ from typing import Any, Callable, Collection, Dict, List, Sequence
 import torch
 
 from trainer.errors import UserError
+from trainer.values import Foreign
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
@@ -21,7 +22,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
         self._share()
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401 -- a loss
+    def step(self, closure: Callable[[], Any] | None = None) -> Foreign:  # a loss
         loss = closure() if closure else None
         for optimizer in self.inner:
             optimizer.step()

@@ -10,6 +10,7 @@ import torch
 import torch.utils.checkpoint
 
 from trainer.config.config import SELECTIVE, TrainConfig
+from trainer.values import Foreign
 
 KEPT = (
     *("mm", "addmm", "bmm", "baddbmm"),
@@ -34,14 +35,14 @@ def recompute(config: TrainConfig, blocks: Sequence[torch.nn.Module]) -> None:
         block.forward = (_reentrant if reentrant else _non_reentrant)(block.forward)
 
 
-def _policy(_: object, operation: Any, *inputs: Any, **named: Any) -> Any:  # noqa: ANN401 -- aten's
+def _policy(_: object, operation: Foreign, *inputs: Any, **named: Any) -> Foreign:
     """Keep the result of an operation, or recompute it."""
     policies: Any = torch.utils.checkpoint
     keeps = operation in kept_operations() and not _draws(operation, inputs, named)
     return policies.CheckpointPolicy.MUST_SAVE if keeps else policies.CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _draws(operation: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -> bool:  # noqa: ANN401 -- aten's
+def _draws(operation: Foreign, inputs: Sequence[Any], named: Mapping[str, Any]) -> bool:
     """Return True for attention with dropout: if it were not recomputed, later operations would draw other numbers than before."""
     names = [argument.name for argument in operation._schema.arguments]  # noqa: SLF001 -- has no public name
     return bool({**dict(zip(names, inputs)), **named}.get("dropout_p"))
@@ -58,7 +59,7 @@ def _non_reentrant(forward: Callable[..., Any], **options: Any) -> Callable[...,
     checkpoint: Any = torch.utils.checkpoint.checkpoint
 
     # A function of this file, not a partial(): torch.compile skips torch's own frames, so it would compile nothing.
-    def recomputed(*inputs: Any, **named: Any) -> Any:  # noqa: ANN401 -- a module's
+    def recomputed(*inputs: Any, **named: Any) -> object:
         return checkpoint(forward, *inputs, use_reentrant=False, **options, **named)
 
     return recomputed
@@ -68,7 +69,7 @@ def _reentrant(forward: Callable[..., Any]) -> Callable[..., Any]:
     option = {"use_reentrant": True} if can_recompute_without_reentry() else {}
     checkpoint: Any = torch.utils.checkpoint.checkpoint
 
-    def recomputed(*inputs: Any, **named: Any) -> Any:  # noqa: ANN401 -- a module's
+    def recomputed(*inputs: Any, **named: Any) -> object:
         if any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs):
             # Named inputs, such as masks, get no gradient.
             return checkpoint(functools.partial(forward, **named), *inputs, **option)

@@ -25,6 +25,7 @@ from trainer.parallel.parts import (
 )
 from trainer.runtime.group import Group
 from trainer.tasks.base import Task, loss_of
+from trainer.values import Batch
 
 # A batch is `Any`: tensors in any nesting, as the task makes it.
 
@@ -44,13 +45,13 @@ class Strategy(Protocol):
     sizes: Mapping[str, int]
     replicated: Sequence[torch.Tensor]
 
-    def warm_up(self, batch: Any) -> None:  # noqa: ANN401
+    def warm_up(self, batch: Batch) -> None:
         """Prepare so that step 1 reduces gradients in the same order as later steps; the state does not change."""
 
     def micro_batch(self, *, last: bool) -> ContextManager[None]:
         """Return the block of one micro batch; gradients are reduced over the ranks in the `last` of a step."""
 
-    def forward(self, batch: Any) -> torch.Tensor:  # noqa: ANN401
+    def forward(self, batch: Batch) -> torch.Tensor:
         """Return this rank's mean loss of one micro batch; inside micro_batch()."""
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -120,10 +121,10 @@ class TorchStrategy(abc.ABC):
         is_whole = config.optim.fused and config.optim.name != "muon"
         self.decides_on_device = is_whole and self.scaler is None and group.accelerator.name in ("cpu", "cuda")
 
-    def warm_up(self, batch: Any) -> None:  # noqa: ANN401, B027  only DDP needs it
+    def warm_up(self, batch: Batch) -> None:  # noqa: B027  only DDP needs it
         """Do nothing."""
 
-    def forward(self, batch: Any) -> torch.Tensor:  # noqa: ANN401
+    def forward(self, batch: Batch) -> torch.Tensor:
         with self.computing():
             return loss_of(self.task, self.model, batch)
 

@@ -19,6 +19,7 @@ from trainer.runtime.group import STOCK_BACKENDS, Group
 from trainer.runtime.seeds import preserve_device_rng, seeded_rng
 from trainer.tasks.base import Task, loss_of
 from trainer.tensors import large_tensors
+from trainer.values import Batch, Model
 
 
 class Ddp(TorchStrategy):
@@ -44,7 +45,7 @@ class Ddp(TorchStrategy):
         self.parameters = list(model.parameters())
         self.replicated = self.parameters
 
-    def warm_up(self, batch: Any) -> None:  # noqa: ANN401
+    def warm_up(self, batch: Batch) -> None:
         """
         Make one pass without an update, so that a resumed run repeats an uninterrupted one bit for bit.
 
@@ -98,7 +99,7 @@ class Ddp(TorchStrategy):
     def clip(self, limit: float) -> torch.Tensor:
         return clip_gradients(self.parameters, limit)
 
-    def _wrap(self, model: torch.nn.Module) -> Any:  # noqa: ANN401 -- stock or vendor's class
+    def _wrap(self, model: torch.nn.Module) -> Model:  # stock or vendor's class
         accelerator, config = self.group.accelerator, self.config
         views = config.gradient_as_bucket_view
         if views is None:

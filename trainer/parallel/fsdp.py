@@ -21,6 +21,9 @@ from trainer.parallel.compiling import compile_blocks
 from trainer.parallel.parts import Part
 from trainer.runtime.group import Group
 from trainer.tasks.base import Task, draws_weights
+from trainer.values import Foreign, Model
+
+DTensor = Any  # newer than torch 1.10
 
 
 class Fsdp2(TorchStrategy):
@@ -70,7 +73,7 @@ class Fsdp2(TorchStrategy):
                     self.optimizer.state[parameter] = self._shards(parameter, moments.pop(name))
         self.load_scale(state)
 
-    def _shards(self, parameter: Any, values: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:  # noqa: ANN401 -- a DTensor
+    def _shards(self, parameter: DTensor, values: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
         """The state of a parameter: shards of the moments, and the step, which a fused Adam keeps on the device."""
         shards: Dict[str, torch.Tensor] = {}
         for key, whole in values.items():
@@ -81,7 +84,7 @@ class Fsdp2(TorchStrategy):
                 self.put(shards[key], whole.detach)
         return shards
 
-    def part(self, key: str, tensor: Any) -> Part:  # noqa: ANN401 -- a DTensor
+    def part(self, key: str, tensor: DTensor) -> Part:
         mesh = tensor.device_mesh
         start = first_row(tensor.shape[0], mesh.size(-1), mesh.get_local_rank(-1))
         replica = mesh.get_local_rank(0) if mesh.ndim > 1 else 0
@@ -111,7 +114,7 @@ class Fsdp2(TorchStrategy):
             if hasattr(module, "reshard"):
                 module.reshard()
 
-    def put(self, shards: Any, whole: Callable[[], torch.Tensor]) -> None:  # noqa: ANN401 -- a DTensor
+    def put(self, shards: DTensor, whole: Callable[[], torch.Tensor]) -> None:
         """Scatter the shards of the tensor that `whole` returns on rank 0."""
         distribute = importlib.import_module("torch.distributed.tensor").distribute_tensor
         mine = scattered(shards, whole, is_main=self.group.rank.is_main)
@@ -121,7 +124,7 @@ class Fsdp2(TorchStrategy):
         return clip_sharded_gradients(self.model.parameters(), limit)
 
 
-def zero(shards: Any, _: object) -> None:  # noqa: ANN401 -- a DTensor
+def zero(shards: DTensor, _: object) -> None:
     """Set the shards of a tensor that is loaded later, without a message to other ranks."""
     shards.to_local().zero_()
 
@@ -150,7 +153,9 @@ def units(
     return [unit for unit, counts in counted if all(total[weight] == count for weight, count in counts.items())]
 
 
-def shard(model: torch.nn.Module, parts: Sequence[List[torch.nn.Module]], group: Group, config: TrainConfig) -> Any:  # noqa: ANN401 -- a class made by fully_shard
+def shard(
+    model: torch.nn.Module, parts: Sequence[List[torch.nn.Module]], group: Group, config: TrainConfig
+) -> Model:  # a class made by fully_shard
     """Shard each of the units(), then the rest; changes `model` in place and returns it."""
     api = importlib.import_module("torch.distributed.fsdp")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
@@ -165,7 +170,7 @@ def shard(model: torch.nn.Module, parts: Sequence[List[torch.nn.Module]], group:
     return model
 
 
-def make_mesh(group: Group, config: TrainConfig) -> Any:  # noqa: ANN401 -- a DeviceMesh
+def make_mesh(group: Group, config: TrainConfig) -> Foreign:  # a DeviceMesh
     """All ranks in a row; or a row per replica, of consecutive ranks."""
     make = importlib.import_module("torch.distributed.device_mesh").init_device_mesh
     ranks, replicas = group.rank.world_size, config.fsdp.replicas

@@ -20,8 +20,7 @@ import time
 from typing import Any, Callable, ContextManager, Iterable, List, Mapping, Sequence
 
 from ..errors import UserError  # relative: scripts import this package under another name (trainer/scripts)
-
-# `Any` below stands for modules and classes that exist only if the vendor's package is installed.
+from ..values import Foreign, Model
 
 CUDA_FILES = "/dev/nvidia[0-9]*"
 GCU_FILES = "/dev/gcu*"
@@ -63,7 +62,7 @@ class Accelerator(abc.ABC):
     no_fp16 = ""
     unusable_card = ""
 
-    def __init__(self, torch: Any) -> None:  # noqa: ANN401
+    def __init__(self, torch: Foreign) -> None:
         self.torch = torch
         self.distributed: Any = torch.distributed
         self.data_parallel: Any = torch.nn.parallel.DistributedDataParallel
@@ -109,29 +108,29 @@ class Accelerator(abc.ABC):
             return contextlib.nullcontext()
         return self.autocast_to(getattr(self.torch, AUTOCAST_TYPES[precision]))
 
-    def autocast_to(self, dtype: Any) -> ContextManager[Any]:  # noqa: ANN401
+    def autocast_to(self, dtype: Foreign) -> ContextManager[Any]:
         block: ContextManager[Any] = self.torch.autocast(self.device.partition(":")[0], dtype=dtype)
         return block
 
-    def step(self, optimizer: Any, loss: Any, model: Any) -> None:  # noqa: ANN401, ARG002 -- a lazy device needs all three
+    def step(self, optimizer: Foreign, loss: Foreign, model: Model) -> None:  # noqa: ARG002 -- a lazy device needs all three
         """Make one optimizer step."""
         optimizer.step()
 
-    def start_reading(self, tensor: Any) -> Callable[[], List[Any]]:  # noqa: ANN401
+    def start_reading(self, tensor: Foreign) -> Callable[[], List[Any]]:
         """Start to copy a new tensor to the host; the returned function waits for the copy. By default it is read at once."""
         values: List[Any] = tensor.tolist()
         return lambda: values
 
-    def copy_stream(self) -> Any:  # noqa: ANN401
+    def copy_stream(self) -> Foreign:
         """Return a new CopyStream, or None if copies do not run beside the computation."""
         return None
 
-    def timestamp(self) -> Any:  # noqa: ANN401
+    def timestamp(self) -> Foreign:
         """Return the moment at which the device has done all that was started before; by default the host waits for it."""
         self.synchronize()
         return time.perf_counter()
 
-    def seconds_between(self, begin: Any, end: Any) -> float:  # noqa: ANN401
+    def seconds_between(self, begin: Foreign, end: Foreign) -> float:
         """Return the time between two timestamps."""
         return float(end - begin)
 
@@ -165,11 +164,11 @@ class Accelerator(abc.ABC):
         """Return the precisions, of fp32, bf16 and fp16, that the device and this torch support."""
 
     @abc.abstractmethod
-    def scaler(self) -> Any:  # noqa: ANN401
+    def scaler(self) -> Foreign:
         """Return a new GradScaler for fp16."""
 
     @abc.abstractmethod
-    def peak_memory(self) -> Any:  # noqa: ANN401
+    def peak_memory(self) -> Foreign:
         """Return the peak number of bytes allocated on the device, or held by the process on a CPU; None if unknown."""
 
     def on_out_of_memory(self, act: Callable[[], None]) -> None:  # noqa: B027 -- a default
@@ -180,15 +179,15 @@ class Accelerator(abc.ABC):
         raise NotImplementedError
 
     @abc.abstractmethod
-    def memory_stats(self) -> Any:  # noqa: ANN401
+    def memory_stats(self) -> Foreign:
         """Return the counters of the device's allocator, such as num_alloc_retries; None if there are none."""
 
     @abc.abstractmethod
-    def rng_state(self) -> Any:  # noqa: ANN401
+    def rng_state(self) -> Foreign:
         """Return the state of the device's generator as bytes on the CPU; None if there is only the CPU's."""
 
     @abc.abstractmethod
-    def set_rng_state(self, state: Any) -> None:  # noqa: ANN401
+    def set_rng_state(self, state: Foreign) -> None:
         """Restore what rng_state returned."""
 
 
@@ -209,7 +208,7 @@ class Cpu(Accelerator):
     def synchronize(self) -> None:
         pass
 
-    def start_reading(self, tensor: Any) -> Callable[[], List[Any]]:  # noqa: ANN401
+    def start_reading(self, tensor: Foreign) -> Callable[[], List[Any]]:
         def read() -> List[Any]:
             values: List[Any] = tensor.tolist()
             return values
@@ -219,19 +218,19 @@ class Cpu(Accelerator):
     def precisions(self) -> Sequence[str]:
         return ("fp32", "bf16", "fp16") if stock_scaler(self.torch) else ("fp32", "bf16")
 
-    def scaler(self) -> Any:  # noqa: ANN401
+    def scaler(self) -> Foreign:
         return stock_scaler(self.torch)("cpu")
 
-    def peak_memory(self) -> Any:  # noqa: ANN401
+    def peak_memory(self) -> Foreign:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    def memory_stats(self) -> Any:  # noqa: ANN401
+    def memory_stats(self) -> Foreign:
         return None
 
-    def rng_state(self) -> Any:  # noqa: ANN401
+    def rng_state(self) -> Foreign:
         return None
 
-    def set_rng_state(self, state: Any) -> None:  # noqa: ANN401
+    def set_rng_state(self, state: Foreign) -> None:
         pass
 
 
@@ -243,7 +242,7 @@ class Cuda(Accelerator):
     backend = "nccl"
     visible_variable = "CUDA_VISIBLE_DEVICES"
 
-    def __init__(self, torch: Any, module: Any = None) -> None:  # noqa: ANN401
+    def __init__(self, torch: Foreign, module: Foreign = None) -> None:
         """`module` has the functions of torch.cuda, which is the default."""
         super().__init__(torch)
         self.module = module or torch.cuda
@@ -257,7 +256,7 @@ class Cuda(Accelerator):
     def synchronize(self) -> None:
         self.module.synchronize()
 
-    def start_reading(self, tensor: Any) -> Callable[[], List[Any]]:  # noqa: ANN401
+    def start_reading(self, tensor: Foreign) -> Callable[[], List[Any]]:
         copy = self.torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         copy.copy_(tensor, non_blocking=True)
         copied = self.module.Event()
@@ -270,15 +269,15 @@ class Cuda(Accelerator):
 
         return read
 
-    def copy_stream(self) -> Any:  # noqa: ANN401
+    def copy_stream(self) -> Foreign:
         return CopyStream(self.module)
 
-    def timestamp(self) -> Any:  # noqa: ANN401
+    def timestamp(self) -> Foreign:
         event = self.module.Event(enable_timing=True)
         event.record()
         return event
 
-    def seconds_between(self, begin: Any, end: Any) -> float:  # noqa: ANN401
+    def seconds_between(self, begin: Foreign, end: Foreign) -> float:
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1000
 
@@ -293,7 +292,7 @@ class Cuda(Accelerator):
         has_bf16 = self.torch.cuda.get_device_capability() >= (8, 0)
         return ("fp32", "bf16", "fp16") if has_bf16 else ("fp32", "fp16")
 
-    def scaler(self) -> Any:  # noqa: ANN401
+    def scaler(self) -> Foreign:
         scaler = stock_scaler(self.torch)
         return scaler("cuda") if scaler else self.torch.cuda.amp.GradScaler()
 
@@ -303,10 +302,10 @@ class Cuda(Accelerator):
     def device_id(self) -> str:
         return str(getattr(self.torch.cuda.get_device_properties(self.torch.cuda.current_device()), "uuid", ""))
 
-    def peak_memory(self) -> Any:  # noqa: ANN401
+    def peak_memory(self) -> Foreign:
         return call_if_present(self.module, "max_memory_allocated")
 
-    def memory_stats(self) -> Any:  # noqa: ANN401
+    def memory_stats(self) -> Foreign:
         return call_if_present(self.module, "memory_stats")
 
     def on_out_of_memory(self, act: Callable[[], None]) -> None:
@@ -317,17 +316,17 @@ class Cuda(Accelerator):
     def write_memory_snapshot(self, path: str) -> None:
         self.module.memory._dump_snapshot(path)  # noqa: SLF001 -- torch's documented name
 
-    def rng_state(self) -> Any:  # noqa: ANN401
+    def rng_state(self) -> Foreign:
         return self.module.get_rng_state()
 
-    def set_rng_state(self, state: Any) -> None:  # noqa: ANN401
+    def set_rng_state(self, state: Foreign) -> None:
         self.module.set_rng_state(state)
 
 
 class CopyStream:
     """A stream for copies to the device; `module` has the functions of torch.cuda."""
 
-    def __init__(self, module: Any) -> None:  # noqa: ANN401
+    def __init__(self, module: Foreign) -> None:
         self.module, self.stream = module, module.Stream()
 
     def block(self) -> ContextManager[Any]:
@@ -351,7 +350,7 @@ class GcuI3x(Cuda):
     backend = "eccl"
     visible_variable = "TOPS_VISIBLE_DEVICES"
 
-    def __init__(self, torch: Any) -> None:  # noqa: ANN401
+    def __init__(self, torch: Foreign) -> None:
         super().__init__(torch, torch.gcu)
 
     # The vendor's events are not verified.
@@ -369,7 +368,7 @@ class GcuI3x(Cuda):
     def precisions(self) -> Sequence[str]:
         return ("fp32", "bf16", "fp16") if self.module.is_bf16_supported() else ("fp32", "fp16")
 
-    def scaler(self) -> Any:  # noqa: ANN401
+    def scaler(self) -> Foreign:
         return self.module.amp.GradScaler()
 
     def device_name(self) -> str:
@@ -395,7 +394,7 @@ class GcuT2x(Accelerator):
     worker_start = "spawn"  # as in the vendor's training scripts
     no_fp16 = NO_SCALER_T2X
 
-    def __init__(self, torch: Any, gcu: Any) -> None:  # noqa: ANN401
+    def __init__(self, torch: Foreign, gcu: Foreign) -> None:
         super().__init__(torch)
         self.gcu = gcu
         self.distributed = importlib.import_module("torch_gcu.distributed")
@@ -411,43 +410,43 @@ class GcuT2x(Accelerator):
     def synchronize(self) -> None:
         self.gcu.synchronize()
 
-    def autocast_to(self, dtype: Any) -> ContextManager[Any]:  # noqa: ANN401
+    def autocast_to(self, dtype: Foreign) -> ContextManager[Any]:
         block: ContextManager[Any] = self.gcu.amp.autocast(dtype=dtype)
         return block
 
     def precisions(self) -> Sequence[str]:
         return ("fp32", "bf16")
 
-    def scaler(self) -> Any:  # noqa: ANN401
+    def scaler(self) -> Foreign:
         return None
 
-    def step(self, optimizer: Any, loss: Any, model: Any) -> None:  # noqa: ANN401
+    def step(self, optimizer: Foreign, loss: Foreign, model: Model) -> None:
         mode = self.gcu.JitRunMode.ASYNC if self.distributed.is_initialized() else self.gcu.JitRunMode.SAFEASYNC
         self.gcu.optimizer_step(optimizer, [loss], mode=mode, model=model)
 
-    def peak_memory(self) -> Any:  # noqa: ANN401
+    def peak_memory(self) -> Foreign:
         return call_if_present(self.gcu, "max_memory_allocated")
 
-    def memory_stats(self) -> Any:  # noqa: ANN401
+    def memory_stats(self) -> Foreign:
         return call_if_present(self.gcu, "memory_stats")
 
     def seed(self, number: int) -> None:
         self._seed = number % 2**32  # the largest it takes
         self.gcu.manual_seed_all(self._seed)
 
-    def rng_state(self) -> Any:  # noqa: ANN401
+    def rng_state(self) -> Foreign:
         return self.torch.tensor(list(self._seed.to_bytes(4, "little")), dtype=self.torch.uint8)
 
-    def set_rng_state(self, state: Any) -> None:  # noqa: ANN401
+    def set_rng_state(self, state: Foreign) -> None:
         self.seed(int.from_bytes(bytes(state.tolist()), "little"))
 
 
-def stock_scaler(torch: Any) -> Any:  # noqa: ANN401
+def stock_scaler(torch: Foreign) -> Foreign:
     """Return torch's GradScaler for any device, of torch >= 2.3; None before, when there was one for CUDA only."""
     return getattr(getattr(torch, "amp", None), "GradScaler", None)
 
 
-def call_if_present(module: Any, function: str) -> Any:  # noqa: ANN401
+def call_if_present(module: Foreign, function: str) -> Foreign:
     """Call a function that a vendor's module may lack; None without it."""
     return getattr(module, function, lambda: None)()
 
@@ -463,7 +462,7 @@ def load_torch_gcu() -> tuple[Any, str]:
         return None, f"torch_gcu is installed but cannot be imported: {exc}"
 
 
-def choose(requested: str, torch: Any, load_gcu: Callable[[], tuple[Any, str]] = load_torch_gcu) -> Accelerator:  # noqa: ANN401
+def choose(requested: str, torch: Foreign, load_gcu: Callable[[], tuple[Any, str]] = load_torch_gcu) -> Accelerator:
     """
     Return the accelerator for `requested`: auto, cuda, gcu or cpu. auto takes the first that is present, in this order.
 
@@ -488,19 +487,19 @@ def choose(requested: str, torch: Any, load_gcu: Callable[[], tuple[Any, str]] =
     return Cpu(torch).changed(unusable_card=_unusable_card(torch, problem))
 
 
-def _unusable_card(torch: Any, gcu_problem: str) -> str:  # noqa: ANN401
+def _unusable_card(torch: Foreign, gcu_problem: str) -> str:
     cards = sorted(glob.glob(CUDA_FILES))
     if cards:
         return f"this node has {cards[0]}, but {_why_no_cuda(torch)}"
     return "" if gcu_problem == NOT_INSTALLED else f"{gcu_problem}; {INSTALL_GCU}"
 
 
-def _why_no_cuda(torch: Any) -> str:  # noqa: ANN401
+def _why_no_cuda(torch: Foreign) -> str:
     if getattr(torch.version, "cuda", None):
         return "no NVIDIA device or driver is visible to torch (see nvidia-smi, CUDA_VISIBLE_DEVICES)"
     return f"torch {torch.__version__} is built without CUDA; install a CUDA build"
 
 
-def _has_devices(torch: Any, gcu: Any) -> bool:  # noqa: ANN401
+def _has_devices(torch: Foreign, gcu: Foreign) -> bool:
     module = torch.gcu if hasattr(torch, "gcu") else gcu
     return bool(module.is_available()) and int(module.device_count()) > 0

@@ -18,6 +18,7 @@ from ..errors import (  # relative: scripts import this package under another na
     NetworkError,
     UserError,
 )
+from ..values import Foreign
 from .accelerators import Accelerator, choose
 from .exit import limit
 from .group import STOCK_BACKENDS, Group
@@ -147,7 +148,7 @@ def join(
         raise NetworkError(f"rank {rank.global_rank} cannot join the group ({accelerator.backend}): {exc}") from exc
 
 
-def _reset_group_count(distributed: Any) -> None:  # noqa: ANN401 -- a module
+def _reset_group_count(distributed: Foreign) -> None:
     """Have the next group named as on ranks without a failure: torch counts groups that failed, and names are keys of the store."""
     c10d: Any = getattr(distributed, "distributed_c10d", None)
     if hasattr(c10d, "_world"):

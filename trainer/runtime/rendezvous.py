@@ -15,6 +15,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from ..errors import NetworkError, TrainerError, UserError  # relative: scripts import this package under another name
 from ..text import by_rank, fold
+from ..values import Foreign, JsonValue
 from .rank import Rank
 
 JOIN_TIMEOUT_S = 600.0  # torchrun's own limit for a static rendezvous
@@ -106,7 +107,7 @@ class Rendezvous:
             PrefixStore(f"orch/{attempt}-{restart}", store), rank, timeout_s, f"{host}:{port}", agent_hosts_store
         )
 
-    def store_for(self, name: str) -> Any:  # noqa: ANN401 -- as `store`
+    def store_for(self, name: str) -> Foreign:
         """Return a view of the store under a prefix."""
         return PrefixStore(name, self.store)
 
@@ -161,7 +162,7 @@ class Rendezvous:
         if verdict["problem"]:
             raise kind.agreed(verdict["problem"])
 
-    def gather(self, stage: str, value: Any) -> Dict[int, Any]:  # noqa: ANN401 -- whatever JSON has
+    def gather(self, stage: str, value: JsonValue) -> Dict[int, Any]:
         """Return the values of all ranks that report for this stage in time, on each of them."""
         with self._connection():
             self.store.set(f"{stage}/{self.rank.global_rank}", json.dumps(value))

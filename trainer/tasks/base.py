@@ -12,8 +12,7 @@ from trainer.config.config import TrainConfig
 from trainer.data.samples import Samples
 from trainer.errors import UserError
 from trainer.tasks.attention import AttentionShape
-
-# `Any` below stands for a sample or a batch: tensors in any nesting of lists, tuples and dicts.
+from trainer.values import Batch, Model
 
 
 class Task(abc.ABC):
@@ -50,10 +49,10 @@ class Task(abc.ABC):
         """
 
     @abc.abstractmethod
-    def loss(self, model: Any, batch: Any) -> torch.Tensor:  # noqa: ANN401
+    def loss(self, model: Model, batch: Batch) -> torch.Tensor:
         """Return a scalar, the mean over a batch, or with count_terms() the sum over its terms. Call `model` itself: it is wrapped."""
 
-    def count_terms(self, batch: Any) -> Any:  # noqa: ANN401
+    def count_terms(self, batch: Batch) -> torch.Tensor | float:
         """
         Return the number of terms that loss() adds, such as tokens that are not masked, as a number or a tensor.
 
@@ -63,7 +62,7 @@ class Task(abc.ABC):
         """
         raise NotImplementedError
 
-    def evaluate(self, model: Any, batch: Any) -> Mapping[str, Any]:  # noqa: ANN401
+    def evaluate(self, model: Model, batch: Batch) -> Mapping[str, Any]:
         """
         Values of a batch of "validation", by name; called without gradients, the model in evaluation mode.
 
@@ -74,7 +73,7 @@ class Task(abc.ABC):
         loss = self.loss(model, batch)
         return {"loss": (loss, self.count_terms(batch)) if counts_terms(self) else loss}
 
-    def attention(self, batch: Any) -> AttentionShape | None:  # noqa: ANN401, ARG002 -- for overriding methods
+    def attention(self, batch: Batch) -> AttentionShape | None:  # noqa: ARG002 -- for overriding methods
         """Return the attention of the model for such a batch, for the line at the start with torch's kernel; None: no line."""
         return None
 
@@ -95,7 +94,7 @@ class Task(abc.ABC):
         """
         return {}
 
-    def collate(self, samples: Sequence[Any]) -> Any:  # noqa: ANN401
+    def collate(self, samples: Sequence[Any]) -> Batch:
         """Return a batch of samples."""
         return dataloader.default_collate(list(samples))
 
@@ -131,7 +130,7 @@ class Task(abc.ABC):
         return None
 
 
-def loss_of(task: Task, model: Any, batch: Any) -> torch.Tensor:  # noqa: ANN401
+def loss_of(task: Task, model: Model, batch: Batch) -> torch.Tensor:
     """
     The loss of a batch.
 

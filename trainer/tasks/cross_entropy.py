@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Iterator, Tuple, TypeVar
+from typing import Callable, Iterator, Tuple, TypeVar
 
 import torch
 from torch.nn import functional
+
+from trainer.values import Foreign
 
 T = TypeVar("T")
 IGNORED = -100
@@ -75,7 +77,7 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: PLR0917 -- torch calls it so
-        ctx: Any,  # noqa: ANN401 -- torch's
+        ctx: Foreign,
         rows: torch.Tensor,
         weight: torch.Tensor,
         targets: torch.Tensor,
@@ -104,7 +106,7 @@ class _HeadLoss(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, scale: torch.Tensor) -> Tuple[torch.Tensor | None, torch.Tensor | None, None, None]:  # noqa: ANN401 -- as above
+    def backward(ctx: Foreign, scale: torch.Tensor) -> Tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
         # A scale without dimensions keeps its own precision: rounded to bf16 it would be wrong by up to 0.4 %.
         of_rows, of_weight = (None if gradient is None else gradient * scale for gradient in ctx.saved_tensors)
         return of_rows, of_weight, None, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Mapping, Sequence
+from typing import Mapping, Sequence
 
 import torch
 
@@ -14,6 +14,7 @@ from trainer.runtime.seeds import derive_seed
 from trainer.tasks.attention import AttentionShape
 from trainer.tasks.base import Task
 from trainer.tasks.gpt_model import GPT
+from trainer.values import Model
 
 RESIDUAL = ("gather.weight", "feed.2.weight")
 
@@ -35,7 +36,7 @@ class Gpt(Task):
         paths, key = (data.paths, "data.paths") if split == "train" else (data.validation, "data.validation")
         return Windows(paths, data.format, key=key, context=model.context, vocabulary=model.vocabulary)
 
-    def loss(self, model: Any, batch: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
+    def loss(self, model: Model, batch: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = model(batch[:, :-1], batch[:, 1:])
         return loss
 

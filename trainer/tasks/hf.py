@@ -23,6 +23,7 @@ from trainer.tasks.base import Task
 from trainer.tasks.hf_loss import add_loss
 from trainer.tasks.llama_shape import CONFIG_FILE
 from trainer.tasks.lora import add_adapters, frozen_weights
+from trainer.values import Foreign, Model
 
 CONTEXT = 2048  # unless the model allows less
 # The models whose packed conversations do not see each other; tests/trainer/tasks/test_hf.py checks each of them.
@@ -105,7 +106,7 @@ class HuggingFaceModel(Task):
             model=self.raw,
         )
 
-    def loss(self, model: Any, batch: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
+    def loss(self, model: Model, batch: torch.Tensor) -> torch.Tensor:
         tokens, targets, positions = inputs_of(batch)
         # transformers separates the conversations by positions that begin again.
         separated: Dict[str, Any] = {} if positions is None else {"position_ids": positions}
@@ -132,7 +133,7 @@ class HuggingFaceModel(Task):
         names = getattr(model, "_no_split_modules", None) or ()
         return [module for module in model.modules() if type(module).__name__ in names]
 
-    def ends(self, model: Any) -> Sequence[Sequence[torch.nn.Module]]:  # noqa: ANN401 -- transformers'
+    def ends(self, model: Model) -> Sequence[Sequence[torch.nn.Module]]:  # transformers'
         return [[model.get_input_embeddings()], [model.get_output_embeddings()]]
 
     def flops_per_sample(self, sizes: Mapping[str, int]) -> int:
@@ -175,7 +176,7 @@ def _read_config(folder: Path) -> Dict[str, Any]:
     return raw
 
 
-def _settings(folder: Path, raw: Mapping[str, Any]) -> Any:  # noqa: ANN401 -- a class of transformers
+def _settings(folder: Path, raw: Mapping[str, Any]) -> Foreign:  # a class of transformers
     start = f"task={HF_TASK}{folder}"
     if importlib.util.find_spec("transformers") is None:
         raise UserError(f"{start}: needs the package transformers, which is not installed for {sys.executable}")

@@ -8,9 +8,10 @@ import torch
 from torch.nn import functional
 
 from trainer.tasks.cross_entropy import IGNORED, Head
+from trainer.values import Foreign, Model
 
 
-def add_loss(model: Any) -> None:  # noqa: ANN401 -- changes its class
+def add_loss(model: Model) -> None:  # changes its class
     """Let the model return the loss when it is called with targets. Names and values of parameters stay."""
     model.get_output_embeddings().__class__ = LogitsOrLoss
     model.__class__ = type(type(model).__name__, (WithLoss, type(model)), {})
@@ -30,7 +31,7 @@ class WithLoss(torch.nn.Module):
     base_model: Any
     get_output_embeddings: Any
 
-    def forward(self, *inputs: Any, target: torch.Tensor | None = None, **options: Any) -> Any:  # noqa: ANN401 -- transformers'
+    def forward(self, *inputs: Any, target: torch.Tensor | None = None, **options: Any) -> Foreign:  # transformers'
         """With int64 targets [batch, length]: the sum of the cross entropies over all but -100, in fp32. `options` has return_dict=False."""
         if target is None:
             return super().forward(*inputs, **options)

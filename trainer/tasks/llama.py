@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Mapping, Sequence
 
 import torch
 
@@ -17,6 +17,7 @@ from trainer.tasks.attention import AttentionShape
 from trainer.tasks.base import Task
 from trainer.tasks.llama_model import LlamaModel
 from trainer.tasks.llama_shape import read_shape
+from trainer.values import Model
 
 CONTEXT = 2048  # unless the model allows less
 
@@ -61,7 +62,7 @@ class Llama(Task):
             model=self.shape.raw,
         )
 
-    def loss(self, model: Any, batch: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 -- wrapped by a strategy
+    def loss(self, model: Model, batch: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = model(*inputs_of(batch))
         return loss
 

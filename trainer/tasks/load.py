@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 import traceback
+from types import ModuleType
 from typing import Any, Type
 
 from trainer.config.config import HF_TASK, OPTIONS, TrainConfig
@@ -55,7 +56,7 @@ def _construct(kind: Type[Any], config: TrainConfig) -> Task:
     return task
 
 
-def _import_module(module: str, task: str) -> Any:  # noqa: ANN401 -- a module
+def _import_module(module: str, task: str) -> ModuleType:
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:

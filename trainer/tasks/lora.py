@@ -11,6 +11,7 @@ import torch
 
 from trainer.config.config import LoraConfig
 from trainer.errors import UserError
+from trainer.values import Foreign, Model
 
 BASE = ".base_layer."  # peft's part of the name of a frozen weight beside a trained one
 
@@ -35,7 +36,7 @@ class Adapted(torch.nn.Module):
                 state.pop(f"{start}{name}", None)
         return state
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], **options: Any) -> Any:  # type: ignore[override]  # noqa: ANN401
+    def load_state_dict(self, state_dict: Mapping[str, Any], **options: Any) -> Foreign:  # type: ignore[override]
         differing = sorted(set(state_dict) ^ set(self.state_dict()))
         if differing:
             raise RuntimeError(f"not the adapters of this model: {', '.join(differing[:3])}")
@@ -50,7 +51,7 @@ def frozen_weights(model: torch.nn.Module) -> Dict[str, torch.nn.Parameter]:
     return {name.replace(BASE, "."): parameter for name, parameter in found if not parameter.requires_grad}
 
 
-def add_adapters(model: Any, blocks: Sequence[torch.nn.Module], config: LoraConfig) -> None:  # noqa: ANN401 -- changes its class
+def add_adapters(model: Model, blocks: Sequence[torch.nn.Module], config: LoraConfig) -> None:  # changes its class
     """
     Freeze the model, and add adapters to the linear layers in its blocks whose names end with one of the targets.
 

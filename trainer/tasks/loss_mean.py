@@ -8,6 +8,7 @@ import torch
 
 from trainer.runtime.group import Group
 from trainer.tasks.base import Task, counts_terms
+from trainer.values import Batch
 
 # A batch is `Any`: tensors in any nesting, as the task makes it.
 
@@ -36,7 +37,7 @@ class LossMean:
         for batch in held:
             yield batch, factor
 
-    def _count(self, batch: Any) -> torch.Tensor:  # noqa: ANN401
+    def _count(self, batch: Batch) -> torch.Tensor:
         # float32 holds up to 16.7 million terms exactly; some devices narrow types of 64 bits.
         count = self.task.count_terms(batch)
         if isinstance(count, torch.Tensor):

@@ -10,6 +10,7 @@ from trainer.config.config import ZERO_STAGES, TrainConfig
 from trainer.errors import UserError
 from trainer.parallel.deepspeed.package import bf16_optimizer_skips
 from trainer.runtime.rank import Rank
+from trainer.values import JsonValue
 
 AUTO = "auto"
 # DeepSpeed ignores unknown top-level keys, so a misspelt one would go unnoticed.
@@ -184,7 +185,7 @@ def _defaults(config: TrainConfig, flat: Mapping[str, Any]) -> Dict[str, Any]:
     return found
 
 
-def _all_auto(value: Any) -> bool:  # noqa: ANN401 -- any JSON
+def _all_auto(value: JsonValue) -> bool:
     """Return True if there is nothing but "auto" and a type name, as in ready-made files."""
     if isinstance(value, dict):
         return all(key == "type" or _all_auto(inner) for key, inner in value.items())
@@ -212,5 +213,5 @@ def _nested(flat: Mapping[str, Any]) -> Dict[str, Any]:
     return tree
 
 
-def _shown(value: Any) -> str:  # noqa: ANN401 -- any JSON
+def _shown(value: JsonValue) -> str:
     return value if isinstance(value, str) else json.dumps(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from pathlib import Path
-from typing import Any, List
+from typing import List
 
 import torch
 
@@ -15,9 +15,10 @@ from trainer.optim.optimizer import decay_groups
 from trainer.parallel.deepspeed.package import search_path
 from trainer.parallel.deepspeed.threads import take_share_of_cpus
 from trainer.runtime.group import Group
+from trainer.values import Foreign
 
 
-def cpu_adam(group: Group, config: TrainConfig, model: torch.nn.Module) -> Any:  # noqa: ANN401 -- DeepSpeed's class
+def cpu_adam(group: Group, config: TrainConfig, model: torch.nn.Module) -> Foreign:  # a DeepSpeedCPUAdam
     """Build it on all ranks. Raises UserError on all of them if it cannot be compiled on some node."""
     take_share_of_cpus(group, os.environ)
     os.environ["PATH"] = search_path()

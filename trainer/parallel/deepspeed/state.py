@@ -17,12 +17,12 @@ from trainer.optim.optimizer import whole_shape
 from trainer.parallel.parts import Part, persistent_buffers
 from trainer.runtime.group import Group
 from trainer.state_keys import MODEL, MOMENTS
+from trainer.values import Foreign
 
-# `Any` below stands for DeepSpeed's engine and optimizers, which have no types.
 SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
-def collect(engine: Any, *, keep: bool) -> Dict[str, Any]:  # noqa: ANN401
+def collect(engine: Foreign, *, keep: bool) -> Dict[str, Any]:
     """
     Gather the weights in fp32, Adam's moments and step, and the loss scale. All ranks must call.
 
@@ -53,19 +53,19 @@ def collect(engine: Any, *, keep: bool) -> Dict[str, Any]:  # noqa: ANN401
     return {"model": model, "optimizer": optimizer, "scaler": scale(engine)}
 
 
-def scale(engine: Any) -> Dict[str, Any]:  # noqa: ANN401
+def scale(engine: Foreign) -> Dict[str, Any]:
     """The state of the loss scaler; empty without fp16."""
     scaler = getattr(engine.optimizer, "loss_scaler", None)
     return {key: getattr(scaler, key) for key in SCALER if hasattr(scaler, key)}
 
 
-def load_scale(engine: Any, scaler: Mapping[str, Any]) -> None:  # noqa: ANN401
+def load_scale(engine: Foreign, scaler: Mapping[str, Any]) -> None:
     """Load the state of torch's loss scaler or of DeepSpeed's."""
     for key, value in ({"cur_scale": scaler["scale"]} if "scale" in scaler else scaler).items():
         setattr(engine.optimizer.loss_scaler, key, value)
 
 
-def clip_gradients(engine: Any, limit: float) -> float:  # noqa: ANN401
+def clip_gradients(engine: Foreign, limit: float) -> float:
     """Clip the averaged gradients of stage 1 or 2 to this norm over all ranks, 0 for none; return the norm before. All ranks must call."""
     norm = float(engine.optimizer.scaled_global_norm())
     for gradients in engine.optimizer.averaged_gradients.values() if 0 < limit < norm else ():
@@ -74,7 +74,7 @@ def clip_gradients(engine: Any, limit: float) -> float:  # noqa: ANN401
     return norm
 
 
-def local_parts(engine: Any, group: Group) -> Tuple[List[Part], float | None]:  # noqa: ANN401
+def local_parts(engine: Foreign, group: Group) -> Tuple[List[Part], float | None]:
     """The fp32 weights and moments that this rank has, and Adam's step; None before the first step."""
     sharded, parameters = engine.optimizer, dict(engine.module.named_parameters())
     started = next((values for values in sharded.optimizer.state.values() if values), None)
@@ -86,7 +86,7 @@ def local_parts(engine: Any, group: Group) -> Tuple[List[Part], float | None]:  
     return parts, float(started["step"]) if started else None
 
 
-def parts_to_load(engine: Any, steps: Mapping[str, float], group: Group) -> List[Part]:  # noqa: ANN401
+def parts_to_load(engine: Foreign, steps: Mapping[str, float], group: Group) -> List[Part]:
     """The parts of this rank, with moments if there are `steps`, and the low-precision weights, which are set as a whole."""
     sharded, parameters = engine.optimizer, dict(engine.module.named_parameters())
     if steps:
@@ -104,7 +104,7 @@ def parts_to_load(engine: Any, steps: Mapping[str, float], group: Group) -> List
     return parts
 
 
-def _parts(name: str, parameter: Any, keys: Sequence[str], group: Group) -> Iterator[Part]:  # noqa: ANN401, ARG001 -- as for stage 3
+def _parts(name: str, parameter: Foreign, keys: Sequence[str], group: Group) -> Iterator[Part]:  # noqa: ARG001 -- as for stage 3
     """Stage 1 and 2: the fragment of a parameter in this rank's slice of the group."""
     mapping = getattr(parameter, "_hp_mapping", None)  # None if this rank has no fragment of it
     if mapping is not None:
@@ -114,7 +114,7 @@ def _parts(name: str, parameter: Any, keys: Sequence[str], group: Group) -> Iter
             yield Part(f"{key}/{name}", shape, start, mapping.optim_fragment[key])
 
 
-def _parts_of_stage_3(name: str, parameter: Any, keys: Sequence[str], group: Group) -> Iterator[Part]:  # noqa: ANN401
+def _parts_of_stage_3(name: str, parameter: Foreign, keys: Sequence[str], group: Group) -> Iterator[Part]:
     """Stage 3: equal slices, the last ones padded."""
     tools = importlib.import_module("deepspeed.utils")
     shape, count = tuple(whole_shape(parameter)), parameter.ds_tensor.numel()
@@ -143,18 +143,18 @@ def _parts_of_stage_3(name: str, parameter: Any, keys: Sequence[str], group: Gro
         )
 
 
-def _set_weights_of(parameter: Any, group: Group, values: torch.Tensor) -> None:  # noqa: ANN401, ARG001 -- as for stage 3
+def _set_weights_of(parameter: Foreign, group: Group, values: torch.Tensor) -> None:  # noqa: ARG001 -- as for stage 3
     parameter.data.copy_(values.view(parameter.shape))
 
 
-def _set_weights_of_stage_3(parameter: Any, group: Group, values: torch.Tensor) -> None:  # noqa: ANN401
+def _set_weights_of_stage_3(parameter: Foreign, group: Group, values: torch.Tensor) -> None:
     gathered = importlib.import_module("deepspeed").zero.GatheredParameters
     with gathered([parameter], modifier_rank=0):
         if group.rank.is_main:
             parameter.data.copy_(values.view(whole_shape(parameter)))
 
 
-def restore(engine: Any, state: Mapping[str, Any], group: Group) -> None:  # noqa: ANN401
+def restore(engine: Foreign, state: Mapping[str, Any], group: Group) -> None:
     """Load this rank's slices of the whole; the number of ranks may differ from that at collect()."""
     sharded, moments = engine.optimizer, state["moments"]
     parameters = dict(engine.module.named_parameters())
@@ -180,7 +180,7 @@ def copy_weights(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
     return {name: weight.detach().to("cpu", copy=True) for name, weight in model.named_parameters()}
 
 
-def set_weights(engine: Any, group: Group, whole: Callable[[str, Any], torch.Tensor]) -> None:  # noqa: ANN401
+def set_weights(engine: Foreign, group: Group, whole: Callable[[str, Any], torch.Tensor]) -> None:
     """Set the fp32 weights of all parameters to what `whole` returns on rank 0 for a name and a parameter."""
     fill = _fill_stage_3 if hasattr(engine.optimizer, "fp32_partitioned_groups_flat") else _fill
     for name, parameter in engine.module.named_parameters():
@@ -189,14 +189,14 @@ def set_weights(engine: Any, group: Group, whole: Callable[[str, Any], torch.Ten
         fill(parameter, weights, {}, group)
 
 
-def _flat_slices(sharded: Any) -> List[torch.Tensor]:  # noqa: ANN401
+def _flat_slices(sharded: Foreign) -> List[torch.Tensor]:
     """This rank's fp32 weights, one tensor per parameter group; DeepSpeed's classes use different names."""
     names = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
     flat: List[torch.Tensor] = next(getattr(sharded, name) for name in names if hasattr(sharded, name))
     return flat
 
 
-def _make_moments(sharded: Any, parameters: Mapping[str, Any], step: Any) -> None:  # noqa: ANN401
+def _make_moments(sharded: Foreign, parameters: Mapping[str, Any], step: Foreign) -> None:
     """Create Adam's state, which it would create in its first step, to be filled."""
     inner, flat = sharded.optimizer, _flat_slices(sharded)
     for weights in flat:
@@ -207,7 +207,7 @@ def _make_moments(sharded: Any, parameters: Mapping[str, Any], step: Any) -> Non
     _link(sharded, parameters)
 
 
-def _link(sharded: Any, parameters: Mapping[str, Any]) -> None:  # noqa: ANN401
+def _link(sharded: Foreign, parameters: Mapping[str, Any]) -> None:
     """
     Link every parameter of stage 1 and 2 to its fragment of the moments.
 
@@ -221,7 +221,7 @@ def _link(sharded: Any, parameters: Mapping[str, Any]) -> None:  # noqa: ANN401
             mapping.optim_fragment = {key: state[key].narrow(0, address.start, address.numel) for key in MOMENTS}
 
 
-def _fill(parameter: Any, weights: torch.Tensor, moments: Mapping[str, torch.Tensor], group: Group) -> None:  # noqa: ANN401, ARG001 -- as for stage 3
+def _fill(parameter: Foreign, weights: torch.Tensor, moments: Mapping[str, torch.Tensor], group: Group) -> None:  # noqa: ARG001 -- as for stage 3
     """Stage 1 and 2: the low-precision weights are whole on every rank, fp32 ones and moments are slices."""
     parameter.data.copy_(weights)
     mapping = getattr(parameter, "_hp_mapping", None)  # None if this rank has no fragment of it
@@ -235,7 +235,7 @@ def _fill(parameter: Any, weights: torch.Tensor, moments: Mapping[str, torch.Ten
         mine.data.copy_(whole.flatten().narrow(0, address.start, address.numel))
 
 
-def _fill_stage_3(parameter: Any, weights: torch.Tensor, moments: Mapping[str, torch.Tensor], group: Group) -> None:  # noqa: ANN401
+def _fill_stage_3(parameter: Foreign, weights: torch.Tensor, moments: Mapping[str, torch.Tensor], group: Group) -> None:
     tools = importlib.import_module("deepspeed.utils")
     _set_weights_of_stage_3(parameter, group, weights)
     # By slices: DeepSpeed's function for a whole tensor fails unless its size is a multiple of the world size.

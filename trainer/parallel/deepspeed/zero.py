@@ -9,6 +9,7 @@ import json
 import math
 import os
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Callable, ContextManager, Dict, Iterator, Mapping, Sequence, Tuple
 
 import torch
@@ -40,6 +41,7 @@ from trainer.parallel.parts import (
 from trainer.runtime.group import Group
 from trainer.tasks.base import Task, loss_of
 from trainer.tensors import large_tensors
+from trainer.values import Batch, Foreign
 
 SPLIT_STAGE = 3  # weights are sharded too
 
@@ -107,14 +109,14 @@ class Zero:
             block.register_forward_pre_hook(with_gradient)
         compile_blocks(model, blocks, self.task.ends(model), inside_hooks=is_split)
 
-    def warm_up(self, batch: Any) -> None:  # noqa: ANN401
+    def warm_up(self, batch: Batch) -> None:
         """Do nothing: the model alone fixes the order of the buckets."""
 
     def micro_batch(self, *, last: bool) -> ContextManager[None]:
         self.engine.set_gradient_accumulation_boundary(last)
         return contextlib.nullcontext()
 
-    def forward(self, batch: Any) -> torch.Tensor:  # noqa: ANN401
+    def forward(self, batch: Batch) -> torch.Tensor:
         return loss_of(self.task, self.engine, batch)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -210,7 +212,7 @@ def _build_split(group: Group, config: TrainConfig, task: Task, settings: Mappin
     """Shard each parameter when it is created, and initialise one at a time."""
     zero = importlib.import_module("deepspeed").zero
 
-    def put(weight: Any, whole: Callable[[], torch.Tensor]) -> None:  # noqa: ANN401 -- a parameter with DeepSpeed's fields
+    def put(weight: Foreign, whole: Callable[[], torch.Tensor]) -> None:  # a parameter with DeepSpeed's fields
         with zero.GatheredParameters([weight], modifier_rank=0):
             if group.rank.is_main:
                 weight.copy_(whole())
@@ -255,12 +257,12 @@ def _cast_inputs(model: torch.nn.Module, inputs: Tuple[Any, ...]) -> Tuple[Any, 
     )
 
 
-def load_deepspeed(group: Group) -> Any:  # noqa: ANN401 -- a module without types
+def load_deepspeed(group: Group) -> ModuleType:
     """Import deepspeed for the trainer's device."""
     device = group.accelerator.name
     if not device.startswith("gcu"):  # the vendor's fork detects its own
         os.environ["DS_ACCELERATOR"] = device
-    deepspeed: Any = importlib.import_module("deepspeed")
+    deepspeed = importlib.import_module("deepspeed")
     # A shared-memory collective, compiled at the first start and unused in training.
     getattr(deepspeed.ops, "__compatible_ops__", {})["deepspeed_shm_comm"] = False
     deepspeed.init_distributed()  # uses the trainer's group
@@ -287,7 +289,7 @@ def agreed_settings(group: Group, config: TrainConfig, out: Path) -> Dict[str, A
     return settings
 
 
-def _check(group: Group, deepspeed: Any, settings: Mapping[str, Any], name: str) -> None:  # noqa: ANN401 -- as above
+def _check(group: Group, deepspeed: ModuleType, settings: Mapping[str, Any], name: str) -> None:
     """Raise UserError for a configuration that DeepSpeed refuses."""
     problem = ""
     device = importlib.import_module("deepspeed.accelerator").get_accelerator()
