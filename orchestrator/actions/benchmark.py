@@ -51,7 +51,7 @@ def plan_benchmark(
         UsageError: there is one rank only, and its device is not tested; or as from plan_launch.
     """
     planned = plan_launch(launch, on_progress, terminal)
-    if planned.plan.world_size < 2 and DEVICES not in launch.settings:  # noqa: PLR2004  one communicates with the other
+    if planned.plan.world_size <= 1 and DEVICES not in launch.settings:  # one communicates with the other
         planned.close()
         raise UsageError("there is only one rank, which has no other to communicate with", hint="-j 2x1, or more nodes")
     return planned

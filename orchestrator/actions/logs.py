@@ -98,7 +98,7 @@ def missing_logs(run: KeptRun, plan: LaunchPlan, reader: LogReader) -> LaunchErr
     if not missing or plan.launcher != "ssh" or not run.is_recorded or not run.read().started:
         return None
     folders = sorted({plan.node_dir(node) for node in plan.nodes if node.name in missing})
-    shown = ", ".join(folders[:2]) + (", …" if len(folders) > 2 else "")  # noqa: PLR2004
+    shown = ", ".join(folders[:2]) + (", …" if folders[2:] else "")
     message = f"the log on {fold(missing)} is gone, as is its folder: {shown}"
     return LaunchError(message, hint=f"orch status {plan.run_id} shows what is recorded here")
 

@@ -38,7 +38,7 @@ def difference(values: Mapping[str, T]) -> Difference[T] | None:
     groups: dict[T, list[str]] = {}
     for node, value in values.items():
         groups.setdefault(value, []).append(node)
-    if len(groups) < 2:  # noqa: PLR2004  equal on all nodes
+    if len(groups) <= 1:  # equal on all nodes
         return None
     ordered = dict(sorted(((value, tuple(nodes)) for value, nodes in groups.items()), key=lambda item: -len(item[1])))
     first, second = list(ordered.values())[:2]

@@ -162,7 +162,7 @@ def _remedy_of_report(hits: Sequence[Hit]) -> tuple[str, ...]:
 
 def _with_ranks_of_the_run(hits: Sequence[Hit]) -> list[Hit]:
     """The hits without ranks that count within a node, if they are of several nodes."""
-    if len({hit.node for hit in hits} - {None}) < 2:  # noqa: PLR2004  several
+    if len({hit.node for hit in hits} - {None}) <= 1:
         return list(hits)
     return [replace(hit, origin=replace(hit.origin, rank=None)) if hit.origin.is_local else hit for hit in hits]
 

@@ -79,14 +79,15 @@ _SHELL_VARIABLES = frozenset(
         "UID",
     ]
 )
+_MOST_SECONDS = 3600
 _MAX_VALUE_BYTES = 130_000  # Linux passes at most 128 KiB per variable, including its name and a NUL
 
 
 def _check_seconds(value: object) -> float:
     text = str(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else ""
-    if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text) and 0 < float(text) <= 3600:  # noqa: PLR2004  an hour
+    if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text) and 0 < float(text) <= _MOST_SECONDS:
         return float(text)
-    raise ValueError(f"{displayed(value)} is not a time in seconds; allowed: above 0, up to 3600")
+    raise ValueError(f"{displayed(value)} is not a time in seconds; allowed: above 0, up to {_MOST_SECONDS}")
 
 
 def check_env_name(name: str) -> str:

@@ -222,19 +222,19 @@ class DirectLauncher:
                 raise
         return [result if isinstance(result, NodeError) else None for result in results]
 
-    def job_status(self, job: str | None) -> JobStatus | None:  # noqa: ARG002  no scheduler here
+    def job_status(self, job: str | None) -> JobStatus | None:  # no scheduler here
         """None: no scheduler."""
         return None
 
-    def batch_log(self, max_bytes: int) -> BatchLog | None:  # noqa: ARG002  no scheduler here
+    def batch_log(self, max_bytes: int) -> BatchLog | None:  # no scheduler here
         """Always None."""
         return None
 
-    def position(self, status: JobStatus) -> str:  # noqa: ARG002  no scheduler here
+    def position(self, status: JobStatus) -> str:  # no scheduler here
         """Empty: no job waits."""
         return ""
 
-    def stop(self, job: str | None, *, grace_s: float) -> list[str]:  # noqa: ARG002  no scheduler here
+    def stop(self, job: str | None, *, grace_s: float) -> list[str]:  # no scheduler here
         """End the agent and the ranks on every node that can be reached."""
         return self.stop_nodes(self.plan.nodes, grace_s=grace_s)
 

@@ -11,6 +11,8 @@ import ipaddress
 import re
 from collections.abc import Callable, Mapping
 
+MOST_SHOWN = 60  # characters of a value; leaves space on the line for the message
+
 
 def displayed(value: object) -> str:
     """Format a value for a message: the type of a collection, a long text shortened."""
@@ -19,7 +21,7 @@ def displayed(value: object) -> str:
     if isinstance(value, list | tuple):
         return "a list"
     text = str(value)
-    text = text if len(text) <= 60 else text[:57] + "..."  # noqa: PLR2004  leaves space on the line for the message
+    text = text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
     return text if re.fullmatch(r"[^\s'\"]+", text) and text.isprintable() else repr(text)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 
 # Larger than any known cluster, small enough that `n[0-999999999]` is refused at once instead of filling memory.
 MAX_NAMES = 16_384
+MOST_SHOWN = 60  # characters of a pattern; leaves space on the line for the message
 
 _LAST_NUMBER = re.compile(r"(.*?)(\d{1,18})(\D*)")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
@@ -43,7 +44,7 @@ def expand(pattern: str) -> list[str]:
 def fold(names: Iterable[str]) -> str:
     """Return names as one short host list: sorted, without duplicates; empty for no names."""
     unique = list(dict.fromkeys(names))
-    if len(unique) < 2:  # noqa: PLR2004  nothing to fold: ClusterShell need not be imported
+    if len(unique) <= 1:  # nothing to fold: ClusterShell need not be imported
         return "".join(unique)
     if any(not re.fullmatch(r"[A-Za-z0-9._:-]+", name) for name in unique):
         return ",".join(unique)  # characters that ClusterShell reads as operators or wildcards
@@ -162,7 +163,7 @@ def _refusal(pattern: str, reason: str) -> ValueError:
 
 
 def _displayed(pattern: str) -> str:
-    short = pattern if len(pattern) <= 60 else pattern[:57] + "..."  # noqa: PLR2004  leaves space on the line for the message
+    short = pattern if len(pattern) <= MOST_SHOWN else pattern[: MOST_SHOWN - 3] + "..."
     return short if re.fullmatch(r"[!-~]+", short) else ascii(short)
 
 

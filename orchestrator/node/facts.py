@@ -5,8 +5,6 @@ A value that could not be read is None, or absent from its list; `missing` then 
 Sizes are bytes, times seconds, rates Gb/s. PCI addresses are as in sysfs ("0000:3d:00.0").
 """
 
-# ruff: noqa: D101  the keys are the description
-
 from __future__ import annotations
 
 from functools import lru_cache

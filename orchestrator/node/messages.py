@@ -1,7 +1,5 @@
 """The keys of requests to an endpoint and of the replies. For type checkers: no program imports this module at run time."""
 
-# ruff: noqa: D101  the keys are the description
-
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Tuple, TypedDict

@@ -29,7 +29,7 @@ def mount_of(path: str, mountinfo: str) -> Mount:
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         fields, rest = before.split(" "), after.split(" ")
-        if len(fields) <= POINT or len(rest) < 2:  # noqa: PLR2004  type and source
+        if len(fields) <= POINT or len(rest) <= 1:  # type and source
             continue
         point = unescaped(fields[POINT])
         if len(point) >= len(found[0]) and os.path.commonpath((point, path)) == point:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
+from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO
@@ -98,7 +99,7 @@ def _request(url: str, body: bytes, timeout_s: float) -> tuple[str, bool]:
             return "", False
     except HTTPError as error:
         error.close()
-        return f"HTTP status {error.code}", error.code in _MAY_PASS or error.code >= 500  # noqa: PLR2004
+        return f"HTTP status {error.code}", error.code in _MAY_PASS or error.code >= HTTPStatus.INTERNAL_SERVER_ERROR
     except (OSError, HTTPException) as error:
         cause = error.reason if isinstance(error, URLError) else error
         text = cause.strerror if isinstance(cause, OSError) and cause.strerror else type(cause).__name__

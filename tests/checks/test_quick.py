@@ -80,7 +80,7 @@ FAULTS: list[tuple[str, Severity, str, Change]] = [
     ("incomplete", WARN, "cards.nvidia cannot be", _set("missing")({"cards.nvidia": "nvidia-smi: exit code 9"})),
     ("tools", FAIL, "nvidia-smi took more than 5 s", _set("tools", 0)(_tool(10.0, "killed after 10 s"))),
     ("tools", WARN, "nvidia-smi took more than 5 s", _set("tools", 0)(_tool(7.5, None))),
-    ("rdma", WARN, "mlx5_1: the device file is missing", _set("hcas", 1, "usable")(False)),  # noqa: FBT003
+    ("rdma", WARN, "mlx5_1: the device file is missing", _set("hcas", 1, "usable")(False)),
     ("firmware", WARN, "22.0 on n2 mlx5_0; 28.1 on the other 7", _set("hcas", 0, "firmware")("22.0")),
     ("ports", FAIL, "mlx5_1 is DOWN", _set("hcas", 1, "ports", 0, "state")("DOWN")),
     ("ports", FAIL, "200 Gb/s InfiniBand on n2", _set("hcas", 1, "ports", 0, "rate")(200.0)),
@@ -95,7 +95,7 @@ FAULTS: list[tuple[str, Severity, str, Change]] = [
     ("names", WARN, "n0 does not resolve", _set("names", "resolved", "n0")([])),
     ("disk", FAIL, "workdir is full: 0 MiB left", _set("disks", 0)(disk("workdir", "/data", free=0))),
     ("disk", FAIL, "tmp has 3 inodes left", _set("disks", 1, "inodes_free")(3)),
-    ("disk", FAIL, "workdir /data cannot be written", _set("disks", 0, "writable")(False)),  # noqa: FBT003
+    ("disk", FAIL, "workdir /data cannot be written", _set("disks", 0, "writable")(False)),
     (
         "disk",
         WARN,
@@ -130,7 +130,7 @@ FAULTS: list[tuple[str, Severity, str, Change]] = [
     ),
     ("nproc", WARN, "the user may have 400 processes", _set("limits", "nproc")({"soft": 400, "hard": 400})),
     ("memlock", WARN, "may lock 6.1e-05 GiB", _set("limits", "memlock")({"soft": 65536, "hard": 65536})),
-    ("clock", WARN, "no time daemon", _set("clock", "synchronized")(False)),  # noqa: FBT003
+    ("clock", WARN, "no time daemon", _set("clock", "synchronized")(False)),
     ("versions", FAIL, "torch differs: 2.5.1 on n2; 2.6.0 on the other 3", _set("software", "torch")("2.5.1")),
     ("versions", FAIL, "driver differs: not installed on n2", _set("software", "driver")(None)),
     ("python", FAIL, "3.10 on n2; 3.11 on the other 3", _set("software", "python")("3.10.14")),

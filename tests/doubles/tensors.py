@@ -152,7 +152,7 @@ def install(cards: Cards) -> None:
     torch._has_compatible_shallow_copy_type = _comparing(torch._has_compatible_shallow_copy_type)
     construct = torch.nn.Parameter.__new__
 
-    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:  # noqa: FBT002 -- torch's own
+    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
         if not isinstance(data, DeviceTensor):
             return construct(cls, data, requires_grad)
         kind = _class(cards, data.card, torch.nn.Parameter)

@@ -75,7 +75,7 @@ def test_stuck_reader_blocks_no_rank_and_loses_nothing(orch: Orch) -> None:
         os.kill(watcher.pid, signal.SIGSTOP)
         for _ in range(2):
             before = max(_heartbeat_times(orch))
-            until(lambda: min(_heartbeat_times(orch)) > before, awaited="another heartbeat to each node")  # noqa: B023
+            until(lambda: min(_heartbeat_times(orch)) > before, awaited="another heartbeat to each node")
         [run] = [entry["id"] for entry in orch.records()]
         for folder in orch.node_folders(run):
             (folder.parents[1] / "go").touch()

@@ -103,7 +103,7 @@ def at_moments(out: Path, count: int, seed: int) -> dict[str, int]:
         files.remove_stale(out)
         reading, writing = os.pipe()
         started = time.perf_counter()
-        child = fork(lambda: _save_forever(out, saved, writing))  # noqa: B023 -- runs before the next turn
+        child = fork(lambda: _save_forever(out, saved, writing))  # runs before the next turn
         os.close(writing)
         with os.fdopen(reading, "rb") as pipe:
             first = [pipe.readline() for _ in range(draw.randrange(3))]
@@ -140,7 +140,7 @@ def _before_calls_of(out: Path, *, is_odd: bool) -> int:
         files.retain(out, LIMIT)  # otherwise surplus checkpoints of each kill would make the next save longer
         before = check(out, 0)
         step = before + 1 if (before + 1) % 2 == is_odd else before + 2
-        child = fork(lambda: _save_killed(out, step, kills))  # noqa: B023 -- runs before the next turn
+        child = fork(lambda: _save_killed(out, step, kills))  # runs before the next turn
         _, status = os.waitpid(child, 0)
         after = check(out, before)
         if os.WIFEXITED(status):

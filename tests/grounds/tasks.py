@@ -57,7 +57,7 @@ class Points(Task):
         loss: torch.Tensor = (prediction - targets).pow(2).mean()
         if self.steep:
             loss = loss + (prediction * 0).abs().sqrt().sum()
-        return loss * (1 + random.random() + np.random.rand()) if self.draws else loss  # noqa: NPY002 -- as users do
+        return loss * (1 + random.random() + np.random.rand()) if self.draws else loss  # as users do
 
 
 class Masked(Points):

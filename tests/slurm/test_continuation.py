@@ -105,7 +105,7 @@ def test_cancelled_job_is_not_requeued_though_its_ranks_exit_with_99(
 def test_job_is_not_requeued_after_three_attempts_without_progress(start: Start, orch: Orch, cluster: Cluster) -> None:
     run, job = start("save(7); sys.exit(99)")
     for attempt in (2, 3, 4):
-        until(lambda: f"for attempt {attempt}" in orch.printed(run), awaited="the next attempt")  # noqa: B023
+        until(lambda: f"for attempt {attempt}" in orch.printed(run), awaited="the next attempt")
         cluster.start_soon(job)
     status = cluster.wait_for(orch, run, "FAILED")
     assert status["attempt"] == 4  # the first one made progress

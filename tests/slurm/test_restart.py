@@ -147,7 +147,7 @@ def test_lost_node_is_replaced_without_a_saved_step(orch: Orch, cluster: Cluster
 def test_job_with_too_few_nodes_left_is_requeued(orch: Orch, cluster: Cluster) -> None:
     run, job = _submit(orch, '[ "$ORCH_ATTEMPT" = 3 ] || exec sleep 1000')
     for attempt, node in ((1, "n1"), (2, "n2")):
-        until(lambda: len(_ranks(orch, run)) == 2 * attempt, awaited=f"attempt {attempt}")  # noqa: B023
+        until(lambda: len(_ranks(orch, run)) == 2 * attempt, awaited=f"attempt {attempt}")
         cluster.lose_node(node)
     cluster.repair()
     cluster.start_soon(job)

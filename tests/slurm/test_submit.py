@@ -128,7 +128,7 @@ def test_cancelled_job_is_stopped_and_one_ended_by_a_signal_has_failed(orch: Orc
     for command in (["scancel"], ["scancel", "--signal=TERM"], ["scancel", "--full", "--signal=TERM"]):
         run_id = orch("submit", "--detach", "-j", "2x1", "--", "sleep", "1000").stdout.strip()
         job = cluster.wait_for(orch, run_id, "RUNNING")["slurm_job"]
-        until(lambda: orch.printed(run_id).count("rank-started") == 2, awaited="both ranks")  # noqa: B023
+        until(lambda: orch.printed(run_id).count("rank-started") == 2, awaited="both ranks")
         subprocess.run([*command, job], check=True, timeout=30)
         until(lambda: not cluster.jobs(), awaited="the job to be over")
         states.append((orch.status(run_id)["state"], orch.status(run_id)["message"] or ""))

@@ -138,7 +138,7 @@ def test_node_that_prompts_is_supervised_and_attach_prompts_too(farm: Farm, orch
             [run] = [folder.path.name for folder in Store(orch.home).all()]
             heartbeat = orch.node_folder(run, "n0") / SUPERVISED
             before = heartbeat.stat().st_mtime_ns if heartbeat.exists() else 0
-            until(lambda: heartbeat.exists() and heartbeat.stat().st_mtime_ns > before, awaited="a heartbeat")  # noqa: B023
+            until(lambda: heartbeat.exists() and heartbeat.stat().st_mtime_ns > before, awaited="a heartbeat")
             orch.kill_supervisor(run)
     orch("stop")
 

@@ -342,7 +342,7 @@ def test_a_python_in_a_folder_that_the_user_may_not_enter_is_named_with_the_fold
     (env / "python").symlink_to("python3")
     (env / "python3").symlink_to(home / "python3")
     for python in (home / "bin" / "python3", env / "python"):
-        reason = node_error(lambda: connect(farm, python=str(python))).reason  # noqa: B023  called at once
+        reason = node_error(lambda: connect(farm, python=str(python))).reason  # called at once
         assert reason == f"no Python: {python} is in {home}, which this user may not enter"
 
 

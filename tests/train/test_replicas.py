@@ -24,7 +24,7 @@ def test_one_flipped_bit_is_named_at_the_next_fingerprint(start_ranks: StartRank
     assert codes(ranks) == [0, 0, 0], ranks[0].err
     files = [run_dir / f"attempt-1/n0/progress/{rank}.json" for rank in range(3)]
     progress = {rank: json.loads(file.read_text("utf-8")) for rank, file in enumerate(files)}
-    node = NodeObservation("n0", None, True, True, None, None, progress=progress)  # noqa: FBT003  alive, of the same boot
+    node = NodeObservation("n0", None, True, True, None, None, progress=progress)  # alive, of the same boot
     finding = differing_replicas([node])
     assert finding is not None
     assert finding.text == "rank 1 differs from the 2 others in the parameters after step 4"

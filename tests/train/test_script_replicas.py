@@ -108,7 +108,7 @@ def _node(run: Path) -> NodeObservation:
     files = (run / "attempt-1/n0/progress").glob("*.json")
     progress = {int(path.stem): json.loads(path.read_text("utf-8")) for path in files}
     assert {len(report["replicas"]["steps"]) for report in progress.values()} == {1}
-    return NodeObservation("n0", None, True, True, None, None, progress=progress)  # noqa: FBT003  alive, of the same boot
+    return NodeObservation("n0", None, True, True, None, None, progress=progress)  # alive, of the same boot
 
 
 def test_one_flipped_bit_is_named_at_the_next_fingerprint(findings: Mapping[str, Finding | None]) -> None:

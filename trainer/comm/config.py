@@ -114,7 +114,7 @@ def parse_sizes(text: str) -> list[int]:
     last, _, factor_text = rest.partition(":")
     factor = int(factor_text) if factor_text.isdigit() else 0 if factor_text else 2
     low, high = _size(first, text), _size(last, text)
-    if factor < 2 or low > high:  # noqa: PLR2004 -- with 1 the sizes would not grow
+    if factor <= 1 or low > high:  # with 1 the sizes would not grow
         _refuse(text)
     sizes: List[int] = []
     while low <= high:

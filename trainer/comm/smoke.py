@@ -126,7 +126,16 @@ def main(requested_device: str, local_rank: int) -> int:
     from trainer.runtime.init import prepare
     from trainer.runtime.rank import Rank
 
-    rank = Rank(local_rank, local_rank, local_rank + 1, True, "", None, None, False)  # noqa: FBT003
+    rank = Rank(
+        global_rank=local_rank,
+        local_rank=local_rank,
+        world_size=local_rank + 1,
+        launched=True,
+        node="",
+        run_dir=None,
+        progress_dir=None,
+        is_retry=False,
+    )
     accelerator, device, problem = prepare(lambda: choose(requested_device, torch), rank)
     try:
         result = {"error": problem} if problem or accelerator is None else compute(accelerator, device)

@@ -40,7 +40,7 @@ def _float_field(default: float, *, low: float = 0.0, above: bool = False) -> Fi
     return field(default=default, metadata={"schema": KeySchema("float", low=low, above=above)})
 
 
-def _flag_field(default: bool | None = False) -> FieldDefault:  # noqa: FBT001, FBT002 -- as above; as the others
+def _flag_field(*, default: bool | None = False) -> FieldDefault:
     return field(default=default, metadata={"schema": KeySchema("flag", optional=default is None)})
 
 
@@ -87,7 +87,7 @@ class OptimConfig:
     weight_decay: float = _float_field(0.1)
     betas: tuple[float, float] = field(default=(0.9, 0.95), metadata={"schema": KeySchema("betas")})
     momentum: float | None = field(default=None, metadata={"schema": KeySchema("float", optional=True)})
-    nesterov: bool | None = _flag_field(None)
+    nesterov: bool | None = _flag_field(default=None)
     ema: float = _float_field(0.0)
     grad_clip: float = _float_field(1.0)
     warmup_steps: int = _int_field(10, low=0)
@@ -146,7 +146,7 @@ class TrainConfig:
     offload_optimizer: bool = _flag_field()
     offload_param: bool = _flag_field()
     find_unused_parameters: bool = _flag_field()
-    gradient_as_bucket_view: bool | None = _flag_field(None)
+    gradient_as_bucket_view: bool | None = _flag_field(default=None)
     sync_batchnorm: bool = _flag_field()
     channels_last: bool = _flag_field()
     precision: str = _text_field("fp32", choices=("fp32", "bf16", "fp16"))

@@ -92,7 +92,7 @@ def _reason(error: Exception) -> str:
 def _record(value: JsonValue, origin: str) -> Record:
     """Raises ValueError: it is no record."""
     if not isinstance(value, dict):
-        raise ValueError(f"a {_kind(value)}, no record")  # noqa: TRY004 -- of the file, not of a type
+        raise ValueError(f"a {_kind(value)}, no record")  # of the file, not of a type
     has_messages, has_prompt = "messages" in value, "prompt" in value or "completion" in value
     if has_messages == has_prompt:
         raise ValueError("both messages and prompt" if has_messages else f"neither messages nor prompt: {_keys(value)}")
@@ -124,7 +124,7 @@ def _messages(value: JsonValue, name: str) -> Sequence[Dict[str, Any]]:
     for number, message in enumerate(value):
         start = f"{name}[{number}]"
         if not isinstance(message, dict):
-            raise ValueError(f"{start} is {_kind(message)}, no message")  # noqa: TRY004 -- as above
+            raise ValueError(f"{start} is {_kind(message)}, no message")
         if not isinstance(message.get("role"), str) or not message["role"]:
             raise ValueError(f"{start} has no role, a text such as user or {ASSISTANT}")
         content = message.get("content")

@@ -209,7 +209,7 @@ def _literal(text: bytes) -> Dict[str, Any]:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:  # as literal_eval says
         raise ValueError("no .npy file: its header cannot be read") from exc
     if not isinstance(found, dict):
-        raise ValueError("no .npy file: its header is no mapping")  # noqa: TRY004 -- of the file, not of a type
+        raise ValueError("no .npy file: its header is no mapping")  # of the file, not of a type
     return found
 
 

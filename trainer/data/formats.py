@@ -49,7 +49,7 @@ def megatron_layout(path: Path) -> Tuple[str, int, int] | None:
         length = file.read(4)
         file.seek(8 * max(0, sequences - 1), 1)
         offset = file.read(8)
-    if sequences and len(length + offset) < 12:  # noqa: PLR2004 -- as read above
+    if sequences and (len(length), len(offset)) != (4, 8):
         raise ValueError(f"{index} is cut short")
     kind = MEGATRON_KINDS.get(code)
     if kind is None:

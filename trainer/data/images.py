@@ -84,7 +84,7 @@ class ImageFolders:
             raise UserError(f"{path}: cannot be read as an image: {exc}") from exc
         box = _random_square(*image.size) if self.is_random else _middle_square(*image.size)
         image = image.resize((self.size, self.size), pillow.Resampling.BILINEAR, box=box)
-        if self.is_random and random.random() < 0.5:  # noqa: PLR2004, S311 -- half of them
+        if self.is_random and random.random() < 0.5:  # noqa: PLR2004 -- half of them
             image = image.transpose(pillow.Transpose.FLIP_LEFT_RIGHT)
         pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(self.size, self.size, 3)
         scaled = pixels.permute(2, 0, 1).float() / 255
@@ -121,6 +121,6 @@ def _middle_square(width: int, height: int) -> Tuple[int, int, int, int]:
 
 def _random_square(width: int, height: int) -> Tuple[int, int, int, int]:
     shorter = min(width, height)
-    side = max(1, round(shorter * random.uniform(LEAST_SHARE, 1.0)))  # noqa: S311 -- seeded by the trainer
-    left, top = random.randint(0, width - side), random.randint(0, height - side)  # noqa: S311 -- as above
+    side = max(1, round(shorter * random.uniform(LEAST_SHARE, 1.0)))  # seeded by the trainer
+    left, top = random.randint(0, width - side), random.randint(0, height - side)
     return left, top, left + side, top + side

@@ -121,7 +121,7 @@ class TorchStrategy(abc.ABC):
         is_whole = config.optim.fused and config.optim.name != "muon"
         self.decides_on_device = is_whole and self.scaler is None and group.accelerator.name in ("cpu", "cuda")
 
-    def warm_up(self, batch: Batch) -> None:  # noqa: B027  only DDP needs it
+    def warm_up(self, batch: Batch) -> None:  # only DDP needs it
         """Do nothing."""
 
     def forward(self, batch: Batch) -> torch.Tensor:

@@ -112,7 +112,7 @@ class Accelerator(abc.ABC):
         block: ContextManager[Any] = self.torch.autocast(self.device.partition(":")[0], dtype=dtype)
         return block
 
-    def step(self, optimizer: Foreign, loss: Foreign, model: Model) -> None:  # noqa: ARG002 -- a lazy device needs all three
+    def step(self, optimizer: Foreign, loss: Foreign, model: Model) -> None:  # a lazy device needs all three
         """Make one optimizer step."""
         optimizer.step()
 
@@ -138,13 +138,13 @@ class Accelerator(abc.ABC):
         """Return the driver's name of this rank's device, or ""."""
         return ""
 
-    def pin(self, address: int, size: int) -> None:  # noqa: B027 -- a default
+    def pin(self, address: int, size: int) -> None:  # a default
         """Let the device copy to this memory directly, if it can: it is faster."""
 
-    def unpin(self, address: int) -> None:  # noqa: B027 -- a default
+    def unpin(self, address: int) -> None:  # a default
         """Undo pin(), before the memory is freed."""
 
-    def seed(self, number: int) -> None:  # noqa: B027 -- a default
+    def seed(self, number: int) -> None:  # a default
         """Seed the device's generator, if torch.manual_seed does not."""
 
     @abc.abstractmethod
@@ -171,7 +171,7 @@ class Accelerator(abc.ABC):
     def peak_memory(self) -> Foreign:
         """Return the peak number of bytes allocated on the device, or held by the process on a CPU; None if unknown."""
 
-    def on_out_of_memory(self, act: Callable[[], None]) -> None:  # noqa: B027 -- a default
+    def on_out_of_memory(self, act: Callable[[], None]) -> None:  # a default
         """Call `act` when the device's memory is exhausted, before the error is raised, if torch can."""
 
     def write_memory_snapshot(self, path: str) -> None:

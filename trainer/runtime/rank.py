@@ -35,15 +35,15 @@ class Rank:
         run_dir = Path(env["ORCH_RUN_DIR"]) if env.get("ORCH_RUN_DIR") else None
         node, attempt = env.get("ORCH_NODE", ""), env.get("ORCH_ATTEMPT", "")
         found = cls(
-            global_rank=_int_variable(env, "RANK", launched),
-            local_rank=_int_variable(env, "LOCAL_RANK", launched),
-            world_size=_int_variable(env, "WORLD_SIZE", launched, default=1),
+            global_rank=_int_variable(env, "RANK", launched=launched),
+            local_rank=_int_variable(env, "LOCAL_RANK", launched=launched),
+            world_size=_int_variable(env, "WORLD_SIZE", launched=launched, default=1),
             launched=launched,
             node=node,
             run_dir=run_dir,
             progress_dir=run_dir / f"attempt-{attempt}" / node / "progress" if run_dir and node and attempt else None,
             is_retry=attempt not in ("", "1") or env.get("TORCHELASTIC_RESTART_COUNT", "0") != "0",
-            nodes=_int_variable(env, "GROUP_WORLD_SIZE", launched and "GROUP_WORLD_SIZE" in env, default=1),
+            nodes=_int_variable(env, "GROUP_WORLD_SIZE", launched=launched and "GROUP_WORLD_SIZE" in env, default=1),
         )
         if not 0 <= found.global_rank < found.world_size:
             raise UserError(f"RANK={found.global_rank} is not below WORLD_SIZE={found.world_size}")
@@ -55,7 +55,7 @@ class Rank:
         return self.global_rank == 0
 
 
-def _int_variable(env: Mapping[str, str], name: str, launched: bool, *, default: int = 0) -> int:  # noqa: FBT001 -- private
+def _int_variable(env: Mapping[str, str], name: str, *, launched: bool, default: int = 0) -> int:
     if not launched:
         return default
     text = env.get(name, "")

@@ -73,7 +73,7 @@ def make_deterministic(config: TrainConfig, env: MutableMapping[str, str]) -> No
             f"deterministic=true: CUBLAS_WORKSPACE_CONFIG={env['CUBLAS_WORKSPACE_CONFIG']} is set: "
             f"leave it out, or set one of {', '.join(WORKSPACES)}"
         )
-    torch.use_deterministic_algorithms(True)  # noqa: FBT003 -- torch's
+    torch.use_deterministic_algorithms(mode=True)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
 

@@ -21,7 +21,7 @@ def share_the_cpu(module: Any) -> None:  # accelerate.state
 
     @functools.wraps(construct)
     def construct_on_the_cpu(self: Any, cpu: bool = False, **kwargs: Any) -> None:  # noqa: FBT001, FBT002 -- theirs
-        is_first = not state._shared_state  # noqa: SLF001 -- later instances only share it
+        is_first = not state._shared_state  # later instances only share it
         if is_first and not cpu and "LOCAL_RANK" in os.environ and str(getattr(self, "default_device", "")) == "cpu":
             cpu = True
             accelerator = accelerator_of_script()

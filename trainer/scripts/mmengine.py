@@ -50,7 +50,7 @@ def find_device(module: Any) -> None:
 
 def join_ranks(module: Any) -> None:
     """Make init_dist do what the shared trainer does: device, rendezvous, group, self-test, with orch's ranks."""
-    known, accelerator = module._init_dist_pytorch, unknown_to_mmengine()  # noqa: SLF001 -- there is no other name
+    known, accelerator = module._init_dist_pytorch, unknown_to_mmengine()  # there is no other name
 
     def init(backend: str, port: object = None, **kwargs: Any) -> None:  # noqa: ARG001 -- orch has chosen the port
         if accelerator is None or kwargs.get("init_backend", "torch") not in ("torch", "deepspeed"):
@@ -64,9 +64,9 @@ def join_ranks(module: Any) -> None:
         module.orch_group = _join(accelerator.changed(backend=backend), **kwargs)
 
     # MMEngine's function for Slurm would query scontrol and SLURM_* for the values of RANK, LOCAL_RANK, WORLD_SIZE and MASTER_*.
-    module._init_dist_slurm = init  # noqa: SLF001
+    module._init_dist_slurm = init
     if accelerator is not None:
-        module._init_dist_pytorch = init  # noqa: SLF001
+        module._init_dist_pytorch = init
         take_collectives(module)
         _communicate_on_the_device(module, accelerator)
         _note_own_groups(accelerator)

@@ -146,4 +146,4 @@ def _unsynchronised(model: Any) -> str:
     if not (model.require_backward_grad_sync and model.require_forward_param_sync):
         return NO_SYNC
     # counts forward passes that prepare the averaging; not each of them is noted, but the first ten are
-    return "" if int(model._get_ddp_logging_data().get("iteration", 0)) else BYPASSED  # noqa: SLF001 -- documented in the class
+    return "" if int(model._get_ddp_logging_data().get("iteration", 0)) else BYPASSED  # documented in the class

@@ -345,7 +345,7 @@ def follow_lightning(module: Any) -> None:  # lightning.pytorch.trainer.call
 
 def watch_evaluations_of_lightning(module: Any) -> None:  # lightning.pytorch.loops.evaluation_loop
     """Lightning's validation and test loops."""
-    _surround(module._EvaluationLoop, "run", _evaluation)  # noqa: SLF001 -- it has no other name
+    _surround(module._EvaluationLoop, "run", _evaluation)  # it has no other name
 
 
 def watch_fabric(module: Any) -> None:  # lightning.fabric.fabric

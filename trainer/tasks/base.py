@@ -73,7 +73,7 @@ class Task(abc.ABC):
         loss = self.loss(model, batch)
         return {"loss": (loss, self.count_terms(batch)) if counts_terms(self) else loss}
 
-    def attention(self, batch: Batch) -> AttentionShape | None:  # noqa: ARG002 -- for overriding methods
+    def attention(self, batch: Batch) -> AttentionShape | None:  # for overriding methods
         """Return the attention of the model for such a batch, for the line at the start with torch's kernel; None: no line."""
         return None
 
@@ -86,7 +86,7 @@ class Task(abc.ABC):
         """
         return {}
 
-    def param_group(self, name: str) -> Mapping[str, float]:  # noqa: ARG002 -- for overriding methods
+    def param_group(self, name: str) -> Mapping[str, float]:  # for overriding methods
         """
         Settings of a parameter that differ from the others': lr_factor, which multiplies the learning rate, and weight_decay.
 
@@ -98,7 +98,7 @@ class Task(abc.ABC):
         """Return a batch of samples."""
         return dataloader.default_collate(list(samples))
 
-    def blocks(self, model: torch.nn.Module) -> Sequence[torch.nn.Module]:  # noqa: ARG002 -- for overriding methods
+    def blocks(self, model: torch.nn.Module) -> Sequence[torch.nn.Module]:  # for overriding methods
         """
         The modules that fsdp2 gathers, and that activation_checkpointing recomputes, one at a time.
 
@@ -106,7 +106,7 @@ class Task(abc.ABC):
         """
         return ()
 
-    def ends(self, model: torch.nn.Module) -> Sequence[Sequence[torch.nn.Module]]:  # noqa: ARG002 -- for overriding methods
+    def ends(self, model: torch.nn.Module) -> Sequence[Sequence[torch.nn.Module]]:  # for overriding methods
         """
         Groups of the modules before and after the blocks, such as the embeddings, and the last norm with the head.
 
@@ -125,7 +125,7 @@ class Task(abc.ABC):
         """
         raise NotImplementedError
 
-    def flops_per_sample(self, sizes: Mapping[str, int]) -> int | None:  # noqa: ARG002 -- as above
+    def flops_per_sample(self, sizes: Mapping[str, int]) -> int | None:
         """FLOP of a training step per sample, for MFU; `sizes`: parameter name -> numbers. None: no MFU."""
         return None
 

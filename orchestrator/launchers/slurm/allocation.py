@@ -182,7 +182,7 @@ class AllocationLauncher(SlurmLauncher):
             names = dict(re.findall(r"^(\S+) (\S+)$", listed.stdout, re.MULTILINE))
             return job_statuses(self._host.run, {self._plan.run_id: names.get(job, job)})[self._plan.run_id]
 
-    def _query_job(self, job: str | None) -> JobStatus | None:  # noqa: ARG002  the plan has the id
+    def _query_job(self, job: str | None) -> JobStatus | None:  # the plan has the id
         """RUNNING while there is a step of the run; then the state of the job if that is over, else CANCELLED or ENDED."""
         steps, allocation = self._steps(), str(self._plan.allocation)
         if steps is None:
@@ -207,7 +207,7 @@ class AllocationLauncher(SlurmLauncher):
         reason = "the run's step; the job itself keeps its nodes"
         return JobStatus(state, reason, over=True, job=allocation, run_id=self._plan.run_id)
 
-    def _cancel(self, job: str | None, deadline: float) -> list[str]:  # noqa: ARG002  the plan has the id
+    def _cancel(self, job: str | None, deadline: float) -> list[str]:  # the plan has the id
         """End the steps of the run, first with SIGTERM; the job of the user keeps its nodes."""
         self._is_cancelled = True
         until_kill = min(time.monotonic() + TERM_S, deadline - CANCEL_S / 2)

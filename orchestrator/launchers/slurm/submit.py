@@ -55,10 +55,10 @@ def submit(plan: LaunchPlan) -> str:
     class RenderedScript(SlurmExecutor):
         """submitit's SlurmExecutor, which submits the script that orch rendered instead of a generated script."""
 
-        def _make_submission_file_text(self, command: str, uid: str) -> str:  # noqa: ARG002
+        def _make_submission_file_text(self, command: str, uid: str) -> str:
             return script.read_text("utf-8")
 
-        def _make_submission_command(self, submission_file_path: Path) -> list[str]:  # noqa: ARG002
+        def _make_submission_command(self, submission_file_path: Path) -> list[str]:
             return [expanded_argument(word) for word in sbatch_command(plan)]
 
         @staticmethod

@@ -79,7 +79,7 @@ class ThisMachine:
             self._preparation.join()  # submitit's modules import each other: two threads that load them deadlock
         return submit.submit(plan)
 
-    def withdraw(self, plan: LaunchPlan) -> str | None:  # noqa: ARG002  submit() knows the outcome
+    def withdraw(self, plan: LaunchPlan) -> str | None:  # submit() knows the outcome
         """Nothing to withdraw: submit() has already returned."""
         return None
 

@@ -289,9 +289,9 @@ def test_checkpoint_of_an_older_trainer_without_newer_entries_loads_if_the_model
 
 def test_resume_restores_the_state_of_numpy_generators(tmp_path: Path) -> None:
     Session.start(tmp_path).train_and_save(1)
-    drawn = np.random.rand()  # noqa: NPY002 -- the global generator is what users' tasks draw from
+    drawn = np.random.rand()  # the global generator is what users' tasks draw from
     Session.start(tmp_path).resume()
-    assert np.random.rand() == drawn  # noqa: NPY002 -- as above
+    assert np.random.rand() == drawn
 
 
 @pytest.mark.parametrize("form", ["whole", "sharded"])

@@ -167,13 +167,13 @@ def test_every_flipped_bit_every_length_and_every_file_of_another_save_are_found
         content = file.read_bytes()
         for position in range(len(content)):
             flipped = bytes([content[position] ^ 1 << draw.randrange(8)])
-            assert is_damaged(file, content, lambda data: data[:position] + flipped + data[position + 1 :]), position  # noqa: B023
+            assert is_damaged(file, content, lambda data: data[:position] + flipped + data[position + 1 :]), position
         for length in (*range(0, len(content), 50), len(content) - 1):
-            assert is_damaged(file, content, lambda data: data[:length]), length  # noqa: B023
+            assert is_damaged(file, content, lambda data: data[:length]), length
         assert is_damaged(file, content, lambda data: data + b"\0")
         earlier = (tmp_path / "step_1" / file.name).read_bytes()
         if file.name != "rng.json":  # which is the same in both
-            assert is_damaged(file, content, lambda _: earlier)  # noqa: B023
+            assert is_damaged(file, content, lambda _: earlier)
     shutil.copyfile(path / "r00000.safetensors", tmp_path / "first")
     (path / "r00001.safetensors").replace(path / "r00000.safetensors")
     (tmp_path / "first").replace(path / "r00001.safetensors")

@@ -247,7 +247,7 @@ class _Numbers(Sequence[int]):
         return self.length
 
     def __getitem__(self, index: Any) -> Any:  # a slice, too
-        drawn = (random.random(), float(torch.rand(())), float(np.random.random()))  # noqa: NPY002 -- users' tasks call these
+        drawn = (random.random(), float(torch.rand(())), float(np.random.random()))  # users' tasks call these
         return index, drawn, os.getpid()
 
 

@@ -285,7 +285,7 @@ def test_optimizer_gets_the_gradient_clipped_to_grad_clip(limit: float, clipped:
 def test_zero_refuses_weights_that_it_cannot_save() -> None:
     model = torch.nn.Linear(2, 2)
     refuse_frozen_weights(model, "zero2")
-    model.bias.requires_grad_(False)  # noqa: FBT003 -- torch's own
+    model.bias.requires_grad_(False)
     message = "^strategy=zero2 does not save weights with requires_grad=False, such as bias: use strategy=ddp or fsdp2$"
     with pytest.raises(UserError, match=message):
         refuse_frozen_weights(model, "zero2")

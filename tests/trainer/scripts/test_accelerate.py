@@ -17,7 +17,7 @@ def _module(device: str) -> Any:
         _shared_state: ClassVar[dict[str, object]] = {}
         default_device = torch.device(device)
 
-        def __init__(self, cpu: bool = False, **more: object) -> None:  # noqa: FBT002
+        def __init__(self, cpu: bool = False, **more: object) -> None:
             self._shared_state.setdefault("got", (cpu, more))
 
     return SimpleNamespace(PartialState=PartialState)

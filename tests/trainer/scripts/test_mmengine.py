@@ -292,7 +292,7 @@ class T20DataParallel:
 
 def _wrappers() -> Any:
     class MMDistributedDataParallel(Stock):
-        def __init__(self, module: object, detect: bool = False, **more: object) -> None:  # noqa: FBT002
+        def __init__(self, module: object, detect: bool = False, **more: object) -> None:
             super().__init__(module=module, **more)
             self.detect = detect
 

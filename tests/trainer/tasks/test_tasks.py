@@ -202,7 +202,7 @@ def test_deterministic_run_refuses_nondeterministic_operations() -> None:
         ):
             make_deterministic(config, {"CUBLAS_WORKSPACE_CONFIG": ":0:0"})
     finally:
-        torch.use_deterministic_algorithms(False)  # noqa: FBT003 -- torch's
+        torch.use_deterministic_algorithms(False)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
     assert determinism_warning(config, "cuda") == ""
     assert determinism_warning(config, "gcu-t2x").startswith("WARNING: deterministic=true")

@@ -104,7 +104,7 @@ def parts_to_load(engine: Foreign, steps: Mapping[str, float], group: Group) -> 
     return parts
 
 
-def _parts(name: str, parameter: Foreign, keys: Sequence[str], group: Group) -> Iterator[Part]:  # noqa: ARG001 -- as for stage 3
+def _parts(name: str, parameter: Foreign, keys: Sequence[str], group: Group) -> Iterator[Part]:  # as for stage 3
     """Stage 1 and 2: the fragment of a parameter in this rank's slice of the group."""
     mapping = getattr(parameter, "_hp_mapping", None)  # None if this rank has no fragment of it
     if mapping is not None:
@@ -143,7 +143,7 @@ def _parts_of_stage_3(name: str, parameter: Foreign, keys: Sequence[str], group:
         )
 
 
-def _set_weights_of(parameter: Foreign, group: Group, values: torch.Tensor) -> None:  # noqa: ARG001 -- as for stage 3
+def _set_weights_of(parameter: Foreign, group: Group, values: torch.Tensor) -> None:  # as for stage 3
     parameter.data.copy_(values.view(parameter.shape))
 
 
@@ -221,7 +221,8 @@ def _link(sharded: Foreign, parameters: Mapping[str, Any]) -> None:
             mapping.optim_fragment = {key: state[key].narrow(0, address.start, address.numel) for key in MOMENTS}
 
 
-def _fill(parameter: Foreign, weights: torch.Tensor, moments: Mapping[str, torch.Tensor], group: Group) -> None:  # noqa: ARG001 -- as for stage 3
+# as for stage 3
+def _fill(parameter: Foreign, weights: torch.Tensor, moments: Mapping[str, torch.Tensor], group: Group) -> None:
     """Stage 1 and 2: the low-precision weights are whole on every rank, fp32 ones and moments are slices."""
     parameter.data.copy_(weights)
     mapping = getattr(parameter, "_hp_mapping", None)  # None if this rank has no fragment of it

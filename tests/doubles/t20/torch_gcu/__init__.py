@@ -58,7 +58,7 @@ def set_device(device: Any) -> None:
         record_call(f"set_device {number}")
 
 
-class device:  # noqa: N801 -- the vendor's name
+class device:  # the vendor's name
     """A context manager, no device (TG1 core/device.py)."""
 
     def __init__(self, device: Any) -> None:

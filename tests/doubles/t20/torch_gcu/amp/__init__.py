@@ -9,10 +9,10 @@ import torch
 from .. import fetch_gradients, unlazy
 
 
-class autocast:  # noqa: N801 -- the vendor's name
+class autocast:  # the vendor's name
     """TG1 amp/autocast_mode.py."""
 
-    def __init__(self, enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True) -> None:  # noqa: FBT002
+    def __init__(self, enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True) -> None:
         if dtype not in (torch.float16, torch.bfloat16):
             raise RuntimeError(
                 f"Current GCU Device does not support {dtype}. Please switch dtype to float16 && bfloat16."

@@ -55,7 +55,7 @@ def init_process_group(
 ) -> None:
     """Refuses a wrong backend after the rendezvous, as the real one does."""
     if not isinstance(timeout, timedelta):
-        raise RuntimeError("Expected timeout argument to be of typedatetime.timedelta")  # noqa: TRY004 -- theirs
+        raise RuntimeError("Expected timeout argument to be of typedatetime.timedelta")  # theirs
     if _WORLD:
         raise RuntimeError("trying to initialize the default process group twice!")
     assert store is None or init_method is None, "Cannot specify both init_method and store."
@@ -109,7 +109,7 @@ def _get_default_group() -> Any:
 def _check(*tensors: Any) -> None:
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
-            raise RuntimeError("Invalid function argument. Expected parameter `tensor` to be of type torch.Tensor.")  # noqa: TRY004
+            raise RuntimeError("Invalid function argument. Expected parameter `tensor` to be of type torch.Tensor.")
         if not is_on_card(tensor):
             raise RuntimeError("Tensors must be GCU and dense")  # TG2's words; the T20's are inside its closed library
         if tensor.dtype == torch.uint8 and os.environ.get("GCU_DOUBLE_NO_UINT8"):  # unknown of the closed library
