@@ -36,14 +36,14 @@ def watch() -> None:
     atexit.register(note)
 
 
-def watch_groups(module: Any) -> None:  # noqa: ANN401 -- distributed_c10d, of torch or of the vendor
+def watch_groups(module: Any) -> None:
     """Remember that this process has joined a group: a script may destroy it before its error ends the process."""
     if not is_by_hand():
         return
     make = module.init_process_group
 
     @functools.wraps(make)
-    def make_and_remember(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def make_and_remember(*args: Any, **kwargs: Any) -> Any:
         result = make(*args, **kwargs)
         _RANK["is_joined"] = True
         return result
