@@ -10,9 +10,9 @@ from orchestrator.actions.owner_process import early_owner
 def main() -> int:
     """Run the command line of this process; returns the exit code."""
     with early_owner(sys.argv[1:]):
-        from orchestrator import cli  # while the owner of a run imports its modules
+        from orchestrator.cli import app  # while the owner of a run imports its modules
 
-        return cli.main()
+        return app.main()
 
 
 if __name__ == "__main__":

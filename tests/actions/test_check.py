@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.actions.check import Checked, check_nodes, connected, facts_to_keep
 from orchestrator.checks.quick import check
-from orchestrator.cli import run
+from orchestrator.cli.app import run
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import LoginRefused, UsageError
 from orchestrator.inventory.model import Inventory, Node

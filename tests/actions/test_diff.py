@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import cli
 from orchestrator.actions.diff import Difference, RecordedRun, diff
 from orchestrator.actions.launch import plan_launch, record_plan
 from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.actions.rerun import Changes, rerun_arguments
+from orchestrator.cli import app
 from orchestrator.errors import UsageError
 from orchestrator.records.runs import home_store
 from orchestrator.records.store import RunFolder
@@ -100,7 +100,7 @@ def test_no_value_of_a_secret_is_recorded_or_shown(
     two_runs: Callable[[], tuple[RecordedRun, RecordedRun]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, _ = two_runs()
-    assert cli.run(["diff", "first", "second", "--json"]) == 0
+    assert app.run(["diff", "first", "second", "--json"]) == 0
     records = [file.read_text("utf-8") for file in run.folder.path.rglob("*") if file.is_file()]
     assert all("hidden" not in text for text in [*records, capsys.readouterr().out])
     assert {file.stat().st_mode & 0o777 for file in run.folder.path.rglob("*.json")} == {0o600}
@@ -118,7 +118,7 @@ def test_run_does_not_differ_from_itself(
     two_runs: Callable[[], tuple[RecordedRun, RecordedRun]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     two_runs()
-    assert cli.run(["diff", "first", "first"]) == 0
+    assert app.run(["diff", "first", "first"]) == 0
     assert "do not differ" in capsys.readouterr().err
 
 
@@ -126,7 +126,7 @@ def test_table_has_the_change_of_results(
     two_runs: Callable[[], tuple[RecordedRun, RecordedRun]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     two_runs()
-    assert cli.run(["diff", "first", "second"]) == 0
+    assert app.run(["diff", "first", "second"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split() == ["results", "tokens_per_s", "100", "150", "(+50.0%)"] for line in lines)
 
@@ -264,7 +264,7 @@ def test_rerun_reports_what_has_changed(folder: Path, capsys: pytest.CaptureFixt
     first = _recorded(_arguments("first")).path.name
     (folder / "train.py").write_text("print(2)\n")
     (folder / "inventory.yaml").write_text(INVENTORY.replace("WARN", "INFO"))
-    assert cli.run(["rerun", "first", "--nodes", "n0", "--dry-run"]) == 0
+    assert app.run(["rerun", "first", "--nodes", "n0", "--dry-run"]) == 0
     printed = capsys.readouterr()
     assert f"the code has changed since {first}: train.py (changed)" in printed.err
     assert f"the inventory has changed since {first}: " in printed.err

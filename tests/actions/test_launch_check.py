@@ -11,7 +11,7 @@ from orchestrator.actions.launch_check import CheckResult, begin_check
 from orchestrator.actions.preflight import checked_nodes
 from orchestrator.api import ssh_launch, submit
 from orchestrator.checks.cluster import Cluster
-from orchestrator.cli import run
+from orchestrator.cli.app import run
 from orchestrator.errors import UsageError
 from orchestrator.findings import Severity
 from orchestrator.inventory.model import Inventory, Node

@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 
 from orchestrator.actions.logs import Filter
-from orchestrator.commands import logs as command
+from orchestrator.cli import logs as command
 from orchestrator.errors import NodesError, Unreachable
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.base import AttemptFolder

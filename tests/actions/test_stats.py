@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator import cli
 from orchestrator.actions.attempts import NodeRecord, attempt_of
 from orchestrator.actions.checkpoint_interval import best_interval_s, expected_ettr
 from orchestrator.actions.diff import RecordedRun
 from orchestrator.actions.stats import Interval, best_timeline, history, kept_timeline, scaling
 from orchestrator.actions.timeline import Attempt, Step, timeline
+from orchestrator.cli import app
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodesError, Unreachable, UsageError
 from orchestrator.failure_class import FailureClass, Retry
@@ -275,7 +275,7 @@ def test_time_in_the_queue_is_not_part_of_the_mean_time_between_failures(capsys:
     known = history()
     assert (known.failures, known.timed_failures, known.untimed) == (1, 0, 1)
     assert (known.run_s, known.node_s, known.mttf_s) == (before.run_s - 200, before.node_s - 400, None)
-    assert cli.run(["stats"]) == 0
+    assert app.run(["stats"]) == 0
     assert "without 1 Slurm run not measured" in capsys.readouterr().out
     measured = timeline(100.0, [FIRST], _steps(), is_queued=True, has_failed=True)
     RecordedRun.find("failed").folder.write_stats(asdict(measured))
@@ -310,10 +310,10 @@ def test_kept_times_count_in_the_history(capsys: pytest.CaptureFixture[str]) -> 
     more = {"failures": 2, "saves": 4, "save_s": 2.0, "training_s": 400.0}
     RecordedRun.find("two").folder.write_stats({**kept, **more, "unknown": 1})
     RecordedRun.find("one").folder.write_stats({"of": "another version"})
-    assert cli.run(["stats", "--json"]) == 0
+    assert app.run(["stats", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["failures"], printed["measured"]["ettr"], printed["measured"]["lost_s"]["init"]) == (3, 0.8, 100.0)
-    assert cli.run(["stats"]) == 0
+    assert app.run(["stats"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["init", "1m40s", "20.0%"] in rows
     assert any(row[:2] == ["ETTR", "80.0%"] for row in rows)
@@ -321,6 +321,6 @@ def test_kept_times_count_in_the_history(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.usefixtures("recorded")
 def test_run_that_has_not_started_has_no_statistics(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["stats", "refused"]) == 2
+    assert app.run(["stats", "refused"]) == 2
     assert "has not started" in capsys.readouterr().err
-    assert cli.run(["stats", "--against", "one"]) == 2
+    assert app.run(["stats", "--against", "one"]) == 2

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator import cli
 from orchestrator.actions import stop
 from orchestrator.actions.stop import MOST_LISTED, run_to_stop
 from orchestrator.actions.sweep import stop_all
+from orchestrator.cli import app
 from orchestrator.errors import LaunchError, RunLost, RunNotFound, UsageError
 from orchestrator.records.runs import choice_among, find_newest, find_run
 from orchestrator.records.store import Store
@@ -83,7 +83,7 @@ def test_several_unended_runs_of_a_name_are_listed_and_none_is_stopped(
     runs = [_add(store, second, RunState.RUNNING) for second in (1, 2)]
     for second in (3, 4):
         _add(store, second, RunState.PENDING, sweep="a-20260102-030440-0000")
-    assert cli.run(["stop", "a"]) == 2
+    assert app.run(["stop", "a"]) == 2
     stderr = capsys.readouterr().err
     assert "4 runs called a have not ended, so name the one to end:" in stderr
     assert [line.split("   ")[0] for line in stderr.splitlines() if line.startswith("  orch stop")] == [
@@ -103,7 +103,7 @@ def test_stop_prompts_for_one_of_several_runs_at_a_terminal(
     with os.fdopen(leader, "rb"), os.fdopen(terminal, "r") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-        code = cli.run(["stop", "a"])
+        code = app.run(["stop", "a"])
     stderr = capsys.readouterr().err
     assert f"1  {runs[1]}   RUNNING" in stderr
     stopped = [run for run in runs if store.find(run).is_stop_requested()]
@@ -122,7 +122,7 @@ def test_all_unended_runs_are_stopped_and_those_that_fail_are_named(store: Store
 
 
 def test_all_and_the_name_of_a_run_are_refused_together(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["stop", "--all", "latest"]) == 2
+    assert app.run(["stop", "--all", "latest"]) == 2
     assert "RUN and -i cannot be given with it" in capsys.readouterr().err
 
 

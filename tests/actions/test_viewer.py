@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.actions.viewer import Owner, _error
-from orchestrator.console import LogView
+from orchestrator.cli.console import LogView
 from orchestrator.errors import LaunchError, UsageError
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.run import Failure, RunRecord, RunState

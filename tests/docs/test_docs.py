@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from orchestrator.cli import app, run
+from orchestrator.cli.app import app, run
 from orchestrator.inventory import model as inventory
 from orchestrator.inventory import slurm
 from tests.paths import ROOT

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from orchestrator.actions.proposed import with_inventory
-from orchestrator.cli import app, run
+from orchestrator.cli.app import app, run
 from orchestrator.inventory.model import Node, SshOptions
 from orchestrator.transports.ssh.commands import login_command
 from tests.paths import ROOT

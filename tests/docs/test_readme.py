@@ -35,7 +35,7 @@ def _install(clone: Path) -> None:
     [packages] = environment.glob("lib/python3*/site-packages")
     (packages / "orch.pth").write_text(f"{clone}\n")
     orch = environment / "bin" / "orch"
-    orch.write_text(f"#!{python}\nimport sys\nfrom orchestrator.cli import main\nsys.exit(main())\n")
+    orch.write_text(f"#!{python}\nimport sys\nfrom orchestrator.cli.app import main\nsys.exit(main())\n")
     orch.chmod(0o755)
     for stamp in (".created", ".trainer"):
         (environment / stamp).touch()

@@ -200,7 +200,7 @@ def test_process_with_the_pid_of_an_ended_launch_is_not_signalled(orch: Orch) ->
         assert bystander.poll() is None
 
 
-WITHOUT_OWNER = "import sys; from orchestrator.cli import main; sys.executable = sys.argv.pop(1); sys.exit(main())"
+WITHOUT_OWNER = "import sys; from orchestrator.cli.app import main; sys.executable = sys.argv.pop(1); sys.exit(main())"
 
 
 def _without_owner(orch: Orch, *words: str) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.console import LogView
+from orchestrator.cli.console import LogView
 from orchestrator.logs import folding
 from orchestrator.logs.folding import Folding
 from orchestrator.logs.lines import LogLines, Stream

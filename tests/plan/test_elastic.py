@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator import cli
+from orchestrator.cli import app
 from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.elastic import without_nodes
@@ -107,5 +107,5 @@ def test_request_that_cannot_be_elastic_is_refused(elastic: Elastic, fields: dic
     ],
 )
 def test_option_is_checked(words: list[str], cause: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run([*words, "-i", "local", "--dry-run", "--", "/bin/true"]) == 2
+    assert app.run([*words, "-i", "local", "--dry-run", "--", "/bin/true"]) == 2
     assert cause in capsys.readouterr().err

@@ -126,7 +126,7 @@ def test_template_as_a_name_is_refused(text: str, tmp_path: Path) -> None:
     [
         ("{{ ''.__class__.__mro__ }}", SecurityError),
         ("{% include '/etc/passwd' %}", TemplateNotFound),
-        ("{% include '../orchestrator/cli.py' %}", TemplateNotFound),
+        ("{% include '../orchestrator/cli/app.py' %}", TemplateNotFound),
         ("{{ undefined_name }}", UndefinedError),
         ("{% for x in range(10**9) %}x{% endfor %}", OverflowError),
     ],

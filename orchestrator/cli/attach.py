@@ -1,0 +1,41 @@
+"""`orch attach`: start a new supervisor for a run that has lost its supervisor, and watch the run."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from orchestrator.actions.attach import attached, end_remaining, plan_wait_for_nodes, require_unsupervised
+from orchestrator.actions.viewer import Owner
+from orchestrator.cli.console import ProgressLine, inform, print_text, warn
+from orchestrator.cli.failure import print_failure
+from orchestrator.cli.watch import show, watch
+from orchestrator.records.runs import find_run
+
+
+def attach(
+    run: str, *, follow: bool, quiet: bool, fold: bool, tail: int | None = None, wait_for_nodes: str | None = None
+) -> int:
+    """Start a supervisor for the run and watch the run to its end; if the run has ended, end what is left and print its state."""
+    folder = find_run(run)
+    record = folder.read()
+    if record.state.ended:
+        record = end_remaining(folder, inform, warn)
+        inform(record.outcome)
+        print_failure(record)
+        return record.exit_code
+    if record.launcher == "slurm":  # which supervises its jobs itself
+        if not follow:
+            print_text(f"{record.id}\n")
+            return 0
+        with attached(folder) as launched:
+            return watch(launched, quiet=quiet, fold=fold, tail=tail)
+    require_unsupervised(folder)
+    if wait_for_nodes is not None:
+        plan_wait_for_nodes(folder, wait_for_nodes)
+    with Owner.of_run(record.id, follow=follow, quiet=quiet, fold=fold, tail=tail) as owner:
+        with ProgressLine() as progress:
+            owner.until_launched(warn, progress.warn, progress.update)
+        if follow:
+            return show(record.id, owner.to_end, partial(owner.diagnosed, warn), quiet=quiet, fold=fold)
+    print_text(f"{record.id}\n")
+    return 0

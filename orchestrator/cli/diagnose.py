@@ -1,0 +1,98 @@
+"""`orch diagnose`: the cause of a failed run, where it began, the proof and the next steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from orchestrator.actions.diagnose import Diagnosed, diagnose_files, is_run, ranks_on_nodes
+from orchestrator.actions.diagnose_run import diagnose_run
+from orchestrator.cli.console import (
+    ProgressLine,
+    inform,
+    print_error,
+    print_json,
+    print_text,
+    size_text,
+    without_controls,
+)
+from orchestrator.cli.failure import RETRY, labelled
+from orchestrator.run import RunState
+
+MOST_CHANGES = 5
+_FAILED = ("FAILED", "LOST")
+
+
+def diagnose(words: Sequence[str], signatures: Path | None, *, as_json: bool) -> int:
+    """Print the diagnosis of a run or of log files; returns 0, also if the cause is unknown: docs/decisions/049."""
+    if is_run(words):
+        with ProgressLine() as progress:
+            result = diagnose_run(words[0] if words else "latest", signatures, progress.update)
+        if result.state == RunState.DONE.value:
+            has_lines = bool(result.diagnosis.cause or result.diagnosis.errors)
+            inform(f"run {result.run} is DONE: nothing failed" + ("; its logs have these lines:" if has_lines else ""))
+        elif result.state not in _FAILED:
+            so_far = "" if RunState(result.state).ended else " so far"
+            inform(f"run {result.run} is {result.state}; what its logs have{so_far}:")
+    else:
+        result = diagnose_files(words, signatures)
+    if as_json:
+        print_json(result.to_json())
+    else:
+        print_text("".join(f"{without_controls(line)}\n" for line in _report(result)))
+        inform(
+            f"searched {len(result.files)} {'file' if len(result.files) == 1 else 'files'}, {size_text(result.size_bytes)}"
+        )
+    if result.missing is None:
+        return 0
+    print_error(result.missing)
+    return result.missing.exit_code
+
+
+def _report(result: Diagnosed) -> Iterator[str]:
+    found = result.diagnosis
+    if found.cause and found.confidence is not None and found.retry is not None:
+        yield from labelled("cause", [found.cause])
+        yield from labelled("began on", [ranks_on_nodes(found.ranks, found.nodes) or "unknown: the lines name no rank"])
+        yield from labelled("proof", (hit.text for hit in found.proof))
+        yield from labelled("next", found.remedy)
+        yield from labelled("retry", [RETRY[found.retry]])
+        yield from labelled("confidence", [f"{found.confidence.value}: {found.reason}"])
+    elif found.errors:
+        yield from labelled("cause", ["unknown: no line names one"])
+        yield from labelled("began on", filter(None, [ranks_on_nodes(found.ranks, found.nodes)]))
+        yield from labelled("errors", (hit.text for hit in found.errors))
+        yield from labelled("next", ["read these lines and those above the first of them", *found.remedy])
+    elif result.state == RunState.DONE.value:
+        yield from labelled("cause", ["none: nothing failed"])
+    elif result.positions:
+        yield from labelled("cause", ["unknown: no error was found so far; `ranks` shows where the ranks are"])
+    elif result.state == RunState.DONE.value:
+        yield from labelled("cause", ["none: nothing failed, and no error was found"])
+    else:
+        yield from labelled("cause", ["unknown: no error was found"])
+    for label, entries in (("or", found.alternatives), ("follows", found.consequences), ("also", found.observations)):
+        yield from labelled(label, (_folded_text(entry.text, entry.count, entry.ranks) for entry in entries))
+    yield from labelled("ranks", result.positions)
+    yield from labelled("nodes", result.remarks)
+    yield from labelled("checks", result.findings)
+    yield from labelled("changed", _changes(result))
+
+
+def _changes(result: Diagnosed) -> Iterator[str]:
+    """The differences from the last run that was done."""
+    if not result.success:
+        return
+    more = len(result.changes) - MOST_CHANGES
+    yield f"since {result.success}, the last run of this inventory that was done:" + (
+        "" if result.changes else " nothing"
+    )
+    for change in result.changes[:MOST_CHANGES]:
+        yield f"{change.topic} {change.name}: {change.first} -> {change.second}"
+    if more > 0:
+        yield f"and {more} more: orch diff {result.success} {result.run}"
+
+
+def _folded_text(text: str, count: int, ranks: tuple[int, ...]) -> str:
+    lines = f"{count} line" if count == 1 else f"{count} lines"
+    return f"{text} ({', '.join(filter(None, (lines, ranks_on_nodes(ranks, ()))))})"

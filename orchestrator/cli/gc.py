@@ -1,0 +1,101 @@
+"""`orch gc`: end strays, remove the garbage of old runs, and print what was kept, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from orchestrator.actions.durations import seconds, worded
+from orchestrator.actions.gc import HOLDS_RESULTS, GarbageBody, Limits, SiteGarbage, collect
+from orchestrator.cli.console import ProgressLine, inform, print_json, print_table, size_text, warn
+
+
+def gc(
+    older_than: str, inventory: str | None, forget: str | None, *, results: bool, dry_run: bool, as_json: bool
+) -> int:
+    """
+    Collect the garbage of the nodes and the records, and print it.
+
+    Raises:
+        OrchError: nodes could not be reached, or garbage could not be removed.
+    """
+    limits = Limits(seconds("--older-than", older_than), results, dry_run)
+    with ProgressLine() as progress:
+        garbage = collect(limits, inventory, forget, progress.update)
+    for warning in garbage.damaged:
+        warn(warning)
+    if not garbage.has_sites:
+        inform("no run is recorded here, so no node is known; name an inventory with -i FILE")
+    if as_json:
+        _report_json(garbage.sites, dry_run=dry_run)
+    else:
+        _report(garbage.sites, limits, sum(isinstance(outcome, SiteGarbage) for outcome in garbage.outcomes))
+    garbage.raise_failures()
+    return 0
+
+
+def _report(sites: Sequence[SiteGarbage], limits: Limits, searched: int) -> None:
+    rows = [row for site in sites for row in _rows(site, dry_run=limits.dry_run)]
+    if rows:
+        print_table(("NODE", "WHAT", "NAME", "SIZE", "AGE", "DONE"), rows)
+    for site in sites:
+        if site.stray_report.tool_error:
+            warn(f"{site.node}: {site.stray_report.tool_error}")
+    entries = [entry for site in sites for entry in site.entries]
+    freed = sum(entry["bytes"] for entry in entries if entry["action"] == "remove")
+    young = [entry["bytes"] for entry in entries if entry["action"] == "young"]
+    size = f" ({size_text(sum(young))})" if young else ""
+    would = "would be " if limits.dry_run else ""
+    held = [entry["result_bytes"] for entry in entries if entry["why"] == HOLDS_RESULTS]
+    if held:
+        inform(
+            f"{size_text(sum(held))} of results stay: `orch cp RUN:PATH DIR` copies them, and --results removes their runs"
+        )
+    inform(
+        f"{size_text(freed)} {would}freed; {len(young)} younger than {worded(limits.older_than_s)} left alone{size}; working folders searched: {searched}"
+    )
+
+
+def _rows(site: SiteGarbage, *, dry_run: bool) -> list[tuple[object, ...]]:
+    """One row for each stray, entry and user of a card; none for entries that are too young."""
+    would = "would be " if dry_run else ""
+    rows: list[tuple[object, ...]] = []
+    for stray in site.stray_report.strays:
+        done = "still alive" if stray.alive and not dry_run else f"{would}ended"
+        name = f"{stray.command} (pid {stray.pid}) of {stray.run} on {stray.node}"
+        rows.append((site.node, "stray", name, None, worded(stray.age_s), done))
+    for entry in [entry for entry in site.entries if entry["action"] != "young"]:
+        size, age = size_text(entry["bytes"]), worded(entry["age_s"])
+        rows.append((site.node, entry["kind"], entry["name"], size, age, _done(entry, would)))
+    for user in site.stray_report.users:
+        uid = "?" if user.uid is None else user.uid
+        name = f"{user.command or 'process'} (pid {user.pid}) of uid {uid} on {user.card}"
+        rows.append((site.node, "other user", name, None, None, "left alone"))
+    return rows
+
+
+def _done(entry: GarbageBody, would: str) -> str:
+    if entry["action"] == "fail":
+        return f"failed: {entry['why']}"
+    if entry["action"] == "remove":
+        return f"{would}removed"
+    held = (
+        f": {', '.join(entry['results'])} ({size_text(entry['result_bytes'])})" if entry["why"] == HOLDS_RESULTS else ""
+    )
+    return f"kept: {entry['why']}{held}"
+
+
+def _report_json(sites: Sequence[SiteGarbage], *, dry_run: bool) -> None:
+    print_json(
+        {
+            "dry_run": dry_run,
+            "strays": [{"at": site.node, **asdict(stray)} for site in sites for stray in site.stray_report.strays],
+            "other_users": [{"at": site.node, **asdict(user)} for site in sites for user in site.stray_report.users],
+            "folders": [{"at": site.node, **entry} for site in sites for entry in site.entries],
+            "notes": [
+                {"at": site.node, "note": site.stray_report.tool_error}
+                for site in sites
+                if site.stray_report.tool_error
+            ],
+        }
+    )

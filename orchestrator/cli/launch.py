@@ -1,0 +1,51 @@
+"""`orch ssh-launch` and `orch submit`: launch a run, and watch it or print its id."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from orchestrator.actions.launch_arguments import LaunchArguments
+from orchestrator.cli.console import ProgressLine, inform, print_text, warn
+
+
+def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool, quiet: bool = False, fold: bool = False) -> int:
+    """Plan a run and start it unless `dry_run`; returns the exit code."""
+    if arguments.launcher == "ssh" and not dry_run:
+        return _launch_over_ssh(arguments, follow=follow, quiet=quiet, fold=fold)
+    from orchestrator.actions import transcript  # the owner of a run over SSH imports what a launch needs
+    from orchestrator.actions.launch import plan_launch, started  # as above
+
+    with ProgressLine() as progress:
+        planned = plan_launch(arguments, progress.update)
+    for note in planned.code_lines if not dry_run and not quiet else ():
+        inform(note)
+    for warning in planned.warnings:
+        warn(warning)
+    if dry_run:
+        planned.close()
+        print_text(transcript.dry_run_text(planned.plan, planned.bundle.report))
+        return 0
+    with ProgressLine() as progress, started(planned, progress.warn, progress.update) as launched:
+        progress.end()
+        if launched.terminal_closed:
+            return 0
+        if not follow:
+            print_text(f"{planned.plan.run_id}\n")
+            return 0
+        from orchestrator.cli.watch import watch  # imported while Slurm starts
+
+        return watch(launched, quiet=quiet, fold=fold)
+
+
+def _launch_over_ssh(arguments: LaunchArguments, *, follow: bool, quiet: bool, fold: bool) -> int:
+    from orchestrator.actions.viewer import Owner, no_note  # not needed under Slurm
+    from orchestrator.cli.watch import show  # as above
+
+    with Owner.of_launch(arguments, follow=follow, quiet=quiet, fold=fold) as owner:
+        with ProgressLine() as progress:
+            on_note = no_note if quiet else progress.inform
+            run = owner.until_launched(progress.warn, progress.warn, progress.update, on_note)
+        if follow:
+            return show(run, owner.to_end, partial(owner.diagnosed, warn), quiet=quiet, fold=fold)
+    print_text(f"{run}\n")
+    return 0

@@ -1,0 +1,68 @@
+"""`orch lint`: findings by file and line, or the mended files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from orchestrator.actions.lint import LintOptions, LintResult, lint
+from orchestrator.cli.console import inform, print_json, print_text, without_controls
+from orchestrator.errors import PreflightRefused
+
+_LEVELS = ("FAIL", "WARN", "INFO")
+
+
+def lint_files(
+    inventory: str | None,
+    files: Sequence[Path],
+    options: LintOptions,
+    *,
+    nodes: str | None,
+    as_json: bool,
+    fix: bool,
+) -> int:
+    """Print the findings, or with `fix` the mended files; returns 3 if a finding has the level FAIL; docs/decisions/041."""
+    result = lint(inventory, files, options, nodes=nodes)
+    counts = Counter(found.finding.severity.value for found in result.findings)
+    if as_json:
+        print_json({"files": list(result.files), "findings": [found.to_json() for found in result.findings]})
+    elif fix:
+        print_text("".join(_fixed_text(result)))
+    else:
+        print_text("".join(f"{without_controls(line)}\n" for line in _report(result)))
+        inform(f"{_number(len(result.files), 'file')}: {_summary(counts)}")
+    return PreflightRefused.exit_code if counts["FAIL"] else 0
+
+
+def _report(result: LintResult) -> Iterator[str]:
+    """One paragraph per file, one entry per finding."""
+    for file in result.files:
+        found_here = [found for found in result.findings if found.file == file]
+        if found_here:
+            yield file
+        width = max((len(str(found.line)) for found in found_here), default=0)
+        for found in found_here:
+            finding = found.finding
+            nodes = f" ({found.nodes_text()})" if finding.nodes else ""
+            yield f"  {found.line or '':>{width}}  {finding.severity.value}  {finding.text}{nodes}"
+            source = f" ({finding.source})" if finding.source else ""
+            next_step = f"next: {finding.remedy}{source}" if finding.remedy else source.strip()
+            if next_step:
+                yield f"{' ' * (width + 10)}{next_step}"
+
+
+def _fixed_text(result: LintResult) -> Iterator[str]:
+    """The mended text of each file, with its name if there are several."""
+    for file, text in result.fixed_text.items():
+        if len(result.fixed_text) > 1:
+            yield f"# {file}\n"
+        yield text
+
+
+def _summary(counts: Counter[str]) -> str:
+    return ", ".join(f"{counts[level]} {level}" for level in _LEVELS if counts[level]) or "no findings"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,67 @@
+"""`orch list`: print the records of the runs that were started from this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+from orchestrator.actions.durations import clock
+from orchestrator.actions.refresh import bring_up_to_date
+from orchestrator.cli.console import inform, print_json, print_table, warn
+from orchestrator.records.runs import RunSelection, all_runs, read_runs
+from orchestrator.run import RunEntry, RunState
+
+
+def list_runs(selection: RunSelection, *, up_to_date: bool, as_json: bool) -> int:
+    """Print the selected records, newest last; with `up_to_date`, refresh the unfinished ones first."""
+    warnings = bring_up_to_date() if up_to_date else []
+    runs, damaged = all_runs()
+    for warning in warnings + damaged:
+        warn(warning)
+    listed = selection.of(runs)
+    if as_json:
+        print_json([record.to_json() for _, record in read_runs(listed)])
+    elif listed:
+        _print([entry for _, entry in listed], newest=runs[-1][1])
+    else:
+        inform("no run is recorded here" if not runs else f"none of the {len(runs)} runs is selected")
+    return 0
+
+
+def _print(entries: list[RunEntry], *, newest: RunEntry) -> None:
+    """Print one line per run; columns for sweeps, tags, notes and messages if a run has any."""
+    columns: dict[str, Sequence[str | None]] = {
+        "RUN": [f"{entry.id} (latest)" if entry is newest else entry.id for entry in entries],
+        "LAUNCHER": [entry.launcher for entry in entries],
+        "STATE": [entry.state.value for entry in entries],
+        "AGE": [_age(entry) for entry in entries],
+        "TIME": [_duration(entry) for entry in entries],
+        "SWEEP": [entry.sweep for entry in entries],
+        "TAGS": [" ".join(entry.tags) for entry in entries],
+        "NOTE": [entry.note for entry in entries],
+        "MESSAGE": [entry.message for entry in entries],
+    }
+    optional = {"SWEEP", "TAGS", "NOTE", "MESSAGE"}
+    shown = {name: cells for name, cells in columns.items() if name not in optional or any(cells)}
+    print_table(tuple(shown), list(zip(*shown.values(), strict=True)), cut=("NOTE", "MESSAGE"))
+
+
+def _age(entry: RunEntry) -> str:
+    """The time since the launch."""
+    created = _time(entry.created)
+    return "" if created is None else clock((datetime.now(timezone.utc) - created).total_seconds())
+
+
+def _duration(entry: RunEntry) -> str:
+    """The time from the launch to the end, or until now; empty if the end is not known."""
+    created, ended = _time(entry.created), _time(entry.ended) if entry.ended else datetime.now(timezone.utc)
+    if created is None or ended is None or entry.state is RunState.LOST:
+        return ""
+    return clock((ended - created).total_seconds())
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None

@@ -1,0 +1,24 @@
+"""`orch settings`: the settings of the shared trainer."""
+
+from __future__ import annotations
+
+import json
+
+from orchestrator.actions.settings import trainer_settings
+from orchestrator.cli.console import print_json, print_table
+
+
+def settings(word: str | None, *, as_json: bool) -> int:
+    """Print the keys, their defaults and their values."""
+    found = trainer_settings(word)
+    if as_json:
+        print_json(found)
+    else:
+        rows = [(setting["key"], _text(setting["default"]), setting["values"]) for setting in found]
+        print_table(("KEY", "DEFAULT", "VALUES"), rows, cut=("VALUES",))
+    return 0
+
+
+def _text(default: object) -> str:
+    """The default as it is typed in KEY=VALUE."""
+    return "-" if default is None else default if isinstance(default, str) else json.dumps(default)

@@ -1,0 +1,121 @@
+"""The screen of a run that is followed to its end, for ssh-launch, submit and attach."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, TextIO
+
+from orchestrator.cli.console import LogView, inform, left_text, print_error, print_summary, warn
+from orchestrator.errors import CLOSED_PIPE, CTRL_C, LaunchError
+from orchestrator.run import RunRecord, RunState
+
+if TYPE_CHECKING:
+    from orchestrator.actions.launch import Launched  # at run time it would load what only a launch needs
+    from orchestrator.actions.log_reader import Viewer
+
+
+def watch(
+    launched: Launched,
+    *,
+    quiet: bool,
+    fold: bool = False,
+    tail: int | None = None,
+    stream: TextIO | None = None,
+) -> int:
+    """Follow a run that this process has launched or attached to, and print its outcome; return its exit code."""
+    run = WatchedRun(launched, quiet=quiet, tail=tail)
+    return show(launched.folder.path.name, run.to_end, run.diagnosed, quiet=quiet, fold=fold, stream=stream)
+
+
+class WatchedRun:
+    """A run that this process follows to its end, and diagnoses if it has failed."""
+
+    def __init__(self, launched: Launched, *, quiet: bool, tail: int | None = None) -> None:
+        """Prepare to show all lines, or from the last `tail` of those so far."""
+        self._folder, self._launcher, self._quiet, self._tail = launched.folder, launched.launcher, quiet, tail
+
+    def to_end(self, view: Viewer) -> RunRecord:
+        """Show the run to its end; return its record."""
+        from orchestrator.actions.log_reader import LogReader  # the viewer of a run over SSH needs none of it
+        from orchestrator.actions.watch import Watch, watched_lines  # as above
+
+        reader = LogReader(self._launcher, self._folder.read_plan(), view, watched_lines(quiet=self._quiet))
+        if self._tail is not None:
+            reader.past(tail=self._tail, unfinished=False)
+        return Watch(self._folder, self._launcher, reader, view, ends_failed=True).to_end()
+
+    def diagnosed(self, on_warning: Callable[[str], None] = warn) -> RunRecord | None:
+        """The record of a run that has failed, with its diagnosis."""
+        from orchestrator.actions.diagnose_failure import diagnose_failure  # only if the run has failed
+
+        return diagnose_failure(self._folder, self._launcher, on_warning)
+
+
+def show(
+    run_id: str,
+    to_end: Callable[[Viewer], RunRecord],
+    diagnosed: Callable[[], RunRecord | None],
+    *,
+    quiet: bool,
+    fold: bool = False,
+    stream: TextIO | None = None,
+) -> int:
+    """
+    Show a run to its end, and print its outcome; return its exit code.
+
+    Args:
+        to_end: shows the run's lines, and returns its record.
+        diagnosed: returns the record of a run that has failed, with its diagnosis.
+        quiet: print only the lines of ranks, warnings, and the outcome of a run that is not done.
+        fold: print equal lines of many ranks once.
+        stream: for the lines; by default stdout.
+    """
+    view = LogView(as_json=False, quiet=quiet, stream=stream, ranks_of=_ranks_of(run_id) if fold else None)
+    view.inform(f"run {run_id} started; Ctrl-C stops watching, the run continues")
+    try:
+        with closing(view):
+            record = to_end(view)
+    except KeyboardInterrupt:
+        inform(
+            f"stopped watching; the run continues. `orch logs -f {run_id}` watches again, `orch stop {run_id}` ends it"
+        )
+        return CTRL_C
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # stdout is closed; what is still buffered must go somewhere
+        inform(f"nobody reads the output any more; the run continues: `orch logs -f {run_id}`")
+        return CLOSED_PIPE
+    except LaunchError as exc:
+        print_error(exc)
+        inform(
+            f"stopped watching; the run continues. `orch logs -f {run_id}` watches again, `orch status {run_id}` shows its state"
+        )
+        return exc.exit_code
+    if record.exit_code:
+        inform(record.outcome)
+    else:
+        view.inform(record.outcome)
+    if record.state is RunState.FAILED:
+        _print_diagnosis(diagnosed)
+    if not quiet:
+        print_summary(record.summary)
+        if record.left:
+            inform(left_text(record))
+    return record.exit_code
+
+
+def _ranks_of(run_id: str) -> Callable[[str], int]:
+    from orchestrator.records.runs import find_run  # only to fold lines
+
+    return find_run(run_id).read_plan().rank_counts()
+
+
+def _print_diagnosis(diagnosed: Callable[[], RunRecord | None]) -> None:
+    """Print the cause of a failure; Ctrl-C skips it."""
+    from orchestrator.cli.failure import print_failure  # only if a run has failed
+
+    with suppress(KeyboardInterrupt):
+        record = diagnosed()
+        if record is not None:
+            print_failure(record)

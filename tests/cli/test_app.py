@@ -1,0 +1,162 @@
+"""Exit codes and messages of errors that no command expects. Exit code 1 is only for a failed training."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli import app
+from orchestrator.errors import UsageError
+from tests.grounds.cli import Orch
+from tests.until import until
+
+
+def _ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException
+) -> tuple[int, str]:
+    """Let a command raise the error; return the exit code and stderr."""
+
+    def fail(**_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(app.app.commands["stop"], "callback", fail)
+    return app.run(["stop"]), capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "hint"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/a/run.json"), "/a/run.json: No space left", "free space"),
+        (OSError(errno.EACCES, "Permission denied", "/a/runs"), "/a/runs: Permission denied", "ORCH_HOME"),
+        (OSError(errno.EMFILE, "Too many open files"), "Too many open files", "ulimit -n"),
+        (OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "Resource temporarily", "ulimit -u"),
+        (OSError(errno.EIO, "Input/output error", "/a/b"), "/a/b: Input/output error", ""),
+        (RuntimeError("can't start new thread"), "can't start new thread", "ulimit -u"),
+        (MemoryError(), "out of memory", "ulimit -v"),
+    ],
+)
+def test_error_of_this_machine_exits_4_and_names_path_and_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, message: str, hint: str
+) -> None:
+    code, stderr = _ended(monkeypatch, capsys, error)
+    assert code == 4
+    assert message in stderr
+    assert hint in stderr
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize("typed", ["top", "stops", "sop", "gcc", "execs", "cpp", "rerunn", "submits", "ssh-launc"])
+def test_no_command_that_acts_is_proposed_by_its_spelling(capsys: pytest.CaptureFixture[str], typed: str) -> None:
+    assert app.run([typed]) == 2
+    stderr = capsys.readouterr().err
+    assert f"orch has no command {typed!r}" in stderr
+    assert not re.search(r"\b(stop|gc|exec|cp|rerun|submit|ssh-launch|attach|ladder|bench)\b", stderr)
+
+
+@pytest.mark.parametrize(
+    ("typed", "proposed"),
+    [
+        ("statsu", "did you mean orch stats or orch status?"),
+        ("log", "orch logs -f RUN"),
+        ("kill", "orch stop RUN"),
+        ("cancel", "orch stop RUN"),
+        ("ps", "orch list"),
+        ("ls", "orch list"),
+        ("restart", "orch rerun RUN"),
+        ("run", "orch ssh-launch -- PROGRAM"),
+        ("tail", "orch logs -f RUN"),
+        ("rm", "orch gc --dry-run"),
+        ("xyzzy", "orch --help"),
+    ],
+)
+def test_wrong_command_names_the_command_for_it(capsys: pytest.CaptureFixture[str], typed: str, proposed: str) -> None:
+    assert app.run([typed]) == 2
+    assert f"next: {proposed}" in capsys.readouterr().err
+
+
+def test_words_of_other_tools_name_commands_that_exist() -> None:
+    named = {word for hint in app._INSTEAD.values() for word in re.findall(r"\borch ([a-z-]+)", hint)}  # it is a table
+    assert named - {"--help"} <= set(app.app.commands)
+    assert not set(app._INSTEAD) & set(app.app.commands)
+    assert set(app._HARMLESS) <= set(app.app.commands)
+
+
+def test_unexpected_exception_is_reported_as_a_bug_and_exits_70(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, stderr = _ended(monkeypatch, capsys, ValueError("three"))
+    assert code == 70
+    assert "Traceback" in stderr
+    assert "a bug in orch: ValueError: three" in stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("train.py", "--epochs", "3"), "orch submit -- train.py --epochs 3"),
+        (("-j", "2x2", "./run.sh", "-x", "--lr=1e-3"), "orch submit -- ./run.sh -x --lr=1e-3"),
+    ],
+)
+def test_option_of_a_program_without_two_dashes_is_explained(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], line: str
+) -> None:
+    assert app.run(["submit", *words]) == 2
+    stderr = capsys.readouterr().err
+    assert f"put a program of yours after --: {line}\n" in stderr
+    assert "is not an option of orch submit" in stderr
+
+
+def test_unknown_option_without_a_program_is_reported_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["ssh-launch", "steps=3", "--dryrun"]) == 2
+    stderr = capsys.readouterr().err
+    assert "No such option" in stderr
+    assert "--dry-run" in stderr
+
+
+@pytest.fixture
+def orch(tmp_path: Path) -> Orch:
+    """A working folder with an inventory of one node on this machine."""
+    text = f"name: here\naccelerator: cpu\ntransport: local\ndefaults: {{workdir: {tmp_path}/work}}\nnodes: [{{name: n0}}]\n"
+    (tmp_path / "inventory.yaml").write_text(text)
+    return Orch(tmp_path)
+
+
+def _into_closed_pipe(orch: Orch, *words: str) -> subprocess.CompletedProcess[str]:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout:
+        return subprocess.run(
+            orch.argv(words),
+            cwd=orch.cwd,
+            env=orch.environ(),
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+
+@pytest.mark.processes
+def test_closed_stdout_exits_141(orch: Orch) -> None:
+    assert _into_closed_pipe(orch, "inventory", "show").returncode == 141
+
+
+@pytest.mark.processes
+def test_closed_stdout_ends_watching_with_141_and_the_run_continues(orch: Orch) -> None:
+    watching = _into_closed_pipe(orch, "ssh-launch", "--", "echo", "up")
+    assert watching.returncode == 141
+    assert "nobody reads the output any more; the run continues" in watching.stderr
+    until(lambda: orch.status()["state"] == "DONE", awaited="the run to be done")
+    assert _into_closed_pipe(orch, "logs", "-f").returncode == 141
+
+
+@pytest.mark.parametrize("words", ["ssh-launch", "submit", "attach", "rerun latest"])
+def test_lines_of_a_run_that_is_not_watched_cannot_be_folded(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run([*words.split(), "--fold", "--detach"]) == UsageError.exit_code
+    assert "--fold and --detach exclude each other" in capsys.readouterr().err

@@ -1,0 +1,86 @@
+"""The end of a watched run: its outcome, then the cause of a failure, which never changes the exit code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.actions.log_reader import Viewer
+from orchestrator.cli import watch
+from orchestrator.cli.watch import show
+from orchestrator.failure_class import FailureClass, Retry
+from orchestrator.logs.lines import LogLines
+from orchestrator.run import Failure, RunRecord, RunState
+
+FAILED = RunRecord("t-1", "ssh", RunState.FAILED, "", {}, {}, {}, {}, message="rank 3 on n1 exited 93")
+DISK = Failure(
+    FailureClass.STORAGE,
+    Retry.NEVER,
+    is_diagnosed=True,
+    cause="a disk is full",
+    nodes=("n1",),
+    ranks=(3,),
+    confidence="high",
+    proof=("n1/rank-3.err:7: [rank 3 on n1] No space\x1b[2J left on device",),
+    remedy=("df -h", "quota -s"),
+)
+OUTCOME = "orch: run t-1 is FAILED: rank 3 on n1 exited 93\n"
+
+
+def end_of(record: RunRecord, found: RunRecord | BaseException | None) -> int:
+    def diagnosed() -> RunRecord | None:
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    return show("t-1", lambda _: record, diagnosed, quiet=True)
+
+
+def test_equal_lines_are_folded_and_the_last_ones_precede_the_outcome(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def to_end(viewer: Viewer) -> RunRecord:
+        viewer.write(LogLines(1.0, node, rank, "out", "up") for rank, node in enumerate(("n0", "n1")))
+        return replace(FAILED, state=RunState.DONE)
+
+    monkeypatch.setattr(watch, "_ranks_of", {"t-1": lambda _node: 1}.__getitem__)
+    show("t-1", to_end, lambda: None, quiet=True, fold=True)
+    assert capsys.readouterr().out == "[n[0-1]:*] up\n"
+
+
+def test_the_cause_follows_the_outcome(capsys: pytest.CaptureFixture[str]) -> None:
+    assert end_of(FAILED, replace(FAILED, failure=DISK)) == 1
+    assert capsys.readouterr().err == (
+        f"{OUTCOME}"
+        "cause       a disk is full\n"
+        "began on    rank 3 on n1\n"
+        "proof       n1/rank-3.err:7: [rank 3 on n1] No space\\x1b[2J left on device\n"
+        "next        df -h\n"
+        "            quota -s\n"
+        "retry       no: the run fails the same way until that is corrected\n"
+        "more        orch diagnose t-1\n"
+    )
+
+
+def test_an_unknown_cause_is_the_earliest_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    unknown = Failure(
+        FailureClass.CODE, Retry.NEVER, is_diagnosed=True, nodes=("n0",), proof=("n0/rank-0.err:1: [ERROR] a", "b")
+    )
+    end_of(FAILED, replace(FAILED, failure=unknown))
+    assert capsys.readouterr().err == (
+        f"{OUTCOME}cause       unknown: no line names one\nbegan on    n0\nerrors      n0/rank-0.err:1: [ERROR] a\n            b\n"
+        "more        orch diagnose t-1\n"
+    )
+
+
+@pytest.mark.parametrize("found", [None, FAILED, KeyboardInterrupt()])
+def test_without_a_diagnosis_the_outcome_stands(
+    found: RunRecord | BaseException | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert end_of(FAILED, found) == 1
+    assert capsys.readouterr().err == OUTCOME
+
+
+def test_other_outcomes_are_not_diagnosed() -> None:
+    assert end_of(replace(FAILED, state=RunState.STOPPED), AssertionError("diagnosed")) == 6
