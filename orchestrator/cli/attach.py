@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from functools import partial
 
-from orchestrator.actions.attach import attached, end_remaining, plan_wait_for_nodes, require_unsupervised
+import click
+
 from orchestrator.actions.viewer import Owner
+from orchestrator.cli import options
 from orchestrator.cli.console import ProgressLine, inform, print_text, warn
 from orchestrator.cli.failure import print_failure
 from orchestrator.cli.watch import show, watch
 from orchestrator.records.runs import find_run
 
 
-def attach(
-    run: str, *, follow: bool, quiet: bool, fold: bool, tail: int | None = None, wait_for_nodes: str | None = None
-) -> int:
-    """Start a supervisor for the run and watch the run to its end; if the run has ended, end what is left and print its state."""
+@click.command()
+@options.run
+@options.watch
+@click.option(
+    "--tail",
+    type=click.IntRange(min=0),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Begin with the last N lines.",
+)
+@options.wait_for_nodes
+def attach(run: str, *, follow: bool, quiet: bool, fold: bool, tail: int, wait_for_nodes: str | None) -> int:
+    """Reconnect to a run after a reboot or a killed orch, and watch it."""
+    from orchestrator.actions.attach import attached, end_remaining, plan_wait_for_nodes, require_unsupervised
+
     folder = find_run(run)
     record = folder.read()
     if record.state.ended:

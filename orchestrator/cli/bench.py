@@ -2,33 +2,59 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from orchestrator.actions import benchmark
-from orchestrator.actions.launch import started
-from orchestrator.actions.launch_arguments import LaunchArguments
-from orchestrator.actions.viewer import Owner
-from orchestrator.cli.console import ProgressLine, inform, print_json, print_table, warn
-from orchestrator.cli.watch import show, watch
-from orchestrator.errors import CLOSED_PIPE, CTRL_C, UsageError
-from orchestrator.records.runs import find_run
-from orchestrator.run import RunState
+import click
+
+from orchestrator.cli import options
+from orchestrator.cli.console import inform, print_json, print_table, warn
+from orchestrator.cli.groups import Group
+from orchestrator.run import LauncherName
 
 COLUMNS = ("OP", "RANKS", "SIZE", "DTYPE", "TIME", "ALGBW", "BUSBW", "ERROR")
 
 
-def bench_comm(launch: LaunchArguments, *, as_json: bool, png: Path | None, quiet: bool) -> int:
-    """
-    Start the benchmark, follow it and print the results; returns the run's exit code.
+@click.group(cls=Group)
+def bench() -> None:
+    """Measure the nodes of an inventory."""
 
-    Raises:
-        UsageError: there is one rank, a setting is wrong, or the picture cannot be drawn.
-    """
+
+@bench.command()
+@click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
+@options.inventory
+@options.nodes
+@options.shape
+@click.option("--op", metavar="LIST", help="all-reduce, all-gather, reduce-scatter, broadcast, send-recv.")
+@click.option("--sizes", metavar="SIZES", help="Bytes, as in 4K,1M or FIRST:LAST[:FACTOR]; default: 1K:256M:4.")
+@click.option("--dtype", metavar="TYPE", help="fp32 (default), bf16 or fp16.")
+@click.option("--pairs", is_flag=True, help="Measure each pair of ranks instead of all ranks together.")
+@click.option("--slurm", "by_slurm", is_flag=True, help="Start it through Slurm.")
+@click.option("--png", type=options.PATH, metavar="FILE", help="Draw bandwidth by size, or a heat map of the pairs.")
+@options.quiet
+@options.as_json
+def comm(
+    settings: tuple[str, ...],
+    *,
+    by_slurm: bool,
+    inventory: str | None,
+    nodes: str | None,
+    shape: str | None,
+    pairs: bool,
+    png: Path | None,
+    quiet: bool,
+    as_json: bool,
+    **typed: str | None,
+) -> int:
+    """Measure collectives and point to point between ranks, as nccl-tests does."""
+    from orchestrator.actions import benchmark
+    from orchestrator.cli.measure import measure
+
+    words = [f"{key}={value}" for key, value in typed.items() if value is not None]
+    words += ["groups=pairs"] if pairs else []
+    launcher: LauncherName = "slurm" if by_slurm else "ssh"
+    launch = benchmark.arguments(inventory, nodes, shape, (*words, *settings), launcher=launcher)
     if png is not None:
         benchmark.check_plot(png)
     code, results = measure(launch, quiet=quiet)
@@ -49,48 +75,9 @@ def bench_comm(launch: LaunchArguments, *, as_json: bool, png: Path | None, quie
     return code
 
 
-def measure(launch: LaunchArguments, *, quiet: bool, has_lines: bool = True) -> tuple[int, dict[str, Any] | None]:
-    """
-    Run the benchmark to the end; returns the exit code and the results, None if there are none.
-
-    Args:
-        quiet: print only the lines of ranks, warnings, and the outcome of a run that is not done.
-        has_lines: print the lines of ranks, and the warnings of the launch.
-    """
-    stream = sys.stderr if has_lines else io.StringIO()
-    run, code = (_over_ssh if launch.launcher == "ssh" else _by_slurm)(launch, stream, quiet=quiet, has_lines=has_lines)
-    if code in (CTRL_C, CLOSED_PIPE):
-        return code, None
-    state = find_run(run).read().state
-    if not state.ended or state is RunState.STOPPED:
-        return code, None
-    try:
-        return code, benchmark.read_results(run)
-    except UsageError:
-        if code:  # it failed before the first result
-            return code, None
-        raise
-
-
-def _over_ssh(launch: LaunchArguments, stream: TextIO, *, quiet: bool, has_lines: bool) -> tuple[str, int]:
-    with Owner.of_launch(launch, follow=True, quiet=quiet, is_benchmark=True) as owner:
-        with ProgressLine() as progress:
-            on_planned = progress.warn if has_lines else lambda _: None
-            run = owner.until_launched(on_planned, progress.warn, progress.update)
-        return run, show(run, owner.to_end, partial(owner.diagnosed, warn), quiet=quiet, stream=stream)
-
-
-def _by_slurm(launch: LaunchArguments, stream: TextIO, *, quiet: bool, has_lines: bool) -> tuple[str, int]:
-    with ProgressLine() as progress:
-        planned = benchmark.plan_benchmark(launch, progress.update)
-    for warning in planned.warnings if has_lines else ():
-        warn(warning)
-    with ProgressLine() as progress, started(planned, progress.warn, progress.update) as launched:
-        progress.end()
-        return planned.plan.run_id, watch(launched, quiet=quiet, stream=stream)
-
-
 def _rows(results: Mapping[str, Any]) -> Iterator[Sequence[object]]:
+    from orchestrator.actions.benchmark import size_text
+
     for result in results["results"]:
         figures: tuple[object, ...] = ("", "", "")
         if "time_s" in result:
@@ -99,7 +86,7 @@ def _rows(results: Mapping[str, Any]) -> Iterator[Sequence[object]]:
         yield (
             result["op"],
             ranks,
-            benchmark.size_text(result["bytes"]),
+            size_text(result["bytes"]),
             result["dtype"],
             *figures,
             result["error"] or None,

@@ -5,18 +5,36 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.actions import full_check
-from orchestrator.actions.check import COLUMNS, Checked, check_nodes
-from orchestrator.cli.bench import measure
+import click
+
+from orchestrator.cli import options
 from orchestrator.cli.console import inform, print_error, print_json, print_table, print_text, without_controls
 from orchestrator.errors import CTRL_C, OrchError, PreflightRefused
 from orchestrator.findings import Severity
 
+if TYPE_CHECKING:
+    from orchestrator.actions.check import Checked
 
-def check(inventory: str | None, nodes: str | None, skipped: Sequence[str], *, is_full: bool, as_json: bool) -> int:
-    """Check the nodes and print the findings; returns 3 if a check failed, else 0."""
+
+@click.command()
+@options.inventory
+@options.nodes
+@click.option(
+    "--level",
+    type=click.Choice(("quick", "full")),
+    default="quick",
+    help="full also measures devices, nodes and links.",
+)
+@options.skip
+@options.as_json
+def check(inventory: str | None, nodes: str | None, skipped: Sequence[str], *, level: str, as_json: bool) -> int:
+    """Check the nodes before a job. Ends with 3 if a check failed."""
+    from orchestrator.actions import full_check
+    from orchestrator.actions.check import COLUMNS, check_nodes
+
+    is_full = level == "full"
     if is_full:
         full_check.require_measurements(skipped)
     checked, results = check_nodes(inventory, nodes, skipped), None
@@ -35,6 +53,9 @@ def check(inventory: str | None, nodes: str | None, skipped: Sequence[str], *, i
 
 def _measured(checked: Checked, inventory: str | None) -> tuple[Checked, dict[str, Any] | None]:
     """Measure the nodes that passed; returns the result of both levels, and the measurements."""
+    from orchestrator.actions import full_check
+    from orchestrator.cli.measure import measure
+
     begun_s, results = time.monotonic(), None
     launch = full_check.benchmark_arguments(inventory, checked)
     if launch is not None:

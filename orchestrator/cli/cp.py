@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.actions.copy import copy
+import click
+
+from orchestrator.cli import options
 from orchestrator.cli.console import ProgressLine, inform, print_text, size_text, warn
 from orchestrator.errors import UsageError
 
 
-def copy_files(source: str, destination: Path, nodes: str | None) -> int:
-    """
-    Copy RUN:PATH to a folder, and print the names of the copies.
+@click.command()
+@click.argument("source", metavar="RUN:PATH", callback=options.name_chosen_run)
+@click.argument("destination", type=options.PATH, default=".", metavar="[DIR]")
+@options.nodes_of_run("Only from these nodes.")
+def cp(source: str, destination: Path, nodes: str | None) -> int:
+    """Copy files of a run from its nodes. PATH is relative to the ranks' working folder."""
+    from orchestrator.actions.copy import copy
 
-    Raises:
-        UsageError: the source is not RUN:PATH, no node has the path, the run has no such node, or a target exists.
-        NodesError: nodes could not be read.
-    """
     run, colon, path = source.partition(":")
     if not colon or not path:
         raise UsageError(f"{source!r} is not RUN:PATH", hint="as in orch cp latest:checkpoints results")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import click
+
 from orchestrator.actions.diagnose import Diagnosed, diagnose_files, is_run, ranks_on_nodes
-from orchestrator.actions.diagnose_run import diagnose_run
+from orchestrator.cli import options
 from orchestrator.cli.console import (
     ProgressLine,
     inform,
@@ -23,9 +25,31 @@ MOST_CHANGES = 5
 _FAILED = ("FAILED", "LOST")
 
 
-def diagnose(words: Sequence[str], signatures: Path | None, *, as_json: bool) -> int:
+@click.command()
+@click.argument("words", nargs=-1, metavar="[RUN | FILE...]")
+@click.option(
+    "--signatures", type=options.PATH, metavar="FILE", help="Your own signatures; default: $ORCH_HOME/signatures."
+)
+@click.option("--prove", is_flag=True, help="Run the failure again in small, without and with its remedy.")
+@options.as_json
+def diagnose(words: tuple[str, ...], signatures: Path | None, *, prove: bool, as_json: bool) -> int:
+    """
+    Name the cause of a failure, of a run or in logs of any launcher: where it began, the proof and the next steps.
+
+    FILE is a log, a folder of logs, or - for standard input.
+    """
+    if prove:
+        from orchestrator.cli.prove import prove_remedy
+
+        return prove_remedy(words, signatures, as_json=as_json)
+    return print_diagnosis(words, signatures, as_json=as_json)
+
+
+def print_diagnosis(words: Sequence[str], signatures: Path | None, *, as_json: bool) -> int:
     """Print the diagnosis of a run or of log files; returns 0, also if the cause is unknown: docs/decisions/049."""
     if is_run(words):
+        from orchestrator.actions.diagnose_run import diagnose_run
+
         with ProgressLine() as progress:
             result = diagnose_run(words[0] if words else "latest", signatures, progress.update)
         if result.state == RunState.DONE.value:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.actions.diff import Difference, RecordedRun, diff
+import click
+
+from orchestrator.actions import diff as action
+from orchestrator.actions.diff import Difference, RecordedRun
+from orchestrator.cli import completion, options
 from orchestrator.cli.console import inform, print_json, print_table
 
 
-def diff_runs(first: str, second: str, *, as_json: bool) -> int:
-    """Print the differences as a table, or as JSON with the ids of the runs."""
+@click.command()
+@click.argument("first", metavar="RUN", shell_complete=completion.runs)
+@click.argument("second", metavar="RUN", shell_complete=completion.runs)
+@options.as_json
+def diff(first: str, second: str, *, as_json: bool) -> int:
+    """Show the differences of two runs: code, command, environment, nodes, versions, inventory, results."""
     runs = RecordedRun.find(first), RecordedRun.find(second)
-    differences = diff(*runs)
+    differences = action.diff(*runs)
     ids = [run.record.id for run in runs]
     if as_json:
         print_json({"runs": ids, "differences": [difference.to_json() for difference in differences]})

@@ -2,18 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from orchestrator.actions import env as action
-from orchestrator.actions.env import NodeEnvironment, environments, printable
+import click
+
+from orchestrator.cli import completion, options
 from orchestrator.cli.console import print_json, print_table, print_text, warn
+from orchestrator.errors import UsageError
+
+if TYPE_CHECKING:
+    from orchestrator.actions.env import Explanation, NodeEnvironment
 
 
-def env(inventory: str | None, nodes: str | None, node: str | None, *, as_json: bool) -> int:
-    """Print the environments of a launch on `nodes`, or only of the nodes in the host list `node`."""
-    shown, warnings = environments(inventory, nodes, node)
+@click.command()
+@options.inventory
+@options.nodes
+@click.option("--node", metavar="LIST", shell_complete=completion.nodes_of_inventory, help="Show only these nodes.")
+@click.option("--explain", is_flag=True, help="Query the nodes, and show origin and reason of every variable.")
+@click.option("--export", is_flag=True, help="As --explain, as lines for a shell: for a launch by hand.")
+@click.option(
+    "--facts", type=options.PATH, metavar="FILE", help="With --explain: the output of an earlier --explain --json."
+)
+@click.option("--debug", is_flag=True, help="With --explain: as with --debug of the launch.")
+@click.option(
+    "--env", "given", multiple=True, metavar="NAME=VALUE", help="With --explain: as with --env of the launch."
+)
+@options.as_json
+def env(
+    inventory: str | None,
+    nodes: str | None,
+    node: str | None,
+    *,
+    explain: bool,
+    export: bool,
+    facts: Path | None,
+    debug: bool,
+    given: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Show the environment variables that ranks get from orch. Secrets are hidden, nothing is started."""
+    from orchestrator.actions import env as action
+
+    if explain or export:
+        explanation = action.explain(inventory, nodes, node, facts_file=facts, debug=debug, given=given)
+        _print_explanation(explanation, export=export, as_json=as_json)
+        return 0
+    if option := "--debug" if debug else "--facts" if facts is not None else "--env" if given else "":
+        raise UsageError(f"{option} is for --explain and --export", hint="add --explain")
+    shown, warnings = action.environments(inventory, nodes, node)
     for warning in warnings:
         warn(warning)
     if as_json:
@@ -23,33 +61,21 @@ def env(inventory: str | None, nodes: str | None, node: str | None, *, as_json: 
     return 0
 
 
-def explain(
-    inventory: str | None,
-    nodes: str | None,
-    node: str | None,
-    *,
-    facts_file: Path | None,
-    debug: bool,
-    given: Sequence[str],
-    export: bool,
-    as_json: bool,
-) -> int:
+def _print_explanation(explanation: Explanation, *, export: bool, as_json: bool) -> None:
     """Print every variable of a launch with its origin and reason, or with `export` as lines for a shell."""
-    explanation = action.explain(inventory, nodes, node, facts_file=facts_file, debug=debug, given=given)
     for warning in explanation.warnings:
         warn(warning)
     if as_json:
         print_json(explanation.to_json())
-        return 0
+        return
     if export:
         print_text(explanation.exports())
-        return 0
+        return
     print_table(*explanation.table())
     for line in explanation.cpu_lines():
         print_text(f"{line}\n")
     for line in explanation.setup:
         print_text(f"setup: {line}\n")
-    return 0
 
 
 def _text(shown: NodeEnvironment) -> str:
@@ -67,4 +93,6 @@ def _text(shown: NodeEnvironment) -> str:
 
 
 def _pair(name: str, value: str) -> str:
+    from orchestrator.actions.env import printable
+
     return f"{name}={printable(value)}"

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import click
 
-from orchestrator.actions.execute import execute
+from orchestrator.cli import options
 from orchestrator.cli.console import NodeOutput, inform
 from orchestrator.errors import CTRL_C
 
 
-def run_on_nodes(inventory: str | None, nodes: str | None, words: Sequence[str]) -> int:
-    """
-    Run the command; returns the largest exit code.
+@click.command("exec", context_settings={"allow_interspersed_args": False})
+@options.inventory
+@options.nodes
+@click.argument("words", nargs=-1, required=True, metavar="[--] COMMAND [ARGS...]")
+def exec_(inventory: str | None, nodes: str | None, words: tuple[str, ...]) -> int:
+    """Run a command once per node. One word is a line for the shell. Ends with the largest exit code."""
+    from orchestrator.actions.execute import execute
 
-    Raises:
-        NodesError: nodes could not be reached; the command has ended on all others.
-    """
     view = NodeOutput()
     try:
         codes, failure = execute(inventory, nodes, words, view.write)

@@ -4,21 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
 
 from orchestrator.actions.durations import seconds, worded
-from orchestrator.actions.gc import HOLDS_RESULTS, GarbageBody, Limits, SiteGarbage, collect
+from orchestrator.cli import options
 from orchestrator.cli.console import ProgressLine, inform, print_json, print_table, size_text, warn
 
+if TYPE_CHECKING:
+    from orchestrator.actions.gc import GarbageBody, Limits, SiteGarbage
 
+
+@click.command()
+@options.inventory
+@click.option("--older-than", default="7d", show_default=True, metavar="SPAN", help="Only garbage older than this.")
+@click.option(
+    "--forget", metavar="LIST", help="Nodes that do not exist any more: do not search them, drop their records."
+)
+@click.option(
+    "--results", is_flag=True, help="Also remove runs that hold results: checkpoints, or any file of the program."
+)
+@click.option("--dry-run", is_flag=True, help="Only print what would be ended and removed.")
+@options.as_json
 def gc(
-    older_than: str, inventory: str | None, forget: str | None, *, results: bool, dry_run: bool, as_json: bool
+    inventory: str | None, older_than: str, forget: str | None, *, results: bool, dry_run: bool, as_json: bool
 ) -> int:
-    """
-    Collect the garbage of the nodes and the records, and print it.
+    """End stray processes, and remove the garbage of old runs."""
+    from orchestrator.actions.gc import Limits, SiteGarbage, collect
 
-    Raises:
-        OrchError: nodes could not be reached, or garbage could not be removed.
-    """
     limits = Limits(seconds("--older-than", older_than), results, dry_run)
     with ProgressLine() as progress:
         garbage = collect(limits, inventory, forget, progress.update)
@@ -35,6 +49,8 @@ def gc(
 
 
 def _report(sites: Sequence[SiteGarbage], limits: Limits, searched: int) -> None:
+    from orchestrator.actions.gc import HOLDS_RESULTS
+
     rows = [row for site in sites for row in _rows(site, dry_run=limits.dry_run)]
     if rows:
         print_table(("NODE", "WHAT", "NAME", "SIZE", "AGE", "DONE"), rows)
@@ -75,6 +91,8 @@ def _rows(site: SiteGarbage, *, dry_run: bool) -> list[tuple[object, ...]]:
 
 
 def _done(entry: GarbageBody, would: str) -> str:
+    from orchestrator.actions.gc import HOLDS_RESULTS
+
     if entry["action"] == "fail":
         return f"failed: {entry['why']}"
     if entry["action"] == "remove":

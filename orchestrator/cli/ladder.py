@@ -3,25 +3,58 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.actions.ladder import Ladder, LadderOptions, Outcome, Rung, plan_ladder
+import click
+
 from orchestrator.actions.launch_arguments import LaunchArguments
+from orchestrator.cli import options
 from orchestrator.cli.console import ProgressLine, print_error, print_text, warn, without_controls
-from orchestrator.cli.diagnose import diagnose
+from orchestrator.cli.diagnose import print_diagnosis
 from orchestrator.cli.failure import print_failure
-from orchestrator.cli.rung import RungRun, Screen, run_rung
-from orchestrator.errors import CTRL_C, OrchError
+from orchestrator.errors import CTRL_C, OrchError, UsageError
+
+if TYPE_CHECKING:
+    from orchestrator.actions.ladder import Ladder, Outcome, Rung
+    from orchestrator.cli.rung import RungRun
 
 
-def ladder(arguments: LaunchArguments, options: LadderOptions, *, dry_run: bool) -> int:
-    """Run the rungs until one fails; returns its exit code, 0 if all pass."""
+@click.command(cls=options.LaunchCommand)
+@options.launch
+@click.option("--slurm", "is_through_slurm", is_flag=True, help="Submit each rung as a job; as submit does.")
+@options.slurm
+@options.dry_run
+@click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Steps of each rung.")
+@click.option("--limit", metavar="SPAN", default="2m", show_default=True, help="Time limit of each rung.")
+def ladder(
+    program: tuple[str, ...] | None, *, is_through_slurm: bool, dry_run: bool, steps: int, limit: str, **typed: Any
+) -> int:
+    """
+    Run a few steps on 1 rank, 2 ranks, one full node, two nodes and all nodes, up to the first failure.
+
+    The options are those of ssh-launch, and with --slurm or --here those of submit; --debug is always on.
+    """
+    from orchestrator.actions.ladder import LadderOptions, plan_ladder
+
+    is_slurm = is_through_slurm or typed["here"]
+    if typed["slurm"] and not is_slurm:
+        option = typed["slurm"][0][0]
+        raise UsageError(f"{option} is for rungs through Slurm", hint=f"add --slurm or --here, or omit {option}")
+    arguments = LaunchArguments("slurm" if is_slurm else "ssh", program=program, **typed)
     with ProgressLine() as progress:
-        planned = plan_ladder(arguments, options, progress.update)
+        planned = plan_ladder(arguments, LadderOptions.of(steps, limit), progress.update)
     for warning in planned.warnings:
         warn(warning)
     if dry_run:
         print_text("".join(f"{_numbered(planned, rung)}: {rung}\n" for rung in planned.rungs))
         return 0
+    return _climb(planned)
+
+
+def _climb(planned: Ladder) -> int:
+    """Run the rungs until one fails; returns its exit code, 0 if all pass."""
+    from orchestrator.cli.rung import Screen, run_rung
+
     screen, has_reported = Screen(planned.warnings), False
     for rung in planned.rungs:
         title = f"{_numbered(planned, rung)}: {rung}"
@@ -57,7 +90,7 @@ def _diagnose(ran: RungRun) -> None:
         print_failure(ran.diagnosed, sys.stdout)
     else:
         try:
-            diagnose([ran.run], None, as_json=False)
+            print_diagnosis([ran.run], None, as_json=False)
         except OrchError as exc:
             print_error(exc)
 

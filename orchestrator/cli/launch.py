@@ -1,4 +1,4 @@
-"""`orch ssh-launch` and `orch submit`: launch a run, and watch it or print its id."""
+"""Launch a run, and watch it or print its id: for `orch ssh-launch`, `orch submit` and `orch rerun`."""
 
 from __future__ import annotations
 

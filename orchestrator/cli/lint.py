@@ -3,27 +3,54 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from orchestrator.actions.lint import LintOptions, LintResult, lint
+import click
+
+from orchestrator.cli import completion, options
 from orchestrator.cli.console import inform, print_json, print_text, without_controls
 from orchestrator.errors import PreflightRefused
+
+if TYPE_CHECKING:
+    from orchestrator.actions.lint import LintResult
 
 _LEVELS = ("FAIL", "WARN", "INFO")
 
 
-def lint_files(
-    inventory: str | None,
-    files: Sequence[Path],
-    options: LintOptions,
-    *,
-    nodes: str | None,
-    as_json: bool,
-    fix: bool,
+@click.command()
+@options.inventory
+@click.argument("files", nargs=-1, type=options.PATH, metavar="[FILE]...")
+@click.option(
+    "--node",
+    "nodes",
+    metavar="LIST",
+    shell_complete=completion.nodes_of_inventory,
+    help="Lint the variables that these nodes have, with their versions.",
+)
+@click.option(
+    "--nccl", metavar="VERSION", help="Version of NCCL, as in 2.21; default: report for which ones it is wrong."
+)
+@click.option(
+    "--torch", metavar="VERSION", help="Version of torch, as in 2.4; default: report for which ones it is wrong."
+)
+@click.option(
+    "--network", type=click.Choice(("infiniband", "roce", "ethernet")), help="Default: that of the inventory."
+)
+@click.option("--fix", is_flag=True, help="Print the mended files instead of the findings; nothing is written.")
+@options.as_json
+def lint(
+    inventory: str | None, files: tuple[Path, ...], nodes: str | None, *, as_json: bool, fix: bool, **stated: str | None
 ) -> int:
-    """Print the findings, or with `fix` the mended files; returns 3 if a finding has the level FAIL; docs/decisions/041."""
-    result = lint(inventory, files, options, nodes=nodes)
+    """
+    Find wrong, useless and misspelt environment variables in inventories, scripts, environment files, nccl.conf and DeepSpeed JSON.
+
+    Without FILE, the inventory is linted.
+    """
+    from orchestrator.actions import lint as action
+
+    result = action.lint(inventory, files, action.LintOptions(**stated), nodes=nodes)
     counts = Counter(found.finding.severity.value for found in result.findings)
     if as_json:
         print_json({"files": list(result.files), "findings": [found.to_json() for found in result.findings]})
@@ -32,7 +59,7 @@ def lint_files(
     else:
         print_text("".join(f"{without_controls(line)}\n" for line in _report(result)))
         inform(f"{_number(len(result.files), 'file')}: {_summary(counts)}")
-    return PreflightRefused.exit_code if counts["FAIL"] else 0
+    return PreflightRefused.exit_code if counts["FAIL"] else 0  # docs/decisions/041
 
 
 def _report(result: LintResult) -> Iterator[str]:

@@ -4,21 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from typing import Any
+
+import click
 
 from orchestrator.actions.durations import clock
-from orchestrator.actions.refresh import bring_up_to_date
+from orchestrator.cli import options
 from orchestrator.cli.console import inform, print_json, print_table, warn
 from orchestrator.records.runs import RunSelection, all_runs, read_runs
 from orchestrator.run import RunEntry, RunState
 
 
-def list_runs(selection: RunSelection, *, up_to_date: bool, as_json: bool) -> int:
-    """Print the selected records, newest last; with `up_to_date`, refresh the unfinished ones first."""
-    warnings = bring_up_to_date() if up_to_date else []
+@click.command("list")
+@click.option("--all", "up_to_date", is_flag=True, help="Query all unfinished runs first.")
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the newest N runs.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice([state.value for state in RunState], case_sensitive=False),
+    help="Only runs in this state; may be repeated.",
+)
+@click.option("--tag", "tags", multiple=True, metavar="WORD", help="Only runs with this tag; with each, if repeated.")
+@click.option("--sweep", metavar="ID", help="Compare the runs of a sweep.")
+@options.as_json
+def list_(*, sweep: str | None, up_to_date: bool, as_json: bool, **wanted: Any) -> int:
+    """List the runs started from this machine, newest last."""
+    if sweep is not None:
+        from orchestrator.cli.sweep import list_sweep
+
+        return list_sweep(sweep, as_json=as_json)
+    warnings = []
+    if up_to_date:
+        from orchestrator.actions.refresh import bring_up_to_date
+
+        warnings = bring_up_to_date()
     runs, damaged = all_runs()
     for warning in warnings + damaged:
         warn(warning)
-    listed = selection.of(runs)
+    listed = RunSelection(**wanted).of(runs)
     if as_json:
         print_json([record.to_json() for _, record in read_runs(listed)])
     elif listed:

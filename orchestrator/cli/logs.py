@@ -5,55 +5,71 @@ from __future__ import annotations
 import time
 from contextlib import closing
 
-from orchestrator.actions.log_reader import LogReader
-from orchestrator.actions.logs import (
-    Filter,
-    batch_log,
-    find_on_nodes,
-    missing_logs,
-    recorded_run,
-    selection,
-)
-from orchestrator.actions.watch import Watch
+import click
+
+from orchestrator.cli import options
 from orchestrator.cli.console import LogView, ProgressLine, inform, print_error, warn
 from orchestrator.errors import CTRL_C, NodesError, UsageError
 
 
+@click.command()
+@options.run
+@click.option("-f", "--follow", is_flag=True, help="Keep printing until the run ends.")
+@options.nodes_of_run("Only these nodes.")
+@click.option("--rank", "ranks", metavar="LIST", help="Only these ranks, as in 3 or 0-7.")
+@click.option("--grep", "pattern", metavar="RE", help="Only lines that match.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
+@click.option("--since", metavar="SPAN", help="Only the last 30s, 5m, 2h, 1d.")
+@click.option("--stream", metavar="out|err|event|batch", help="Only this stream.")
+@options.fold
+@options.inventory_option("Find the run on these nodes: it was launched elsewhere.")
+@options.as_json
 def logs(
-    name: str, inventory: str | None, wanted: Filter, *, follow: bool, tail: int | None, fold: bool, as_json: bool
+    run: str,
+    inventory: str | None,
+    *,
+    follow: bool,
+    tail: int | None,
+    fold: bool,
+    as_json: bool,
+    **wanted: str | None,
 ) -> int:
-    """Print the lines so far; with `follow`, also new lines until the run ends."""
+    """Print the merged log of all nodes and ranks."""
+    from orchestrator.actions.log_reader import LogReader
+    from orchestrator.actions.logs import Filter, batch_log, find_on_nodes, missing_logs, recorded_run, selection
+    from orchestrator.actions.watch import Watch
+
     if fold and as_json:
         raise UsageError("--fold and --json exclude each other", hint="--json prints each line with its node and rank")
     progress = ProgressLine()
     if inventory is None:
-        run, launcher = recorded_run(name, progress.update)
+        folder, launcher = recorded_run(run, progress.update)
     else:
-        run, launcher = find_on_nodes(name, inventory, inform, warn)
-    plan = run.read_plan()
+        folder, launcher = find_on_nodes(run, inventory, inform, warn)
+    plan, lines = folder.read_plan(), Filter(**wanted)
     try:
         with (
             closing(launcher),
             closing(LogView(as_json=as_json, ranks_of=plan.rank_counts() if fold else None)) as view,
         ):
-            chosen = selection(wanted, plan, time.time(), has_routine=as_json)
-            if wanted.stream == "batch":
+            chosen = selection(lines, plan, time.time(), has_routine=as_json)
+            if lines.stream == "batch":
                 view.write(batch_log(launcher, chosen, tail))
                 return 0
             with progress:
                 reader = LogReader(launcher, plan, view, chosen, only_wanted_nodes=not follow)
             reader.past(tail=tail, unfinished=not follow)
-            if not follow and not reader.has_every_agent and wanted == Filter():
+            if not follow and not reader.has_every_agent and lines == Filter():
                 view.write(batch_log(launcher, chosen, tail))  # the job may have failed before it started that agent
             if follow:
-                record = Watch(run, launcher, reader, view, ends_failed=False).to_end()
+                record = Watch(folder, launcher, reader, view, ends_failed=False).to_end()
                 view.close()
                 inform(record.outcome)
     except KeyboardInterrupt:
-        command = f": orch status {plan.run_id}" if run.is_recorded else ""
+        command = f": orch status {plan.run_id}" if folder.is_recorded else ""
         inform(f"stopped watching; the run continues unless it has ended{command}")
         return CTRL_C
-    if missing := missing_logs(run, plan, reader):
+    if missing := missing_logs(folder, plan, reader):
         print_error(missing)
     if not reader.unreadable:
         return missing.exit_code if missing else 0

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-from orchestrator.actions.nodes import (
-    COLUMNS,
-    HISTORY_COLUMNS,
-    histories,
-    history_rows,
-    query,
-    summary,
-    suspicions,
-    unread,
-)
+import click
+
+from orchestrator.cli import options
 from orchestrator.cli.console import print_json, print_table, warn
 
 
-def nodes(inventory: str | None, names: str | None, *, as_json: bool) -> int:
-    """
-    Print the facts of the nodes, as JSON whole.
+@click.command()
+@options.inventory
+@options.nodes
+@options.as_json
+def nodes(inventory: str | None, nodes: str | None, *, as_json: bool) -> int:
+    """Show what the nodes have: cards, RDMA devices and versions."""
+    from orchestrator.actions import nodes as action
 
-    Raises:
-        NodesError: nodes did not answer; the others are printed.
-    """
-    history = histories(inventory, names)
-    facts, failure = query(inventory, names)
+    history = action.histories(inventory, nodes)
+    facts, failure = action.query(inventory, nodes)
     if as_json:
         past = {name: {"history": of_node.to_json()} for name, of_node in history.items()}
         print_json({name: {**facts.get(name, {}), **past.get(name, {})} for name in dict.fromkeys([*facts, *past])})
     elif facts:
-        print_table(COLUMNS, summary(facts))
-        for text in unread(facts):
+        print_table(action.COLUMNS, action.summary(facts))
+        for text in action.unread(facts):
             warn(text)
     if history and not as_json:
-        print_table(HISTORY_COLUMNS, history_rows(history), cut=("LAST FAILURE",))
-        for text in suspicions(history):
+        print_table(action.HISTORY_COLUMNS, action.history_rows(history), cut=("LAST FAILURE",))
+        for text in action.suspicions(history):
             warn(text)
     if failure:
         raise failure

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 
+import click
+
 from orchestrator.actions.settings import trainer_settings
+from orchestrator.cli import options
 from orchestrator.cli.console import print_json, print_table
 
 
+@click.command()
+@click.argument("word", required=False)
+@options.as_json
 def settings(word: str | None, *, as_json: bool) -> int:
-    """Print the keys, their defaults and their values."""
+    """List the settings of the shared trainer, those with WORD in their name: orch settings lr."""
     found = trainer_settings(word)
     if as_json:
         print_json(found)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 from typing import NoReturn
 
-from orchestrator.actions.execute import login_command
+import click
+
+from orchestrator.cli import completion, options
 from orchestrator.errors import UsageError
 
 
+@click.command()
+@options.inventory
+@click.argument("node", shell_complete=completion.nodes_of_inventory)
 def ssh(inventory: str | None, node: str) -> NoReturn:
-    """
-    Replace this process by the ssh that logs in to the node.
+    """Log in to a node of the inventory. With its address, user, port, jump host and host key rule."""
+    from orchestrator.actions.execute import login_command
 
-    Raises:
-        UsageError: there is no such node, or no ssh on this machine.
-    """
     argv = login_command(inventory, node)
     try:
         os.execvp(argv[0], argv)  # noqa: S606  that is the purpose

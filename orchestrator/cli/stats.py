@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import click
+
 from orchestrator.actions.durations import clock
 from orchestrator.actions.stats import (
     SCALING_TARGET,
@@ -14,7 +16,9 @@ from orchestrator.actions.stats import (
     history,
     run_stats,
 )
+from orchestrator.cli import completion, options
 from orchestrator.cli.console import ProgressLine, inform, print_json, print_table, warn
+from orchestrator.errors import UsageError
 
 SHORT_S = 60.0
 MEASURED = "orch stats RUN measures a run"
@@ -22,8 +26,14 @@ MEASURED = "orch stats RUN measures a run"
 Row = tuple[str, str, str]
 
 
+@click.command()
+@click.argument("run", required=False, metavar="[RUN]", shell_complete=completion.runs)
+@click.option("--against", metavar="RUN", shell_complete=completion.runs, help="Compare the throughput with this run.")
+@options.as_json
 def stats(run: str | None, against: str | None, *, as_json: bool) -> int:
-    """Print the statistics of a run, or of all runs."""
+    """Show how the time of a run was spent: ETTR, MTTF, lost time, throughput, save interval. Without RUN: of all runs."""
+    if run is None and against is not None:
+        raise UsageError("--against compares one run", hint=f"orch stats RUN --against {against}")
     if run is None:
         known = history()
         if as_json:

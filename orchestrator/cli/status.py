@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.actions.refresh import NodeObservation, Refreshed, refresh
+import click
+
+from orchestrator.cli import options
 from orchestrator.cli.console import (
     ProgressLine,
     left_text,
@@ -20,37 +22,51 @@ from orchestrator.cli.console import (
     without_controls,
 )
 from orchestrator.cli.failure import print_failure
-from orchestrator.errors import NodesError
+from orchestrator.errors import NodeError, NodesError
 from orchestrator.records.runs import find_run, is_sweep
 
+if TYPE_CHECKING:
+    from orchestrator.actions.refresh import NodeObservation, Refreshed
 
+
+@click.command()
+@options.run
+@options.as_json
 def status(run: str, *, as_json: bool) -> int:
-    """
-    Print the state of one run, or of all runs of a sweep; returns the exit code, 0 while something is running.
-
-    If nodes do not answer, print what the others report; the exit code is then 4 unless the run has ended.
-    """
+    """Show the state of a run; ends with the run's exit code."""
     if is_sweep(run):
         from orchestrator.cli.sweep import sweep_status  # imports Slurm's modules
 
         return sweep_status(run, as_json=as_json)
     refreshed = _refreshed(run, as_json=as_json)
-    record, failures = refreshed.record, refreshed.missing.failures if refreshed.missing else ()
-    exit_code = record.exit_code
-    if refreshed.missing is not None and record.state.final:
+    exit_code = refreshed.record.exit_code
+    if refreshed.missing is not None and refreshed.record.state.final:
         warn(str(refreshed.missing))
     elif refreshed.missing is not None:
         print_error(refreshed.missing)
-        exit_code = refreshed.missing.exit_code
+        exit_code = refreshed.missing.exit_code  # although the other nodes are shown
     if as_json:
-        nodes = [asdict(node) for node in refreshed.nodes]
-        missing = [{"node": failure.node, "reason": failure.reason} for failure in failures]
-        findings = [finding.to_json() for finding in refreshed.findings()]
-        answers = {"nodes": nodes, "missing": missing, "queue": _queue_json(refreshed), "findings": findings}
-        print_json(record.to_json() | answers)
-        return exit_code
+        _print_json(refreshed)
+    else:
+        _print(refreshed)
+    return exit_code
+
+
+def _failures(refreshed: Refreshed) -> Sequence[NodeError]:
+    return refreshed.missing.failures if refreshed.missing else ()
+
+
+def _print_json(refreshed: Refreshed) -> None:
+    nodes = [asdict(node) for node in refreshed.nodes]
+    missing = [{"node": failure.node, "reason": failure.reason} for failure in _failures(refreshed)]
+    findings = [finding.to_json() for finding in refreshed.findings()]
+    answers = {"nodes": nodes, "missing": missing, "queue": _queue_json(refreshed), "findings": findings}
+    print_json(refreshed.record.to_json() | answers)
+
+
+def _print(refreshed: Refreshed) -> None:
     print_text(without_controls(_headline(refreshed)))
-    print_failure(record, sys.stdout)
+    print_failure(refreshed.record, sys.stdout)
     if warning := refreshed.not_being_ended() or refreshed.unsupervised():
         warn(warning)
     for text in refreshed.stopped_agents():
@@ -59,17 +75,18 @@ def status(run: str, *, as_json: bool) -> int:
         warn(str(finding))
     if refreshed.nodes:
         rows = [_row(node) for node in refreshed.nodes]
-        rows += [(failure.node, None, "no answer", None, None, None) for failure in failures]
+        rows += [(failure.node, None, "no answer", None, None, None) for failure in _failures(refreshed)]
         print_table(("NODE", "RANKS", "AGENT", "STEP", "PHASE", "SEEN"), rows)
         for ready in sorted(
             {str(p["ready"]) for node in refreshed.nodes for p in node.progress.values() if "ready" in p}
         ):
             print_text(f"{without_controls(ready)}\n")
-    return exit_code
 
 
 def _refreshed(run: str, *, as_json: bool) -> Refreshed:
     """Query the run; if no node answers, print the state that is recorded before that error."""
+    from orchestrator.actions.refresh import refresh
+
     folder = find_run(run)
     try:
         with ProgressLine() as progress:

@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
-from orchestrator.actions import stop as action
+import click
+
+from orchestrator.cli import completion, options
 from orchestrator.cli.console import inform, print_text, warn
 from orchestrator.errors import UsageError
 from orchestrator.records.runs import all_runs, is_sweep
 
 
-def stop_all() -> int:
+@click.command()
+@click.argument("run", required=False, metavar="[RUN]", shell_complete=completion.runs)
+@options.inventory_option("Find the run on these nodes: its record is gone, or elsewhere.")
+@click.option("--all", "all_runs", is_flag=True, help="End all runs recorded here that have not ended.")
+def stop(run: str | None, inventory: str | None, *, all_runs: bool) -> int:
+    """End a run on every node. Without RUN: the only run that has not ended."""
+    if all_runs and (run is not None or inventory is not None):
+        raise UsageError("--all ends every run recorded here, so RUN and -i cannot be given with it")
+    if all_runs:
+        _stop_all()
+    elif inventory is not None:
+        from orchestrator.actions.stop import stop_on_nodes
+
+        inform(stop_on_nodes(run, inventory, inform, warn).outcome)
+    else:
+        _stop_recorded(run)
+    return 0
+
+
+def _stop_all() -> None:
     """Stop all runs recorded here that have not ended, and print their states."""
     from orchestrator.actions.sweep import stop_all  # imports Slurm's modules
 
@@ -21,41 +43,40 @@ def stop_all() -> int:
         inform(record.outcome)
     if not records:
         inform("all runs recorded here have ended")
-    return 0
 
 
-def stop(run: str | None, inventory: str | None) -> int:
-    """Stop the run, found by its record or on the nodes of the inventory, and print its state."""
-    if inventory is None and run is not None and is_sweep(run):
+def _stop_recorded(run: str | None) -> None:
+    """Stop a run or a sweep, and print its state; None for the only run that has not ended."""
+    if run is not None and is_sweep(run):
         from orchestrator.cli.sweep import stop_runs  # imports Slurm's modules
 
-        return stop_runs(run)
-    if inventory is not None:
-        inform(action.stop_on_nodes(run, inventory, inform, warn).outcome)
-        return 0
+        stop_runs(run)
+        return
+    from orchestrator.actions import stop as action
+
     try:
         folder = action.run_to_stop(run)
     except action.SeveralRuns as several:
-        return stop(_chosen(several), None)
+        if len(several.choices) > action.MOST_LISTED or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise
+        _stop_recorded(_chosen(several.choices))
+        return
     had_ended = action.has_ended(folder)
     outcome = action.stop(folder, inform).outcome
     inform(f"{outcome} (it had already ended)" if had_ended else outcome)
-    return 0
 
 
-def _chosen(several: action.SeveralRuns) -> str:
+def _chosen(choices: Sequence[tuple[str, str]]) -> str:
     """
     The run or sweep that the user chooses at the terminal.
 
     Raises:
-        SeveralRuns: there is no terminal, or the answer names none of them.
+        UsageError: the answer names none of them.
     """
-    if len(several.choices) > action.MOST_LISTED or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise several
-    for number, (name, described) in enumerate(several.choices, start=1):
+    for number, (name, described) in enumerate(choices, start=1):
         inform(f"{number}  {name}   {described}")
     print_text("orch: which one is to end? (number; Enter: none) ", sys.stderr)
-    names = {str(number): name for number, (name, _) in enumerate(several.choices, start=1)}
+    names = {str(number): name for number, (name, _) in enumerate(choices, start=1)}
     answer = sys.stdin.readline().strip()
     if answer not in names:
         raise UsageError("none was chosen, and nothing is ended", hint="orch stop RUN, or orch stop --all")

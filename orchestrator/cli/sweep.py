@@ -65,13 +65,12 @@ def sweep_status(name: str, *, as_json: bool) -> int:
     return next((record.exit_code for record in records if record.exit_code), 0)
 
 
-def stop_runs(name: str) -> int:
+def stop_runs(name: str) -> None:
     """Stop all runs of a sweep and print their states."""
     records = stop_sweep(find_sweep(name), inform)
     counts = Counter(record.state.value for record in records)
     states = ", ".join(f"{count} {state}" for state, count in counts.items())
     inform(f"the {len(records)} runs of sweep {records[0].sweep}: {states}")
-    return 0
 
 
 def _row(record: RunRecord, swept: Sequence[str]) -> tuple[object, ...]:

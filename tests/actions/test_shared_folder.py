@@ -8,8 +8,8 @@ from typing import NoReturn
 
 import pytest
 
-from orchestrator.actions.logs import Filter
-from orchestrator.cli import logs as command
+from orchestrator.actions import logs
+from orchestrator.cli.app import run
 from orchestrator.errors import NodesError, Unreachable
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.base import AttemptFolder
@@ -65,6 +65,6 @@ def test_logs_count_folders(
     record = RunRecord(
         plan.run_id, "slurm", RunState.RUNNING, "", request={}, inventory={}, code={}, versions={}, started=True
     )
-    monkeypatch.setattr(command, "recorded_run", lambda *_: (UnrecordedRun(record, plan), launcher))
-    assert command.logs(plan.run_id, None, Filter(), follow=False, tail=None, fold=False, as_json=False) == 4
+    monkeypatch.setattr(logs, "recorded_run", lambda *_: (UnrecordedRun(record, plan), launcher))
+    assert run(["logs", plan.run_id]) == 4
     assert capsys.readouterr().err == "orch: error: login0: no route to host\n"

@@ -1,4 +1,4 @@
-"""Exit codes and messages of errors that no command expects. Exit code 1 is only for a failed training."""
+"""Exit codes and messages of errors that no command expects, and the verbs. Exit code 1 is only for a failed training."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import errno
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
+import click
 import pytest
 
-from orchestrator.cli import app
+from orchestrator.cli import app, stop
 from orchestrator.errors import UsageError
 from tests.grounds.cli import Orch
 from tests.until import until
@@ -24,7 +26,7 @@ def _ended(
     def fail(**_: object) -> int:
         raise error
 
-    monkeypatch.setattr(app.app.commands["stop"], "callback", fail)
+    monkeypatch.setattr(stop.stop, "callback", fail)
     return app.run(["stop"]), capsys.readouterr().err
 
 
@@ -81,9 +83,38 @@ def test_wrong_command_names_the_command_for_it(capsys: pytest.CaptureFixture[st
 
 def test_words_of_other_tools_name_commands_that_exist() -> None:
     named = {word for hint in app._INSTEAD.values() for word in re.findall(r"\borch ([a-z-]+)", hint)}  # it is a table
-    assert named - {"--help"} <= set(app.app.commands)
-    assert not set(app._INSTEAD) & set(app.app.commands)
-    assert set(app._HARMLESS) <= set(app.app.commands)
+    assert named - {"--help"} <= set(app.VERBS)
+    assert not set(app._INSTEAD) & set(app.VERBS)
+    assert set(app._HARMLESS) <= set(app.VERBS)
+
+
+@pytest.mark.parametrize("verb", app.VERBS)
+def test_list_of_verbs_shows_the_help_of_their_modules(verb: str) -> None:
+    command, listed = app.load(verb), app.app.get_command(click.Context(app.app), verb)
+    assert command.name == verb
+    assert listed is not None
+    for limit in range(20, 200):
+        assert listed.get_short_help_str(limit) == command.get_short_help_str(limit)
+
+
+@pytest.mark.processes
+def test_help_imports_nothing_that_only_the_work_of_a_verb_needs() -> None:
+    program = f"""
+import sys
+from orchestrator.cli import app
+app.run(["--help"])
+print("listed", *sys.modules, file=sys.stderr)
+for verb in {list(app.VERBS)}:
+    app.run([verb, "--help"])
+print("parsed", *sys.modules, file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    listed, parsed = (line.split() for line in done.stderr.splitlines())
+    assert [name for name in listed if name.startswith("orchestrator.cli.")] == [
+        "orchestrator.cli.groups",
+        "orchestrator.cli.app",
+    ]
+    assert not {"fabric", "jinja2", "paramiko", "pydantic", "rich", "ruamel", "submitit"} & set(parsed)
 
 
 def test_unexpected_exception_is_reported_as_a_bug_and_exits_70(

@@ -36,7 +36,7 @@ def test_trial_whose_diagnosis_fails_has_a_result_with_the_reason(
     monkeypatch.setattr(command, "run_rung", lambda *_, **__: RungRun(Outcome("it failed", 1), "prove-1"))
     monkeypatch.setattr(command, "diagnose_run", no_record)
     trials = command._Trials(SimpleNamespace(warnings=()), None)  # type: ignore[arg-type]  # no launch
-    trial = trials.run(ARGUMENTS, LadderOptions(5, 30.0), Trial("1 rank", Outcome(""), change), False)  # noqa: FBT003  RunRung
+    trial = trials.run(ARGUMENTS, LadderOptions(5, 30.0), Trial("1 rank", Outcome(""), change), False)  # RunRung
     proof = Proof("r", ROW, "why", unset("A"), (trial,), "orch rerun r")
     assert (proof.result, proof.text) == (result, text)
     assert trial.cause == "could not be diagnosed: no record of prove-1"

@@ -12,12 +12,12 @@ import click
 import pytest
 
 from orchestrator.actions.proposed import with_inventory
-from orchestrator.cli.app import app, run
+from orchestrator.cli.app import VERBS, load, run
 from orchestrator.inventory.model import Node, SshOptions
 from orchestrator.transports.ssh.commands import login_command
 from tests.paths import ROOT
 
-_VERBS = "|".join(name for name in app.commands if name not in ("bench", "inventory"))
+_VERBS = "|".join(name for name in VERBS if name not in ("bench", "inventory"))
 _PROPOSED = re.compile(rf"\borch ((?:bench|inventory|{_VERBS})(?![\w-])(?!:).*)", re.DOTALL)
 _WORD = re.compile(r"[^\s`;,()]+")
 _VALUE = "VALUE"
@@ -69,8 +69,8 @@ def _proposals() -> Iterator[tuple[str, list[str]]]:
 
 def _error(arguments: list[str]) -> str:
     """The error of the command line; empty if it accepts the words. A command that lacks only its argument is named in prose."""
-    command: click.Command = app
-    words = list(arguments)
+    verb, *words = arguments
+    command = load(verb)
     while isinstance(command, click.Group):
         if not words:
             return ""  # `orch inventory`, in prose

@@ -1,0 +1,59 @@
+"""Run the benchmark of the links to its end, for `orch bench comm` and `orch check --level full`."""
+
+from __future__ import annotations
+
+import io
+import sys
+from functools import partial
+from typing import Any, TextIO
+
+from orchestrator.actions import benchmark
+from orchestrator.actions.launch import started
+from orchestrator.actions.launch_arguments import LaunchArguments
+from orchestrator.actions.viewer import Owner
+from orchestrator.cli.console import ProgressLine, warn
+from orchestrator.cli.watch import show, watch
+from orchestrator.errors import CLOSED_PIPE, CTRL_C, UsageError
+from orchestrator.records.runs import find_run
+from orchestrator.run import RunState
+
+
+def measure(launch: LaunchArguments, *, quiet: bool, has_lines: bool = True) -> tuple[int, dict[str, Any] | None]:
+    """
+    Run the benchmark to the end; returns the exit code and the results, None if there are none.
+
+    Args:
+        quiet: print only the lines of ranks, warnings, and the outcome of a run that is not done.
+        has_lines: print the lines of ranks, and the warnings of the launch.
+    """
+    stream = sys.stderr if has_lines else io.StringIO()
+    run, code = (_over_ssh if launch.launcher == "ssh" else _by_slurm)(launch, stream, quiet=quiet, has_lines=has_lines)
+    if code in (CTRL_C, CLOSED_PIPE):
+        return code, None
+    state = find_run(run).read().state
+    if not state.ended or state is RunState.STOPPED:
+        return code, None
+    try:
+        return code, benchmark.read_results(run)
+    except UsageError:
+        if code:  # it failed before the first result
+            return code, None
+        raise
+
+
+def _over_ssh(launch: LaunchArguments, stream: TextIO, *, quiet: bool, has_lines: bool) -> tuple[str, int]:
+    with Owner.of_launch(launch, follow=True, quiet=quiet, is_benchmark=True) as owner:
+        with ProgressLine() as progress:
+            on_planned = progress.warn if has_lines else lambda _: None
+            run = owner.until_launched(on_planned, progress.warn, progress.update)
+        return run, show(run, owner.to_end, partial(owner.diagnosed, warn), quiet=quiet, stream=stream)
+
+
+def _by_slurm(launch: LaunchArguments, stream: TextIO, *, quiet: bool, has_lines: bool) -> tuple[str, int]:
+    with ProgressLine() as progress:
+        planned = benchmark.plan_benchmark(launch, progress.update)
+    for warning in planned.warnings if has_lines else ():
+        warn(warning)
+    with ProgressLine() as progress, started(planned, progress.warn, progress.update) as launched:
+        progress.end()
+        return planned.plan.run_id, watch(launched, quiet=quiet, stream=stream)

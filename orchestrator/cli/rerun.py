@@ -1,0 +1,45 @@
+"""`orch rerun`: launch a recorded run again, changed by its options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from orchestrator.cli import completion, options
+from orchestrator.cli.launch import launch
+
+
+@click.command()
+@click.argument("run", metavar="RUN", shell_complete=completion.runs)
+@click.argument("settings", nargs=-1, metavar="[KEY=VALUE]... [-- PROGRAM ARGS...]")
+@click.option("--nodes", metavar="LIST", help="Use these nodes instead, as in n0,n[2-5].")
+@options.max_retries
+@options.env
+@options.slurm
+@options.wait_for_nodes
+@options.dry_run
+@options.watch
+@click.pass_obj
+def rerun(
+    program: tuple[str, ...] | None,
+    /,
+    *,
+    run: str,
+    settings: tuple[str, ...],
+    nodes: str | None,
+    dry_run: bool,
+    follow: bool,
+    quiet: bool,
+    fold: bool,
+    **changed: Any,
+) -> int:
+    """
+    Launch a run again, with its command, inventory and options, but those given here. Reports what has changed since.
+
+    KEY=VALUE replaces a setting of the shared trainer, -- PROGRAM ARGS the program of another run.
+    """
+    from orchestrator.actions.rerun import Changes, rerun_arguments
+
+    arguments = rerun_arguments(run, nodes, settings, Changes(program, **changed))
+    return launch(arguments, dry_run=dry_run, follow=follow, quiet=quiet, fold=fold)

@@ -1,0 +1,38 @@
+"""`orch ssh-launch`: launch a run over SSH, or on this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from orchestrator.actions.launch_arguments import LaunchArguments
+from orchestrator.cli import options
+from orchestrator.cli.launch import launch
+
+
+@click.command(cls=options.LaunchCommand)
+@options.launch
+@options.max_retries
+@options.elastic
+@options.dry_run
+@options.watch
+@click.option("--orphan-timeout", metavar="SPAN", help="End the ranks after this time without a supervisor.")
+@click.option(
+    "--isolation-timeout", metavar="SPAN", help="End the ranks of a node that is cut off for this time (60s)."
+)
+@options.wait_for_nodes
+def ssh_launch(
+    program: tuple[str, ...] | None, *, dry_run: bool, follow: bool, quiet: bool, fold: bool, **typed: Any
+) -> int:
+    """
+    Start a run over SSH, or on this machine (transport local).
+
+    Without -- PROGRAM the shared trainer runs, with KEY=VALUE settings.
+
+    \b
+    orch ssh-launch -i h800.yaml -- train.py
+    orch ssh-launch -i local steps=20
+    """  # noqa: D301  click's mark of lines that are not wrapped
+    arguments = LaunchArguments("ssh", program=program, **typed)
+    return launch(arguments, dry_run=dry_run, follow=follow, quiet=quiet, fold=fold)
