@@ -111,7 +111,7 @@ bench: .venv-bench/.ready
 FLOORS := .venv-floors$(addprefix -,$(notdir $(PYTHON)))
 FLOORS_PIP := $(FLOORS)/bin/pip --disable-pip-version-check install -qq --constraint $(FLOORS)/constraints.txt
 # without torch, so without the trainer; the tests' own tools are the newest that this Python can run
-FLOORS_TESTS := $(addprefix tests/,actions commands endpoint golden inventory launchers logs names plan security ssh transports verdict) \
+FLOORS_TESTS := $(addprefix tests/,cli code connections endpoint golden inventory launchers logs names plan records security ssh transports usecases verdict) \
   tests/slurm/test_submit.py $(wildcard tests/test_*.py)
 $(FLOORS)/.ready: scripts/make-venv.sh setup.cfg
 	scripts/make-venv.sh $(FLOORS)

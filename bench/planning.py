@@ -10,8 +10,6 @@ from pathlib import Path
 from bench.processes import Job, time_job
 from bench.rounds import Contestant, Measure, Target, run_rounds
 from bench.workspace import Workspace
-from orchestrator.actions import transcript
-from orchestrator.actions.preflight import checked_nodes
 from orchestrator.environment.discovery import discover
 from orchestrator.inventory import model
 from orchestrator.node.facts import NodeFacts
@@ -19,6 +17,8 @@ from orchestrator.plan.files import node_files
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import with_defaults
 from orchestrator.run import Program, Request
+from orchestrator.usecases.checks.preflight import checked_nodes
+from orchestrator.usecases.launch import transcript
 from tests.grounds import nodes
 
 NODES = 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from orchestrator.actions.owner_process import early_owner
+from orchestrator.usecases.owner.start import early_owner
 
 
 def main() -> int:

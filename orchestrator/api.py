@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.actions import stop
-from orchestrator.actions.launch import plan_launch, started
-from orchestrator.actions.launch_arguments import LaunchArguments
-from orchestrator.actions.refresh import is_kept_up_to_date, refresh
-from orchestrator.actions.viewer import Owner
 from orchestrator.backoff import backoff
 from orchestrator.errors import LaunchError, NodesError, UsageError
 from orchestrator.records.runs import find_run
 from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord, RunState
+from orchestrator.usecases.launch.launch import plan_launch, started
+from orchestrator.usecases.launch_arguments import LaunchArguments
+from orchestrator.usecases.owner.viewer import Owner
+from orchestrator.usecases.runs import stop
+from orchestrator.usecases.runs.refresh import is_kept_up_to_date, refresh
 
 ProgramLike = str | Sequence[str] | Callable[..., object] | None
 """The program and its arguments, as after `--`; or a top-level function of a file; None: the shared trainer."""

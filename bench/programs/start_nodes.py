@@ -10,13 +10,13 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 
-from orchestrator.actions.inventory import load_inventory
-from orchestrator.actions.launch_arguments import LaunchArguments
-from orchestrator.actions.request import make_request
 from orchestrator.launchers import launcher_for
 from orchestrator.node.ownership import LOADER, proc_strings, rank_owner
 from orchestrator.plan.make import make_plan
 from orchestrator.run import new_run_id
+from orchestrator.usecases.inventory import load_inventory
+from orchestrator.usecases.launch.request import make_request
+from orchestrator.usecases.launch_arguments import LaunchArguments
 
 RANKS_S = 60.0
 

@@ -6,12 +6,12 @@ from functools import partial
 
 import click
 
-from orchestrator.actions.viewer import Owner
 from orchestrator.cli import options
 from orchestrator.cli.console import ProgressLine, inform, print_text, warn
 from orchestrator.cli.failure import print_failure
 from orchestrator.cli.watch import show, watch
 from orchestrator.records.runs import find_run
+from orchestrator.usecases.owner.viewer import Owner
 
 
 @click.command()
@@ -28,7 +28,7 @@ from orchestrator.records.runs import find_run
 @options.wait_for_nodes
 def attach(run: str, *, follow: bool, quiet: bool, fold: bool, tail: int, wait_for_nodes: str | None) -> int:
     """Reconnect to a run after a reboot or a killed orch, and watch it."""
-    from orchestrator.actions.attach import attached, end_remaining, plan_wait_for_nodes, require_unsupervised
+    from orchestrator.usecases.launch.attach import attached, end_remaining, plan_wait_for_nodes, require_unsupervised
 
     folder = find_run(run)
     record = folder.read()

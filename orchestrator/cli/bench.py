@@ -48,8 +48,8 @@ def comm(
     **typed: str | None,
 ) -> int:
     """Measure collectives and point to point between ranks, as nccl-tests does."""
-    from orchestrator.actions import benchmark
     from orchestrator.cli.measure import measure
+    from orchestrator.usecases.trials import benchmark
 
     words = [f"{key}={value}" for key, value in typed.items() if value is not None]
     words += ["groups=pairs"] if pairs else []
@@ -67,7 +67,7 @@ def comm(
         print_table(COLUMNS, list(_rows(results)))
         inform("bandwidths in GB/s (1e9 bytes/s); busbw is comparable with the link's rate, as in nccl-tests")
     if png is not None:
-        from orchestrator.actions.benchmark_plot import plot  # matplotlib is optional
+        from orchestrator.usecases.trials.benchmark_plot import plot  # matplotlib is optional
 
         plot(results, png)
     for finding in found:
@@ -76,7 +76,7 @@ def comm(
 
 
 def _rows(results: Mapping[str, Any]) -> Iterator[Sequence[object]]:
-    from orchestrator.actions.benchmark import size_text
+    from orchestrator.usecases.trials.benchmark import size_text
 
     for result in results["results"]:
         figures: tuple[object, ...] = ("", "", "")

@@ -15,7 +15,7 @@ from orchestrator.errors import CTRL_C, OrchError, PreflightRefused
 from orchestrator.findings import Severity
 
 if TYPE_CHECKING:
-    from orchestrator.actions.check import Checked
+    from orchestrator.usecases.checks.check import Checked
 
 
 @click.command()
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 @options.as_json
 def check(inventory: str | None, nodes: str | None, skipped: Sequence[str], *, level: str, as_json: bool) -> int:
     """Check the nodes before a job. Ends with 3 if a check failed."""
-    from orchestrator.actions import full_check
-    from orchestrator.actions.check import COLUMNS, check_nodes
+    from orchestrator.usecases.checks.check import COLUMNS, check_nodes
+    from orchestrator.usecases.trials import full_check
 
     is_full = level == "full"
     if is_full:
@@ -53,8 +53,8 @@ def check(inventory: str | None, nodes: str | None, skipped: Sequence[str], *, l
 
 def _measured(checked: Checked, inventory: str | None) -> tuple[Checked, dict[str, Any] | None]:
     """Measure the nodes that passed; returns the result of both levels, and the measurements."""
-    from orchestrator.actions import full_check
     from orchestrator.cli.measure import measure
+    from orchestrator.usecases.trials import full_check
 
     begun_s, results = time.monotonic(), None
     launch = full_check.benchmark_arguments(inventory, checked)

@@ -17,7 +17,7 @@ from orchestrator.errors import UsageError
 @options.nodes_of_run("Only from these nodes.")
 def cp(source: str, destination: Path, nodes: str | None) -> int:
     """Copy files of a run from its nodes. PATH is relative to the ranks' working folder."""
-    from orchestrator.actions.copy import copy
+    from orchestrator.usecases.reports.copy import copy
 
     run, colon, path = source.partition(":")
     if not colon or not path:

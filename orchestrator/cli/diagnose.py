@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from orchestrator.actions.diagnose import Diagnosed, diagnose_files, is_run, ranks_on_nodes
 from orchestrator.cli import options
 from orchestrator.cli.console import (
     ProgressLine,
@@ -20,6 +19,7 @@ from orchestrator.cli.console import (
 )
 from orchestrator.cli.failure import RETRY, labelled
 from orchestrator.run import RunState
+from orchestrator.usecases.diagnose.log_files import Diagnosed, diagnose_files, is_run, ranks_on_nodes
 
 MOST_CHANGES = 5
 _FAILED = ("FAILED", "LOST")
@@ -48,7 +48,7 @@ def diagnose(words: tuple[str, ...], signatures: Path | None, *, prove: bool, as
 def print_diagnosis(words: Sequence[str], signatures: Path | None, *, as_json: bool) -> int:
     """Print the diagnosis of a run or of log files; returns 0, also if the cause is unknown: docs/decisions/049."""
     if is_run(words):
-        from orchestrator.actions.diagnose_run import diagnose_run
+        from orchestrator.usecases.diagnose.run import diagnose_run
 
         with ProgressLine() as progress:
             result = diagnose_run(words[0] if words else "latest", signatures, progress.update)

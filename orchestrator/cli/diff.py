@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import click
 
-from orchestrator.actions import diff as action
-from orchestrator.actions.diff import Difference, RecordedRun
 from orchestrator.cli import completion, options
 from orchestrator.cli.console import inform, print_json, print_table
+from orchestrator.usecases.reports import diff as action
+from orchestrator.usecases.reports.diff import Difference, RecordedRun
 
 
 @click.command()

@@ -13,7 +13,7 @@ from orchestrator.cli.console import print_json, print_table, print_text, warn
 from orchestrator.errors import UsageError
 
 if TYPE_CHECKING:
-    from orchestrator.actions.env import Explanation, NodeEnvironment
+    from orchestrator.usecases.checks.env import Explanation, NodeEnvironment
 
 
 @click.command()
@@ -43,7 +43,7 @@ def env(
     as_json: bool,
 ) -> int:
     """Show the environment variables that ranks get from orch. Secrets are hidden, nothing is started."""
-    from orchestrator.actions import env as action
+    from orchestrator.usecases.checks import env as action
 
     if explain or export:
         explanation = action.explain(inventory, nodes, node, facts_file=facts, debug=debug, given=given)
@@ -93,6 +93,6 @@ def _text(shown: NodeEnvironment) -> str:
 
 
 def _pair(name: str, value: str) -> str:
-    from orchestrator.actions.env import printable
+    from orchestrator.usecases.checks.env import printable
 
     return f"{name}={printable(value)}"

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.actions.durations import seconds, worded
 from orchestrator.cli import options
 from orchestrator.cli.console import ProgressLine, inform, print_json, print_table, size_text, warn
+from orchestrator.usecases.durations import seconds, worded
 
 if TYPE_CHECKING:
-    from orchestrator.actions.gc import GarbageBody, Limits, SiteGarbage
+    from orchestrator.usecases.runs.gc import GarbageBody, Limits, SiteGarbage
 
 
 @click.command()
@@ -31,7 +31,7 @@ def gc(
     inventory: str | None, older_than: str, forget: str | None, *, results: bool, dry_run: bool, as_json: bool
 ) -> int:
     """End stray processes, and remove the garbage of old runs."""
-    from orchestrator.actions.gc import Limits, SiteGarbage, collect
+    from orchestrator.usecases.runs.gc import Limits, SiteGarbage, collect
 
     limits = Limits(seconds("--older-than", older_than), results, dry_run)
     with ProgressLine() as progress:
@@ -49,7 +49,7 @@ def gc(
 
 
 def _report(sites: Sequence[SiteGarbage], limits: Limits, searched: int) -> None:
-    from orchestrator.actions.gc import HOLDS_RESULTS
+    from orchestrator.usecases.runs.gc import HOLDS_RESULTS
 
     rows = [row for site in sites for row in _rows(site, dry_run=limits.dry_run)]
     if rows:
@@ -91,7 +91,7 @@ def _rows(site: SiteGarbage, *, dry_run: bool) -> list[tuple[object, ...]]:
 
 
 def _done(entry: GarbageBody, would: str) -> str:
-    from orchestrator.actions.gc import HOLDS_RESULTS
+    from orchestrator.usecases.runs.gc import HOLDS_RESULTS
 
     if entry["action"] == "fail":
         return f"failed: {entry['why']}"

@@ -20,7 +20,7 @@ def inventory() -> None:
 @options.inventory
 def show(inventory: str | None) -> int:
     """Print the inventory as JSON, with patterns expanded and defaults applied."""
-    from orchestrator.actions.inventory import resolved_inventory
+    from orchestrator.usecases.inventory import resolved_inventory
 
     print_json(resolved_inventory(inventory))
     return 0
@@ -30,7 +30,7 @@ def show(inventory: str | None) -> int:
 @options.inventory
 def validate(inventory: str | None) -> int:
     """Check the inventory."""
-    from orchestrator.actions.inventory import validate_inventory
+    from orchestrator.usecases.inventory import validate_inventory
 
     inform(validate_inventory(inventory))
     return 0
@@ -40,7 +40,7 @@ def validate(inventory: str | None) -> int:
 @click.argument("name", shell_complete=completion.shipped_inventories)
 def new(name: str) -> int:
     """Print a shipped inventory, to begin one of yours: orch inventory new h800 > inventory.yaml."""
-    from orchestrator.actions.inventory import shipped_text
+    from orchestrator.usecases.inventory import shipped_text
 
     print_text(shipped_text(name))
     return 0
@@ -51,7 +51,7 @@ def new(name: str) -> int:
 @click.argument("file", type=options.PATH, required=False)
 def import_(source: str, file: Path | None) -> int:
     """Print an inventory made from a hostfile, an ssh_config or `scontrol show node`; from standard input without FILE."""
-    from orchestrator.actions.import_inventory import import_inventory
+    from orchestrator.usecases.checks.import_inventory import import_inventory
 
     print_text(import_inventory(source, file))
     return 0

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.cli import options
 from orchestrator.cli.console import ProgressLine, print_error, print_text, warn, without_controls
 from orchestrator.cli.diagnose import print_diagnosis
 from orchestrator.cli.failure import print_failure
 from orchestrator.errors import CTRL_C, OrchError, UsageError
+from orchestrator.usecases.launch_arguments import LaunchArguments
 
 if TYPE_CHECKING:
-    from orchestrator.actions.ladder import Ladder, Outcome, Rung
     from orchestrator.cli.rung import RungRun
+    from orchestrator.usecases.trials.ladder import Ladder, Outcome, Rung
 
 
 @click.command(cls=options.LaunchCommand)
@@ -34,7 +34,7 @@ def ladder(
 
     The options are those of ssh-launch, and with --slurm or --here those of submit; --debug is always on.
     """
-    from orchestrator.actions.ladder import LadderOptions, plan_ladder
+    from orchestrator.usecases.trials.ladder import LadderOptions, plan_ladder
 
     is_slurm = is_through_slurm or typed["here"]
     if typed["slurm"] and not is_slurm:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.cli.console import ProgressLine, inform, print_text, warn
+from orchestrator.usecases.launch_arguments import LaunchArguments
 
 
 def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool, quiet: bool = False, fold: bool = False) -> int:
     """Plan a run and start it unless `dry_run`; returns the exit code."""
     if arguments.launcher == "ssh" and not dry_run:
         return _launch_over_ssh(arguments, follow=follow, quiet=quiet, fold=fold)
-    from orchestrator.actions import transcript  # the owner of a run over SSH imports what a launch needs
-    from orchestrator.actions.launch import plan_launch, started  # as above
+    from orchestrator.usecases.launch import transcript  # the owner of a run over SSH imports what a launch needs
+    from orchestrator.usecases.launch.launch import plan_launch, started  # as above
 
     with ProgressLine() as progress:
         planned = plan_launch(arguments, progress.update)
@@ -38,8 +38,8 @@ def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool, quiet: bo
 
 
 def _launch_over_ssh(arguments: LaunchArguments, *, follow: bool, quiet: bool, fold: bool) -> int:
-    from orchestrator.actions.viewer import Owner, no_note  # not needed under Slurm
     from orchestrator.cli.watch import show  # as above
+    from orchestrator.usecases.owner.viewer import Owner, no_note  # not needed under Slurm
 
     with Owner.of_launch(arguments, follow=follow, quiet=quiet, fold=fold) as owner:
         with ProgressLine() as progress:

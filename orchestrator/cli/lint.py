@@ -14,7 +14,7 @@ from orchestrator.cli.console import inform, print_json, print_text, without_con
 from orchestrator.errors import PreflightRefused
 
 if TYPE_CHECKING:
-    from orchestrator.actions.lint import LintResult
+    from orchestrator.usecases.checks.lint import LintResult
 
 _LEVELS = ("FAIL", "WARN", "INFO")
 
@@ -48,7 +48,7 @@ def lint(
 
     Without FILE, the inventory is linted.
     """
-    from orchestrator.actions import lint as action
+    from orchestrator.usecases.checks import lint as action
 
     result = action.lint(inventory, files, action.LintOptions(**stated), nodes=nodes)
     counts = Counter(found.finding.severity.value for found in result.findings)

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from orchestrator.actions.durations import clock
 from orchestrator.cli import options
 from orchestrator.cli.console import inform, print_json, print_table, warn
 from orchestrator.records.runs import RunSelection, all_runs, read_runs
 from orchestrator.run import RunEntry, RunState
+from orchestrator.usecases.durations import clock
 
 
 @click.command("list")
@@ -36,7 +36,7 @@ def list_(*, sweep: str | None, up_to_date: bool, as_json: bool, **wanted: Any) 
         return list_sweep(sweep, as_json=as_json)
     warnings = []
     if up_to_date:
-        from orchestrator.actions.refresh import bring_up_to_date
+        from orchestrator.usecases.runs.refresh import bring_up_to_date
 
         warnings = bring_up_to_date()
     runs, damaged = all_runs()

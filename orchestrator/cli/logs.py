@@ -35,9 +35,16 @@ def logs(
     **wanted: str | None,
 ) -> int:
     """Print the merged log of all nodes and ranks."""
-    from orchestrator.actions.log_reader import LogReader
-    from orchestrator.actions.logs import Filter, batch_log, find_on_nodes, missing_logs, recorded_run, selection
-    from orchestrator.actions.watch import Watch
+    from orchestrator.usecases.launch.watch import Watch
+    from orchestrator.usecases.reports.log_reader import LogReader
+    from orchestrator.usecases.reports.logs import (
+        Filter,
+        batch_log,
+        find_on_nodes,
+        missing_logs,
+        recorded_run,
+        selection,
+    )
 
     if fold and as_json:
         raise UsageError("--fold and --json exclude each other", hint="--json prints each line with its node and rank")

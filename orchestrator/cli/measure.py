@@ -7,15 +7,15 @@ import sys
 from functools import partial
 from typing import Any, TextIO
 
-from orchestrator.actions import benchmark
-from orchestrator.actions.launch import started
-from orchestrator.actions.launch_arguments import LaunchArguments
-from orchestrator.actions.viewer import Owner
 from orchestrator.cli.console import ProgressLine, warn
 from orchestrator.cli.watch import show, watch
 from orchestrator.errors import CLOSED_PIPE, CTRL_C, UsageError
 from orchestrator.records.runs import find_run
 from orchestrator.run import RunState
+from orchestrator.usecases.launch.launch import started
+from orchestrator.usecases.launch_arguments import LaunchArguments
+from orchestrator.usecases.owner.viewer import Owner
+from orchestrator.usecases.trials import benchmark
 
 
 def measure(launch: LaunchArguments, *, quiet: bool, has_lines: bool = True) -> tuple[int, dict[str, Any] | None]:

@@ -14,7 +14,7 @@ from orchestrator.cli.console import print_json, print_table, warn
 @options.as_json
 def nodes(inventory: str | None, nodes: str | None, *, as_json: bool) -> int:
     """Show what the nodes have: cards, RDMA devices and versions."""
-    from orchestrator.actions import nodes as action
+    from orchestrator.usecases.checks import nodes as action
 
     history = action.histories(inventory, nodes)
     facts, failure = action.query(inventory, nodes)

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.actions.diagnose_run import diagnose_run
-from orchestrator.actions.ladder import LadderOptions
-from orchestrator.actions.launch_arguments import LaunchArguments
-from orchestrator.actions.prove import Planned, Proof, Result, Trial, plan_proof, prove
 from orchestrator.cli.console import ProgressLine, print_json, print_text, warn, without_controls
 from orchestrator.cli.failure import labelled
 from orchestrator.cli.rung import RungRun, Screen, run_rung
 from orchestrator.errors import CTRL_C, OrchError
+from orchestrator.usecases.diagnose.run import diagnose_run
+from orchestrator.usecases.launch_arguments import LaunchArguments
+from orchestrator.usecases.trials.ladder import LadderOptions
+from orchestrator.usecases.trials.prove import Planned, Proof, Result, Trial, plan_proof, prove
 
 
 def prove_remedy(words: Sequence[str], signatures: Path | None, *, as_json: bool) -> int:

@@ -39,7 +39,7 @@ def rerun(
 
     KEY=VALUE replaces a setting of the shared trainer, -- PROGRAM ARGS the program of another run.
     """
-    from orchestrator.actions.rerun import Changes, rerun_arguments
+    from orchestrator.usecases.launch.rerun import Changes, rerun_arguments
 
     arguments = rerun_arguments(run, nodes, settings, Changes(program, **changed))
     return launch(arguments, dry_run=dry_run, follow=follow, quiet=quiet, fold=fold)

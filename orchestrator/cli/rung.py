@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 
-from orchestrator.actions.ladder import LadderOptions, Outcome, StepLimit, outcome_of
-from orchestrator.actions.launch import Launched, plan_launch, sighup_interrupts, sigterm_interrupts, started
-from orchestrator.actions.launch_arguments import LaunchArguments
-from orchestrator.actions.stop import stop
-from orchestrator.actions.viewer import Owner
 from orchestrator.cli.console import ProgressLine, inform, warn
 from orchestrator.cli.watch import WatchedRun
 from orchestrator.errors import Interrupted, OrchError
 from orchestrator.records.runs import find_run
 from orchestrator.run import RunRecord, RunState
+from orchestrator.usecases.launch.launch import Launched, plan_launch, sighup_interrupts, sigterm_interrupts, started
+from orchestrator.usecases.launch_arguments import LaunchArguments
+from orchestrator.usecases.owner.viewer import Owner
+from orchestrator.usecases.runs.stop import stop
+from orchestrator.usecases.trials.ladder import LadderOptions, Outcome, StepLimit, outcome_of
 
 
 class Screen:

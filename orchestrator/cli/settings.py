@@ -6,9 +6,9 @@ import json
 
 import click
 
-from orchestrator.actions.settings import trainer_settings
 from orchestrator.cli import options
 from orchestrator.cli.console import print_json, print_table
+from orchestrator.usecases.launch.settings import trainer_settings
 
 
 @click.command()

@@ -6,8 +6,11 @@ from collections.abc import Iterator, Mapping
 
 import click
 
-from orchestrator.actions.durations import clock
-from orchestrator.actions.stats import (
+from orchestrator.cli import completion, options
+from orchestrator.cli.console import ProgressLine, inform, print_json, print_table, warn
+from orchestrator.errors import UsageError
+from orchestrator.usecases.durations import clock
+from orchestrator.usecases.reports.stats import (
     SCALING_TARGET,
     UTILIZATION_TARGETS,
     History,
@@ -16,9 +19,6 @@ from orchestrator.actions.stats import (
     history,
     run_stats,
 )
-from orchestrator.cli import completion, options
-from orchestrator.cli.console import ProgressLine, inform, print_json, print_table, warn
-from orchestrator.errors import UsageError
 
 SHORT_S = 60.0
 MEASURED = "orch stats RUN measures a run"

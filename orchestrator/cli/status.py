@@ -26,7 +26,7 @@ from orchestrator.errors import NodeError, NodesError
 from orchestrator.records.runs import find_run, is_sweep
 
 if TYPE_CHECKING:
-    from orchestrator.actions.refresh import NodeObservation, Refreshed
+    from orchestrator.usecases.runs.refresh import NodeObservation, Refreshed
 
 
 @click.command()
@@ -85,7 +85,7 @@ def _print(refreshed: Refreshed) -> None:
 
 def _refreshed(run: str, *, as_json: bool) -> Refreshed:
     """Query the run; if no node answers, print the state that is recorded before that error."""
-    from orchestrator.actions.refresh import refresh
+    from orchestrator.usecases.runs.refresh import refresh
 
     folder = find_run(run)
     try:

@@ -24,7 +24,7 @@ def stop(run: str | None, inventory: str | None, *, all_runs: bool) -> int:
     if all_runs:
         _stop_all()
     elif inventory is not None:
-        from orchestrator.actions.stop import stop_on_nodes
+        from orchestrator.usecases.runs.stop import stop_on_nodes
 
         inform(stop_on_nodes(run, inventory, inform, warn).outcome)
     else:
@@ -34,7 +34,7 @@ def stop(run: str | None, inventory: str | None, *, all_runs: bool) -> int:
 
 def _stop_all() -> None:
     """Stop all runs recorded here that have not ended, and print their states."""
-    from orchestrator.actions.sweep import stop_all  # imports Slurm's modules
+    from orchestrator.usecases.launch.sweep import stop_all  # imports Slurm's modules
 
     for problem in all_runs()[1]:
         warn(f"{problem}; if that run is alive, it is not ended")
@@ -52,7 +52,7 @@ def _stop_recorded(run: str | None) -> None:
 
         stop_runs(run)
         return
-    from orchestrator.actions import stop as action
+    from orchestrator.usecases.runs import stop as action
 
     try:
         folder = action.run_to_stop(run)

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.cli import options
 from orchestrator.cli.launch import launch
 from orchestrator.errors import UsageError
+from orchestrator.usecases.launch_arguments import LaunchArguments
 
 
 @click.command(cls=options.LaunchCommand)

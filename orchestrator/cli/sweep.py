@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from orchestrator.actions import transcript
-from orchestrator.actions.launch_arguments import LaunchArguments
-from orchestrator.actions.refresh import bring_up_to_date
-from orchestrator.actions.sweep import plan_sweep, stop_sweep, submit
 from orchestrator.cli.console import inform, print_json, print_table, print_text, warn
 from orchestrator.errors import RunNotFound
 from orchestrator.records.runs import find_sweep
 from orchestrator.run import RunRecord
+from orchestrator.usecases.launch import transcript
+from orchestrator.usecases.launch.sweep import plan_sweep, stop_sweep, submit
+from orchestrator.usecases.launch_arguments import LaunchArguments
+from orchestrator.usecases.runs.refresh import bring_up_to_date
 
 COMPARED = ("steps", "first_loss", "last_loss", "tokens_per_s")
 

@@ -12,8 +12,8 @@ from orchestrator.errors import CLOSED_PIPE, CTRL_C, LaunchError
 from orchestrator.run import RunRecord, RunState
 
 if TYPE_CHECKING:
-    from orchestrator.actions.launch import Launched  # at run time it would load what only a launch needs
-    from orchestrator.actions.log_reader import Viewer
+    from orchestrator.usecases.launch.launch import Launched  # at run time it would load what only a launch needs
+    from orchestrator.usecases.reports.log_reader import Viewer
 
 
 def watch(
@@ -38,8 +38,8 @@ class WatchedRun:
 
     def to_end(self, view: Viewer) -> RunRecord:
         """Show the run to its end; return its record."""
-        from orchestrator.actions.log_reader import LogReader  # the viewer of a run over SSH needs none of it
-        from orchestrator.actions.watch import Watch, watched_lines  # as above
+        from orchestrator.usecases.launch.watch import Watch, watched_lines  # as above
+        from orchestrator.usecases.reports.log_reader import LogReader  # the viewer of a run over SSH needs none of it
 
         reader = LogReader(self._launcher, self._folder.read_plan(), view, watched_lines(quiet=self._quiet))
         if self._tail is not None:
@@ -48,7 +48,7 @@ class WatchedRun:
 
     def diagnosed(self, on_warning: Callable[[str], None] = warn) -> RunRecord | None:
         """The record of a run that has failed, with its diagnosis."""
-        from orchestrator.actions.diagnose_failure import diagnose_failure  # only if the run has failed
+        from orchestrator.usecases.diagnose.failure import diagnose_failure  # only if the run has failed
 
         return diagnose_failure(self._folder, self._launcher, on_warning)
 

@@ -1,7 +1,7 @@
 """
 The supervisor of a run over SSH: it polls all agents, and ends all ranks if one fails; then it restarts the run if that may help.
 
-It is part of the process that owns the run (actions/owner.py). A second one for the same run is refused. Without a
+It is part of the process that owns the run (usecases/owner/owner.py). A second one for the same run is refused. Without a
 supervisor, the agents continue.
 """
 

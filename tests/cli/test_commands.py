@@ -273,7 +273,7 @@ def test_launch_over_ssh_imports_no_launcher_of_slurm(orch: Orch) -> None:
     argv = [sys.executable, "-c", LOADED, "ssh-launch", "--", "true"]
     done = subprocess.run(argv, cwd=orch.cwd, env=orch.environ(), capture_output=True, text=True, check=True)
     assert not {name.partition(".")[0] for name in done.stderr.split()}.intersection(HEAVY)
-    argv = [sys.executable, "-c", "import sys, orchestrator.actions.owner; print(*sys.modules)"]
+    argv = [sys.executable, "-c", "import sys, orchestrator.usecases.owner.owner; print(*sys.modules)"]
     modules = set(subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split())
     assert "orchestrator.launchers.direct" in modules
     assert not {f"orchestrator.launchers.slurm.{name}" for name in ("launcher", "host", "login_node")} & modules

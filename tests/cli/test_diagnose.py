@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from orchestrator.actions.diagnose_run import folded_remarks
 from orchestrator.cli.app import app
 from orchestrator.errors import UsageError
+from orchestrator.usecases.diagnose.run import folded_remarks
 from tests.paths import CASES
 
 LOGS = CASES / "torchrun_logs"

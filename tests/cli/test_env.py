@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.actions.env import explain
 from orchestrator.errors import UsageError
+from orchestrator.usecases.checks.env import explain
 from tests.grounds import nodes
 from tests.grounds.cli import Orch
 

@@ -6,8 +6,8 @@ from typing import cast
 
 import pytest
 
-from orchestrator.actions.gc import GarbageBody, Limits, SiteGarbage
 from orchestrator.cli import gc
+from orchestrator.usecases.runs.gc import GarbageBody, Limits, SiteGarbage
 
 
 def _entry(action: str, size: int) -> GarbageBody:

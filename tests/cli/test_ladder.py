@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.actions.ladder import (
+from orchestrator.inventory.model import Inventory, Node
+from orchestrator.plan.make import make_plan
+from orchestrator.run import Program, Request, RunRecord, RunState, Shape
+from orchestrator.usecases.launch_arguments import LaunchArguments
+from orchestrator.usecases.trials.ladder import (
     End,
     Ladder,
     LadderOptions,
@@ -18,10 +22,6 @@ from orchestrator.actions.ladder import (
     reported_steps,
     rungs_of,
 )
-from orchestrator.actions.launch_arguments import LaunchArguments
-from orchestrator.inventory.model import Inventory, Node
-from orchestrator.plan.make import make_plan
-from orchestrator.run import Program, Request, RunRecord, RunState, Shape
 from tests.grounds.ladders import FAILS_ON_TWO_NODES, assert_third_rung_failed, orch_here
 
 OPTIONS = LadderOptions(5, 120.0)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from orchestrator.actions.launch import plan_launch
-from orchestrator.actions.launch_arguments import LaunchArguments
-from orchestrator.actions.lint import LintOptions, lint
 from orchestrator.cli.app import app
 from orchestrator.errors import UsageError
+from orchestrator.usecases.checks.lint import LintOptions, lint
+from orchestrator.usecases.launch.launch import plan_launch
+from orchestrator.usecases.launch_arguments import LaunchArguments
 from tests.paths import CASES, ROOT
 
 INVENTORY = """\

@@ -14,12 +14,12 @@ from typing import Literal
 
 import pytest
 
-from orchestrator.actions.durations import clock
-from orchestrator.actions.refresh import may_be_alive
 from orchestrator.cli import app
 from orchestrator.records.cache.entries import list_entries
 from orchestrator.records.store import Store
 from orchestrator.run import RunRecord, RunState
+from orchestrator.usecases.durations import clock
+from orchestrator.usecases.runs.refresh import may_be_alive
 
 WORDS = "rank 3 on n1 exited 1: " + "a long message " * 20
 NOTE = "warm-up halved\nand more"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from orchestrator.actions.nodes import summary, unread
 from orchestrator.cli.app import app
 from orchestrator.errors import NodesError
+from orchestrator.usecases.checks.nodes import summary, unread
 from tests.grounds import nodes
 
 

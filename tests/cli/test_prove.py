@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.actions.ladder import LadderOptions, Outcome
-from orchestrator.actions.launch_arguments import LaunchArguments
-from orchestrator.actions.prove import Proof, Result, Trial
 from orchestrator.cli import prove as command
 from orchestrator.cli.rung import RungRun
 from orchestrator.diagnosis.catalogue import CATALOGUE
 from orchestrator.diagnosis.change import unset
 from orchestrator.errors import OrchError
+from orchestrator.usecases.launch_arguments import LaunchArguments
+from orchestrator.usecases.trials.ladder import LadderOptions, Outcome
+from orchestrator.usecases.trials.prove import Proof, Result, Trial
 
 ROW = CATALOGUE["gloo-no-interface"]
 ARGUMENTS = LaunchArguments("ssh", "i.yaml", None, None, config=None, settings=(), program=("train.py",))

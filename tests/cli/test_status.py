@@ -26,7 +26,7 @@ def test_last_known_state_is_shown_if_no_node_answers(
 
     monkeypatch.setattr(status, "find_run", lambda _: folder)
     monkeypatch.setattr(status, "is_sweep", lambda _: False)
-    monkeypatch.setattr("orchestrator.actions.refresh.refresh", refresh)
+    monkeypatch.setattr("orchestrator.usecases.runs.refresh.refresh", refresh)
     assert run(["status", "a-run", *(["--json"] if as_json else [])]) == NodesError.exit_code
     expected = "" if as_json else "a-run  RUNNING when its nodes last answered; none answers now\n"
     assert capsys.readouterr().out == expected

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.actions.log_reader import Viewer
 from orchestrator.cli import watch
 from orchestrator.cli.watch import show
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.logs.lines import LogLines
 from orchestrator.run import Failure, RunRecord, RunState
+from orchestrator.usecases.reports.log_reader import Viewer
 
 FAILED = RunRecord("t-1", "ssh", RunState.FAILED, "", {}, {}, {}, {}, message="rank 3 on n1 exited 93")
 DISK = Failure(

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.actions.launch_arguments import LaunchArguments
-from orchestrator.actions.request import make_request
 from orchestrator.code import bundle as bundles
 from orchestrator.code.exclusions import is_secret
 from orchestrator.code.files import Code, find_code
 from orchestrator.code.ignore_files import IgnoreFiles
 from orchestrator.code.report import largest_parts
 from orchestrator.errors import UsageError
+from orchestrator.usecases.launch.request import make_request
+from orchestrator.usecases.launch_arguments import LaunchArguments
 
 Find = Callable[..., Code]
 

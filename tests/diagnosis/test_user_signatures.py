@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.actions.diagnose import user_signatures
 from orchestrator.diagnosis.catalogue import CATALOGUE
 from orchestrator.diagnosis.evidence import search_log
 from orchestrator.diagnosis.rank_causes import Confidence, rank_causes
@@ -15,6 +14,7 @@ from orchestrator.diagnosis.signature import Role
 from orchestrator.diagnosis.user_signatures import SignatureError, read_signatures
 from orchestrator.errors import UsageError
 from orchestrator.node.search import LOOKAHEAD_BYTES
+from orchestrator.usecases.diagnose.log_files import user_signatures
 
 LICENCE = """\
 # of our site

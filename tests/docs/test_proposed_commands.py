@@ -11,10 +11,10 @@ from pathlib import Path
 import click
 import pytest
 
-from orchestrator.actions.proposed import with_inventory
 from orchestrator.cli.app import VERBS, load, run
 from orchestrator.inventory.model import Node, SshOptions
 from orchestrator.transports.ssh.commands import login_command
+from orchestrator.usecases.proposed import with_inventory
 from tests.paths import ROOT
 
 _VERBS = "|".join(name for name in VERBS if name not in ("bench", "inventory"))

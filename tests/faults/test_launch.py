@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.actions import launch as launching
-from orchestrator.actions import stop as stopping
-from orchestrator.actions.launch_arguments import LaunchArguments
 from orchestrator.errors import LaunchError, Unreachable
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.node.machine import stat_fields
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.records.store import Store
 from orchestrator.transports.local import LocalTransport
+from orchestrator.usecases.launch import launch as launching
+from orchestrator.usecases.launch_arguments import LaunchArguments
+from orchestrator.usecases.runs import stop as stopping
 from orchestrator.verdict.launching import this_process
 from tests.grounds.cli import Orch
 from tests.until import until

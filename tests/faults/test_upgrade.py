@@ -31,7 +31,10 @@ def test_run_is_restarted_and_diagnosed_while_the_files_of_orch_are_away(tmp_pat
     (folder / "inventory.yaml").write_text(INVENTORY)
     for name in PACKAGES:
         shutil.copytree(ROOT / name, installed / name)
-    modules = [installed / "orchestrator/actions/spare_check.py", installed / "orchestrator/diagnosis/rank_causes.py"]
+    modules = [
+        installed / "orchestrator/usecases/launch/spare_check.py",
+        installed / "orchestrator/diagnosis/rank_causes.py",
+    ]
     for module in modules:
         shutil.rmtree(module.parent / "__pycache__", ignore_errors=True)  # written again by an import
     orch = Orch(folder, env={"PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": ""})

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.actions.env import Explanation, explain
+from orchestrator.usecases.checks.env import Explanation, explain
 from tests.grounds import nodes
 
 INVENTORY = """\

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.actions import transcript
 from orchestrator.inventory import model as inventories
 from orchestrator.inventory.model import Inventory
 from orchestrator.plan.files import node_files
@@ -22,6 +21,7 @@ from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.resources import inventory_folder
 from orchestrator.run import LauncherName, Program, Request
+from orchestrator.usecases.launch import transcript
 from tests.grounds import components
 
 SHIPPED = {"h800": 2, "h800-roce": 2, "t20": 2, "local": 1}  # nodes

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.actions.transcript import dry_run_text
 from orchestrator.errors import UsageError
 from orchestrator.inventory.hooks import Hook
 from orchestrator.inventory.model import load
 from orchestrator.plan.make import make_plan
 from orchestrator.run import Program, Request
+from orchestrator.usecases.launch.transcript import dry_run_text
 
 PATH_OF_URL = "T0K3N"
 URL = f"https://chat.example.org/hooks/{PATH_OF_URL}"

@@ -22,7 +22,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.actions.log_reader import LogReader, Viewer
 from orchestrator.endpoint import connection
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.connection import frame
@@ -39,6 +38,7 @@ from orchestrator.node import messages
 from orchestrator.node.endpoint import line_starts, positions
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.transports.local import LocalTransport
+from orchestrator.usecases.reports.log_reader import LogReader, Viewer
 from tests.until import until
 
 NAMES = ("rank-0.out", "rank-0.err", "rank-1.out", "rank-11.out")

@@ -35,5 +35,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 def copy_of_the_tree(target: Path) -> Path:
     """Copy the working tree, because a build in the tree would leave files there."""
-    left_out = shutil.ignore_patterns(".[!c]*", "build", "dist", "runs", "*.egg-info", "__pycache__", "*_cache")
+    made = shutil.ignore_patterns(".[!c]*", "build", "dist", "*.egg-info", "__pycache__", "*_cache")
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        return made(folder, names) | ({"runs"} if Path(folder) == ROOT else set())
+
     return Path(shutil.copytree(ROOT, target, ignore=left_out))

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
 
-from orchestrator.actions import transcript
 from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.inventory.slurm import SlurmOptions
@@ -25,6 +24,7 @@ from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.plan.shell import render, shell_path
 from orchestrator.run import LauncherName, Program, Request
+from orchestrator.usecases.launch import transcript
 
 PRINT_X = "import os, sys; sys.stdout.buffer.write(os.environb[b'X'])"
 values = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60)

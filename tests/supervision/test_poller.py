@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.actions.refresh import Refreshed
 from orchestrator.endpoint.access import Destination
 from orchestrator.endpoint.client import Endpoint, Heartbeat
 from orchestrator.endpoint.replies import AgentRecord, NodeObservation
@@ -31,6 +30,7 @@ from orchestrator.supervision.poller import Poller
 from orchestrator.transports.local import LocalChannel, LocalTransport
 from orchestrator.transports.ssh import login_queue
 from orchestrator.transports.ssh.login_queue import LoginQueue
+from orchestrator.usecases.runs.refresh import Refreshed
 from tests.until import until
 
 

@@ -21,8 +21,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.actions import owner
-from orchestrator.actions.launch import Launched
 from orchestrator.endpoint.access import Destination
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import AgentRecord, Finished, NodeObservation
@@ -41,6 +39,8 @@ from orchestrator.supervision.restart import DirectAttempt, Restarts
 from orchestrator.supervision.spares import Spares
 from orchestrator.supervision.supervisor import END_S, EndedAttempt, Supervisor, supervise
 from orchestrator.transports.local import LocalTransport
+from orchestrator.usecases.launch.launch import Launched
+from orchestrator.usecases.owner import owner
 from orchestrator.verdict.failing import waits
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.launching import this_process

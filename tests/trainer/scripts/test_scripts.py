@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.actions.launch_arguments import LaunchArguments
-from orchestrator.actions.request import make_request
 from orchestrator.errors import UsageError
 from orchestrator.inventory import model as inventories
 from orchestrator.plan import plan as plans
 from orchestrator.plan.files import SITE_DIR, job_json
 from orchestrator.plan.make import make_plan
 from orchestrator.resources import trainer_folder
+from orchestrator.usecases.launch.request import make_request
+from orchestrator.usecases.launch_arguments import LaunchArguments
 
 NODES = "name: here\naccelerator: cpu\ndevices: 1\ntransport: local\nnodes: [{name: n0}]\n"
 SITE_FOLDER = trainer_folder().parent / SITE_DIR

@@ -1,0 +1,1 @@
+"""Use cases: each returns values and prints nothing."""

@@ -1,0 +1,1 @@
+"""Check nodes, inventories and environments: nothing is launched."""

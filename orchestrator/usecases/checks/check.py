@@ -1,0 +1,165 @@
+"""Check nodes before a job: query them, judge their answers, and describe both."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.checks.cluster import GIB, Cluster
+from orchestrator.checks.full import MEASURED
+from orchestrator.checks.quick import CHECKS, check
+from orchestrator.errors import OrchError, UsageError
+from orchestrator.fanout import map_parallel
+from orchestrator.findings import Finding, Severity
+from orchestrator.launchers import direct_launcher
+from orchestrator.names.hostlist import fold
+from orchestrator.plan.make import make_plan
+from orchestrator.records.cache.facts import KeptFacts
+from orchestrator.records.runs import home_store
+from orchestrator.run import Program, Request
+from orchestrator.usecases.checks.preflight import Reach, checked_nodes, survey
+from orchestrator.usecases.inventory import load_inventory
+from orchestrator.usecases.proposed import with_inventory
+
+if TYPE_CHECKING:
+    from orchestrator.endpoint.client import Endpoint
+    from orchestrator.node.facts import NodeFacts
+    from orchestrator.plan.plan import LaunchPlan, NodePlan
+
+UNUSED = "check"  # the run id of a plan that is not launched
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The result of a check: what the nodes answered, and the findings, the most serious first."""
+
+    cluster: Cluster
+    findings: Sequence[Finding]
+    seconds: float
+    skipped: Sequence[str] = ()
+
+    @property
+    def has_failed(self) -> bool:
+        """True if at least one finding refuses a start."""
+        return any(finding.severity is Severity.FAIL for finding in self.findings)
+
+    def result(self, node: str) -> str:
+        """The most serious severity among the findings of a node; `ok` without a failure or a warning."""
+        found = {finding.severity for finding in self.findings if node in finding.nodes}
+        return next((severity.value for severity in (Severity.FAIL, Severity.WARN) if severity in found), "ok")
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """The table: nodes with equal cells are one row."""
+        nodes_of: dict[tuple[str, ...], list[str]] = {}
+        for node in self.cluster.expected:
+            facts = self.cluster.facts.get(node)
+            cells = _cells(facts) if facts is not None else ("no answer", "", "", "", "")
+            nodes_of.setdefault((*cells, self.result(node)), []).append(node)
+        for cells, nodes in nodes_of.items():
+            yield (fold(nodes), *cells)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return {
+            "nodes": {node: self.result(node) for node in self.cluster.expected},
+            "findings": [finding.to_json() for finding in self.findings],
+            "skipped": list(self.skipped),
+            "seconds": round(self.seconds, 3),
+        }
+
+
+COLUMNS = ("NODES", "CARDS", "NETWORK", "CPUS", "MEMORY", "TORCH", "RESULT")
+
+
+def _cells(facts: NodeFacts) -> tuple[str, ...]:
+    models = Counter(str(card["name"] or card["kind"]) for card in facts["cards"])
+    ports = Counter(
+        f"{port['rate'] or 0:g} Gb/s {port['link_layer']}"
+        for hca in facts["hcas"]
+        for port in hca["ports"]
+        if port["state"] == "ACTIVE"
+    )
+    return (
+        ", ".join(f"{count} x {model}" for model, count in models.items()) or "-",
+        ", ".join(f"{count} x {port}" for port, count in ports.items()) or "-",
+        str(facts["cpus"]["usable"]),
+        f"{facts['memory']['total'] / GIB:.0f} GiB",
+        facts["software"]["torch"] or "-",
+    )
+
+
+def check_nodes(inventory: str | None, names: str | None, skipped: Sequence[str] = ()) -> Checked:
+    """
+    Query the named nodes, or all that a launch would use, and judge their answers.
+
+    Raises:
+        UsageError: there is no check of a name in `skipped`, or the nodes cannot be planned for.
+    """
+    require_known(skipped)
+    begun = time.monotonic()
+    loaded = load_inventory(inventory, names)
+    plan = make_plan(
+        loaded, Request("ssh", Program("executable", ("true",)), nodes=names), run_id=UNUSED, bundle=UNUSED
+    )
+    with closing(direct_launcher(plan)) as launcher:
+        cluster = survey(checked_nodes(plan, is_program_known=False), connected(plan, launcher.reach), code=_code())
+    findings = [
+        replace(finding, remedy=with_inventory(finding.remedy, inventory)) for finding in check(cluster, skipped)
+    ]
+    checked = Checked(cluster, findings, time.monotonic() - begun, skipped)
+    if not skipped:
+        KeptFacts.of(home_store(), loaded.digest).update(facts_to_keep(cluster, checked.findings))
+    return checked
+
+
+def connected(plan: LaunchPlan, reach: Callable[[NodePlan], Endpoint]) -> Reach:
+    """
+    Connect to all nodes: their logins may wait for each other, or for a password, which no deadline of a check allows for.
+
+    Returns:
+        The connection to a node, by name. A login that failed is not tried again.
+    """
+    results = map_parallel(plan.nodes, reach, limit=len(plan.nodes))
+    by_name = {node.name: (node, result) for node, result in zip(plan.nodes, results, strict=True)}
+
+    def of_name(name: str) -> Endpoint:
+        node, result = by_name[name]
+        if isinstance(result, OrchError):
+            raise result
+        return reach(node)
+
+    return of_name
+
+
+def facts_to_keep(cluster: Cluster, findings: Sequence[Finding]) -> dict[str, NodeFacts | None]:
+    """
+    The facts that the next launches may use; None for a node that they must query.
+
+    Those are nodes with a finding or without an answer, and nodes with cards, which others may begin to use. The code and the
+    folder of checkpoints are left out: another launch may have others.
+    """
+    named = {node for finding in findings for node in finding.nodes}
+    return {
+        node: {**facts, "code": None, "disks": [disk for disk in facts["disks"] if disk["use"] != "out"]}
+        if facts is not None and node not in named and not facts["cards"]
+        else None
+        for node, facts in ((node, cluster.facts.get(node)) for node in cluster.expected)
+    }
+
+
+def require_known(skipped: Sequence[str]) -> None:
+    """Raise UsageError if there is no check of one of these names."""
+    known = (*CHECKS, *MEASURED)
+    if unknown := [name for name in skipped if name not in known]:
+        raise UsageError(f"--skip {unknown[0]}: there is no such check", hint=f"the checks are {', '.join(known)}")
+
+
+def _code() -> str | None:
+    """The working folder, where the code is; None if the home folder is in it."""
+    folder = Path.cwd()
+    return None if Path.home().is_relative_to(folder) else str(folder)

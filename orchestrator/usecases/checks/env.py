@@ -1,0 +1,320 @@
+"""The environment that every rank gets from orch, by the code of the agent. Nodes are queried to explain it, and nothing starts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.endpoint.access import Terminal
+from orchestrator.endpoint.client import Endpoint
+from orchestrator.environment.cpus import cpus_of_ranks
+from orchestrator.environment.debugging import debugging_variables
+from orchestrator.environment.discovery import Discovery, discover
+from orchestrator.environment.explanation import AT_LAUNCH, Row, folded, orch_variable
+from orchestrator.environment.variable import Origin, Variable
+from orchestrator.errors import UsageError
+from orchestrator.findings import Finding
+from orchestrator.inventory.redaction import REDACTED
+from orchestrator.inventory.slurm import SlurmOptions
+from orchestrator.inventory.variables import parse_variables
+from orchestrator.launchers.cards import close_all, detect_cards
+from orchestrator.names.hostlist import fold
+from orchestrator.node.agent.environment import defaults, node_environment, rank_variables
+from orchestrator.node.job import Job
+from orchestrator.plan import files
+from orchestrator.plan.make import make_plan
+from orchestrator.plan.plan import LaunchPlan, NodePlan, redacted
+from orchestrator.plan.shell import shell_quote
+from orchestrator.progress import no_progress
+from orchestrator.run import Program, Request
+from orchestrator.usecases.checks.network import nothing_to_discover, query, saved_facts
+from orchestrator.usecases.checks.preflight import checked_nodes
+from orchestrator.usecases.inventory import load_inventory
+
+if TYPE_CHECKING:
+    from orchestrator.inventory.model import Inventory, Node
+    from orchestrator.node.facts import NodeFacts
+
+_PROGRAM = Program("executable", ("true",))
+_UNKNOWN = "<known-at-the-launch>"  # without spaces, as the parts of a rendezvous record
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEnvironment:
+    """One node's environment; secrets are redacted."""
+
+    node: str
+    env: Mapping[str, str]
+    """From the inventory."""
+    orch: Mapping[str, str]
+    """Set by orch, the same for all ranks of the node."""
+    ranks: tuple[Mapping[str, str], ...]
+    """Set by orch for each rank, in local order."""
+    unless_set: Mapping[str, str]
+    """Set by orch unless the node's own environment sets it."""
+    at_launch: tuple[str, ...]
+    """Set by orch to a value that is known only at the launch."""
+    setup: tuple[str, ...] = ()
+    """Lines of shell before the ranks, which inherit what the lines export."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The variables of every selected node with their reasons, what is wrong with them, and the facts of all nodes."""
+
+    variables: Mapping[str, Sequence[Variable]]
+    findings: Sequence[Finding]
+    facts: Mapping[str, NodeFacts]
+    warnings: Sequence[str]
+    setup: Sequence[str]
+    cpus: Mapping[str, str]
+    """The CPUs of the ranks of each selected node whose facts are known, as text."""
+
+    def table(self) -> tuple[Sequence[str], list[Sequence[str]]]:
+        """The names of the columns, and one row for each variable and value."""
+        return ("VARIABLE", "VALUE", "NODES", "ORIGIN", "REASON"), [_cells(row) for row in folded(self.variables)]
+
+    def cpu_lines(self) -> Iterator[str]:
+        """The CPUs of ranks, equal nodes as one line."""
+        nodes_of: dict[str, list[str]] = {}
+        for node, text in self.cpus.items():
+            nodes_of.setdefault(text, []).append(node)
+        return (f"binding of {fold(nodes)}: {text}" for text, nodes in nodes_of.items())
+
+    def exports(self) -> str:
+        """
+        Lines of shell with the variables that a launch by hand needs, too: without those that number ranks; secrets are named.
+
+        Raises:
+            UsageError: the nodes differ.
+        """
+        first = next(iter(self.variables))
+        variables = _for_export(self.variables[first])
+        for node, every in self.variables.items():
+            of_node = _for_export(every)
+            if of_node != variables:
+                name = next(name for name in {**variables, **of_node} if variables.get(name) != of_node.get(name))
+                raise UsageError(f"{first} and {node} differ in {name}", hint=f"export for one node: --node {first}")
+        return "".join(
+            f"# {name} is a secret: set it yourself\n" if value == REDACTED else f"export {name}={shell_quote(value)}\n"
+            for name, value in variables.items()
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form; `facts` can be read again."""
+        return {
+            "variables": [{**asdict(row.variable), "nodes": list(row.nodes)} for row in folded(self.variables)],
+            "findings": [finding.to_json() for finding in self.findings],
+            "setup": list(self.setup),
+            "cpus": dict(self.cpus),
+            "facts": dict(self.facts),
+        }
+
+
+def _cells(row: Row) -> Sequence[str]:
+    variable = row.variable
+    value = "(unset)" if variable.value is None else printable(variable.value)
+    reason = f"{variable.reason}; replaces {variable.replaces}" if variable.replaces else variable.reason
+    return variable.name, value, fold(row.nodes), variable.origin.value, reason
+
+
+def printable(value: str) -> str:
+    """The value; as a JSON string if it holds unprintable characters."""
+    return value if value.isprintable() else json.dumps(value)
+
+
+def _for_export(variables: Sequence[Variable]) -> dict[str, str]:
+    return {
+        variable.name: variable.value
+        for variable in sorted(variables, key=lambda variable: variable.name)
+        if variable.origin is not Origin.ORCH and variable.value is not None and variable.value != AT_LAUNCH
+    }
+
+
+def environments(
+    inventory: str | None, nodes: str | None, selected: str | None
+) -> tuple[list[NodeEnvironment], tuple[str, ...]]:
+    """
+    Return the environments of a launch on `nodes`, and the plan's warnings.
+
+    Args:
+        selected: a host list; None selects all nodes of the launch.
+
+    Raises:
+        UsageError: a selected node takes no part in the launch.
+    """
+    loaded = load_inventory(inventory, nodes)
+    plan = redacted(_plan(loaded, Request("ssh", _PROGRAM, nodes=nodes)))
+    shown = _shown(plan, loaded, selected)
+    return [_of_node(plan, node) for node in plan.nodes if node.name in shown], plan.warnings
+
+
+def explain(
+    inventory: str | None,
+    nodes: str | None,
+    selected: str | None,
+    *,
+    facts_file: Path | None,
+    debug: bool,
+    given: Sequence[str] = (),
+) -> Explanation:
+    """
+    Explain the environments of a launch on `nodes`, with the variables that are discovered from the facts of all of them.
+
+    Args:
+        selected: a host list; None selects all nodes of the launch.
+        facts_file: the facts by node, as `to_json` writes them; None queries the nodes.
+        debug: as --debug of the launch.
+        given: as --env of the launch, each.
+
+    Raises:
+        UsageError: a selected node takes no part in the launch, the file does not hold facts, or `given` is wrong.
+    """
+    variables = parse_variables(given)
+    loaded = load_inventory(inventory, nodes)
+    connected: dict[str, Endpoint] = {}
+    if facts_file is None and loaded.accelerator == "auto" and loaded.devices is None:  # as a launch does
+        loaded, connected = detect_cards(loaded, nodes, Terminal(), no_progress)
+    try:
+        request = Request("ssh", _PROGRAM, nodes=nodes, debug=debug, variables=variables)
+        return _explanation(loaded, request, selected, connected, facts_file=facts_file)
+    finally:
+        close_all(connected)
+
+
+def _explanation(
+    loaded: Inventory,
+    request: Request,
+    selected: str | None,
+    connected: Mapping[str, Endpoint],
+    *,
+    facts_file: Path | None,
+) -> Explanation:
+    plan = _plan(loaded, request)
+    shown = _shown(plan, loaded, selected)
+    warnings = list(plan.warnings)
+    facts: dict[str, NodeFacts] = {}
+    nothing = nothing_to_discover(plan)
+    if nothing:
+        warnings.append(f"nothing is discovered: {nothing}")
+        discovery = Discovery({}, ())
+    else:
+        facts, failures = saved_facts(facts_file) if facts_file else query(loaded, plan, connected)
+        warnings += failures
+        discovery = discover(facts, {node.name: node.expected for node in checked_nodes(plan)})
+        warnings += map(str, discovery.findings)
+        if loaded.slurm != SlurmOptions():
+            warnings.append(
+                "a job of `orch submit` discovers these variables in its allocation, from the facts of the nodes that Slurm chooses"
+            )
+        plan = replace(plan, nodes=tuple(_with_discovered(node, discovery) for node in plan.nodes))
+    plan = redacted(plan)
+    variables = {
+        node.name: _variables(plan, node, loaded, discovery, request=request)
+        for node in plan.nodes
+        if node.name in shown
+    }
+    cpus = {
+        node.name: cpus_of_ranks(facts[node.name], plan.accelerator, len(node.ranks), node.env, bind=plan.bind)
+        for node in plan.nodes
+        if node.name in shown and node.name in facts
+    }
+    return Explanation(variables, discovery.findings, facts, warnings, plan.setup, cpus)
+
+
+def _plan(inventory: Inventory, request: Request) -> LaunchPlan:
+    return make_plan(inventory, request, run_id=_UNKNOWN, bundle=_UNKNOWN)
+
+
+def _shown(plan: LaunchPlan, inventory: Inventory, selected: str | None) -> set[str]:
+    planned = {node.name for node in plan.nodes}
+    shown = {node.name for node in inventory.select(selected)} if selected is not None else planned
+    if absent := sorted(shown - planned):
+        raise UsageError(f"{absent[0]} takes no part in this launch", hint="name it with --nodes too")
+    return shown
+
+
+def _with_discovered(node: NodePlan, discovery: Discovery) -> NodePlan:
+    return replace(node, env={**discovery.environment(node.name), **node.env})
+
+
+def _variables(
+    plan: LaunchPlan, node: NodePlan, inventory: Inventory, discovery: Discovery, *, request: Request
+) -> list[Variable]:
+    """All variables of a node's ranks, also those that discovery leaves unset."""
+    of_inventory = inventory.node(node.name)
+    known = {variable.name: variable for variable in discovery.variables.get(node.name, ())}
+    if request.debug:
+        user = {
+            **inventory.environment(of_inventory),
+            **{n: text for n, text in request.variables.items() if text is not None},
+        }
+        known.update((variable.name, variable) for variable in debugging_variables(of_inventory.accelerator, user))
+    environment = _of_node(plan, node)
+    variables = []
+    for name, value in environment.env.items():
+        if name in request.variables and value in (request.variables[name], REDACTED):  # else --debug has replaced it
+            known.pop(name, None)
+            variables.append(_given(name, value, inventory, of_inventory))
+            continue
+        origin = Variable(name, value, Origin.INVENTORY, _field(name, inventory, of_inventory))
+        variables.append(replace(known.pop(name, origin), value=value))
+    variables += known.values()
+    variables += [orch_variable(name, value) for name, value in environment.orch.items()]
+    variables += [orch_variable(name, value, Origin.DEFAULT) for name, value in environment.unless_set.items()]
+    by_default = {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}
+    variables += [
+        orch_variable(name, None, Origin.DEFAULT if name in by_default else Origin.ORCH)
+        for name in environment.at_launch
+    ]
+    first, last = environment.ranks[0], environment.ranks[-1]
+    variables += [
+        orch_variable(name, f"{value}-{last[name]}" if len(environment.ranks) > 1 else value)
+        for name, value in first.items()
+    ]
+    return variables
+
+
+def _given(name: str, value: str, inventory: Inventory, node: Node) -> Variable:
+    """A variable of --env, and the value of the inventory that it replaces."""
+    replaced = inventory.environment(node).get(name)
+    shown = REDACTED if name in inventory.secret_names(node) else replaced
+    return Variable(
+        name, value, Origin.FLAG, "--env", "" if replaced is None else f"{shown} ({Origin.INVENTORY.value})"
+    )
+
+
+def _field(name: str, inventory: Inventory, node: Node) -> str:
+    """The field of the inventory that sets a variable."""
+    if name in node.secrets:
+        return "env_file: of the node or of defaults"
+    if name in node.env:
+        return "env: of the node or of defaults"
+    return "env_file: in the inventory" if name in inventory.secrets else "env: in the inventory"
+
+
+def _of_node(plan: LaunchPlan, node: NodePlan) -> NodeEnvironment:
+    fields = {name: value for name, value in files.job_json(plan).items() if name != "version"}
+    job = Job(node=node.name, node_rank=node.node_rank, **fields)
+    orch = _decoded(node_environment(job, f"{_UNKNOWN} {_UNKNOWN} -"))
+    ranks = [_decoded(environment) for environment in rank_variables(job, _UNKNOWN)]
+    unless_set = _decoded(defaults(job, _UNKNOWN, {os.fsencode(name): b"" for name in node.env}))
+    unknown = [name for name, value in {**unless_set, **orch, **ranks[0]}.items() if _UNKNOWN in value]
+    unknown += ["PATH"] if node.python_folder and "PATH" not in node.env else []  # it begins with that folder
+    return NodeEnvironment(
+        node=node.name,
+        env=dict(sorted(node.env.items())),
+        orch={name: value for name, value in sorted(orch.items()) if name not in unknown},
+        ranks=tuple({name: value for name, value in rank.items() if name not in unknown} for rank in ranks),
+        unless_set={name: value for name, value in sorted(unless_set.items()) if name not in unknown},
+        at_launch=tuple(sorted(unknown)),
+        setup=plan.setup,
+    )
+
+
+def _decoded(environment: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()}

@@ -1,0 +1,315 @@
+"""Lint inventories, environment files, shell scripts, DeepSpeed configurations, nccl.conf and nodes. No file is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from orchestrator.endpoint.access import Terminal, transport_factory
+from orchestrator.endpoint.client import Endpoint
+from orchestrator.environment.lint.assignment import Assignment
+from orchestrator.environment.lint.combinations import lint_combinations, lint_propagation
+from orchestrator.environment.lint.deepspeed import NotJson, lint_deepspeed
+from orchestrator.environment.lint.files import read_env_file, read_nccl_conf
+from orchestrator.environment.lint.fix import fixed_text
+from orchestrator.environment.lint.judge import LintFinding, lint_assignments, lint_commands
+from orchestrator.environment.lint.live import LOGIN, common_context, lint_nodes
+from orchestrator.environment.lint.script import lint_script
+from orchestrator.environment.lint.shell import read_shell
+from orchestrator.environment.table.conditions import ETHERNET, INFINIBAND, ROCE, Context, version
+from orchestrator.errors import UsageError
+from orchestrator.fanout import map_parallel, successes
+from orchestrator.findings import Severity
+from orchestrator.inventory import document as documents
+from orchestrator.inventory.document import Document, FieldPath, Tree
+from orchestrator.inventory.model import Inventory, Node
+from orchestrator.inventory.redaction import is_secret
+from orchestrator.names.hostlist import expand
+from orchestrator.node.facts import NodeFacts
+from orchestrator.usecases.inventory import load_inventory
+
+MAX_FILE_BYTES = 1024 * 1024
+MOST_NAMED = 5  # variables in the warning of a launch
+NETWORKS = {"infiniband": INFINIBAND, "roce": ROCE, "ethernet": ETHERNET}
+_EFA = ("FI_EFA_", "FI_PROVIDER")
+"""The beginnings of names that scripts for AWS's network adapter set, for which NCCL has a plugin."""
+_BLOCK = re.compile(r"^[ \t]*```[ \t]*([\w-]*)[^\n]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
+"""A fenced block of Markdown, with its language."""
+_SHELLS = ("bash", "sh", "shell", "zsh")
+_ENV_NAMES = (".env", ".deepspeed_env")
+_ENV_LINE = re.compile(r"\s*(?:#.*|(?:export\s+)?[A-Za-z_]\w*=.*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class LintOptions:
+    """The facts that the user states, as typed: versions of NCCL and torch, and the network (infiniband, roce or ethernet)."""
+
+    nccl: str | None = None
+    torch: str | None = None
+    network: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LintResult:
+    """The findings by file and line, and the fixed_text texts by file."""
+
+    files: tuple[str, ...]
+    findings: tuple[LintFinding, ...]
+    fixed_text: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Linted:
+    """The result for one file."""
+
+    file: str
+    findings: Sequence[LintFinding]
+    fixed_text: str
+
+
+def lint(inventory: str | None, files: Sequence[Path], options: LintOptions, *, nodes: str | None = None) -> LintResult:
+    """
+    Lint the files, and the inventory that is given, or the default one if there are no files.
+
+    The inventory also decides the accelerator and network of the files.
+
+    Args:
+        nodes: a host list: the variables of a login on these nodes, and their nccl.conf files, are linted too.
+
+    Raises:
+        UsageError: a file cannot be read, or an option is wrong.
+        NodesError: nodes could not be queried.
+    """
+    context = _context(options)
+    linted: list[_Linted] = []
+    if nodes is not None:
+        facts = _facts(inventory, nodes)
+        common = common_context(facts)
+        context = Context(
+            {**common.versions, **context.versions}, context.network or common.network, common.accelerator
+        )
+        live = lint_nodes(facts)
+        linted += [_Linted(file, [found for found in live if found.file == file], "") for file in _names(live)]
+    if inventory is not None or not (files or nodes):
+        loaded = load_inventory(inventory, None)
+        linted.append(_lint_inventory(loaded, documents.read(Path(loaded.file)), context))
+        context = _with_inventory(context, {(node.accelerator, node.network) for node in loaded.nodes})
+    linted += [_lint_file(file, context) for file in files]
+    return LintResult(
+        tuple(result.file for result in linted),
+        tuple(found for result in linted for found in sorted(result.findings, key=lambda found: found.line)),
+        {result.file: result.fixed_text for result in linted if result.fixed_text},
+    )
+
+
+def _names(findings: Sequence[LintFinding]) -> list[str]:
+    return sorted({LOGIN, *(found.file for found in findings)})
+
+
+def _facts(inventory: str | None, names: str) -> dict[str, NodeFacts]:
+    """Query the nodes of a host list."""
+    loaded = load_inventory(inventory, names)
+    nodes = loaded.select(names)
+    transport = transport_factory(loaded.transport, loaded.ssh, Terminal())
+
+    def probe(node: Node) -> NodeFacts:
+        with Endpoint.connect(transport(node), node.python) as endpoint:
+            return endpoint.probe([], {}, None)
+
+    found = successes(map_parallel(nodes, probe, limit=loaded.ssh.fanout))
+    return {node.name: facts for node, facts in zip(nodes, found, strict=True)}
+
+
+def environment_warning(inventory: Inventory) -> tuple[str, ...]:
+    """One sentence on the variables of an inventory that are wrong or useless; empty if there are none."""
+    by_variable: dict[str, Severity] = {}
+    for node in inventory.nodes:
+        env = tuple({**inventory.env, **node.env}.items())
+        for name, severity in _faults(env, node.accelerator, node.network):
+            by_variable[name] = min(severity, by_variable.get(name, severity), key=list(Severity).index)
+    if not by_variable:
+        return ()
+    names = ", ".join(f"{name} ({severity.value})" for name, severity in list(by_variable.items())[:MOST_NAMED])
+    more = f" and {len(by_variable) - MOST_NAMED} more" if len(by_variable) > MOST_NAMED else ""
+    file = f" -i {inventory.file}" if inventory.file else ""
+    return (f"variables of the inventory that are wrong or useless: {names}{more}; orch lint{file} has the reasons",)
+
+
+@lru_cache(maxsize=64)
+def _faults(env: tuple[tuple[str, str], ...], accelerator: str, network: str) -> tuple[tuple[str, Severity], ...]:
+    """The variables with a finding of FAIL or WARN; a cluster has few different environments."""
+    assignments = [Assignment(name, value, "", 1) for name, value in env]
+    findings = lint_assignments(_public(assignments), _with_inventory(Context(), {(accelerator, network)}))
+    found = ((entry.finding.check, entry.finding.severity) for entry in findings)
+    return tuple((name, severity) for name, severity in found if severity is not Severity.INFO)
+
+
+def _context(options: LintOptions) -> Context:
+    versions = {}
+    for library, text in (("NCCL", options.nccl), ("torch", options.torch)):
+        if text is not None:
+            try:
+                version(text)
+            except ValueError as exc:
+                raise UsageError(f"--{library.lower()}: {exc}") from exc
+            versions[library] = text
+    return Context(versions, NETWORKS.get(options.network or ""))
+
+
+def _with_inventory(context: Context, kinds: set[tuple[str, str]]) -> Context:
+    """Add accelerator and network if all nodes have the same; a stated network has priority."""
+    accelerators, networks = ({kind[index] for kind in kinds} for index in range(2))
+    accelerator = accelerators.pop() if len(accelerators) == 1 else "auto"
+    network = networks.pop() if len(networks) == 1 else "auto"
+    return replace(
+        context,
+        accelerator=context.accelerator if accelerator == "auto" else accelerator,
+        network=context.network or NETWORKS.get(network),
+    )
+
+
+def _lint_file(file: Path, context: Context) -> _Linted:
+    if file.suffix in (".yaml", ".yml"):
+        loaded = load_inventory(str(file), None)
+        return _lint_inventory(loaded, documents.read(file), context)
+    text, name = _read(file), str(file)
+    if file.suffix == ".json":
+        try:
+            findings, strict = lint_deepspeed(text, name, context)
+        except NotJson as exc:
+            raise UsageError(
+                f"{name}:{exc.line}: {exc}", hint="correct the line; orch lint reads it as a DeepSpeed configuration"
+            ) from exc
+        return _Linted(name, findings, strict)
+    if file.name.endswith("nccl.conf"):
+        return _lint_lines(text, name, read_nccl_conf(text, name), context)
+    if _is_env_file(file, text):
+        return _lint_lines(text, name, read_env_file(text, name), context)
+    if file.suffix == ".md":
+        findings = [
+            found.moved(block.start(2), text.count("\n", 0, block.start(2)))
+            for block in _BLOCK.finditer(text)
+            if block[1] in _SHELLS
+            for found in _lint_script(block[2], name, context)
+        ]
+    else:
+        findings = _lint_script(text, name, context)
+    return _Linted(name, findings, fixed_text(text, findings, quoted=True))
+
+
+def _lint_script(text: str, name: str, context: Context) -> list[LintFinding]:
+    script = read_shell(text, name)
+    if any(found.name.startswith(_EFA) for found in script.assignments):
+        context = replace(context, network=context.network or ETHERNET)  # NCCL's own RDMA is not in use
+    return [
+        *lint_assignments(_public(script.assignments), context),
+        *lint_commands(script.commands, name),
+        *lint_combinations(script.assignments),
+        *lint_script(script, text, name),
+        *lint_propagation(script.assignments, script.commands),
+    ]
+
+
+def _lint_lines(text: str, name: str, assignments: Sequence[Assignment], context: Context) -> _Linted:
+    findings = lint_assignments(_public(assignments), context)
+    fixed = fixed_text(text, findings, quoted=False)
+    return _Linted(name, [*findings, *lint_combinations(assignments)], fixed)
+
+
+def _public(assignments: Sequence[Assignment]) -> Iterator[Assignment]:
+    """Leave out secrets: no finding shows the value of one."""
+    return (assignment for assignment in assignments if not is_secret(assignment.name))
+
+
+def _is_env_file(file: Path, text: str) -> bool:
+    """True for KEY=VALUE lines alone; a script has a first line with `#!`, or commands."""
+    if file.name in _ENV_NAMES or file.suffix == ".env":
+        return True
+    if file.suffix in (".sh", ".bash", ".sbatch", ".slurm") or text.startswith("#!"):
+        return False
+    return all(_ENV_LINE.fullmatch(line) for line in text.splitlines()) and "export " not in text
+
+
+def _read(file: Path) -> str:
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not block orch
+        with os.fdopen(descriptor, "rb") as opened:
+            data = opened.read(MAX_FILE_BYTES + 1) or b""
+    except OSError as exc:
+        raise UsageError(f"{file}: {exc.strerror or exc}", hint="give a file that you can read") from exc
+    if len(data) > MAX_FILE_BYTES:
+        raise UsageError(f"{file}: larger than {MAX_FILE_BYTES} bytes", hint="give the lines that set variables")
+    if b"\0" in data:
+        raise UsageError(f"{file}: is a binary file", hint="give a script, an environment file, an inventory or JSON")
+    return data.decode("utf-8-sig", "replace")
+
+
+def _lint_inventory(inventory: Inventory, document: Document, stated: Context) -> _Linted:
+    """Lint each `env:` for the accelerators and networks of the nodes that it applies to, and the lines of `setup:`."""
+    findings: dict[tuple[int, str], LintFinding] = {}
+    fixed = []
+    for path, env, names in _sections(inventory, document):
+        assignments = [
+            Assignment(name, value, document.file, document.line((*path, name)), names)
+            for name, value in env.items()
+            if not is_secret(name)
+        ]
+        kinds = {(node.accelerator, node.network) for node in inventory.nodes if not names or node.name in names}
+        for kind in sorted(kinds):
+            for found in lint_assignments(assignments, _with_inventory(stated, {kind})):
+                findings.setdefault((found.line, found.finding.text), found)
+        findings |= {(found.line, found.finding.text): found for found in lint_combinations(assignments)}
+        fixed += _mended_section(path, env, findings.values())
+    context = _with_inventory(stated, {(node.accelerator, node.network) for node in inventory.nodes})
+    for index, line in enumerate(inventory.setup):
+        script = read_shell(line, document.file)
+        number = document.line(("setup", index))
+        for found in lint_assignments(_public(script.assignments), context):
+            findings[number, found.finding.text] = replace(found, line=number, start=None, end=None)
+    return _Linted(document.file, tuple(findings.values()), "\n".join([*fixed, ""]) if fixed else "")
+
+
+def _sections(
+    inventory: Inventory, document: Document
+) -> Iterator[tuple[FieldPath, Mapping[str, str], tuple[str, ...]]]:
+    """Every `env:` of the file, with its path and the nodes that get it; no names: all nodes."""
+    tree: Tree = document.tree
+    assert isinstance(tree, dict)
+    if inventory.env:
+        yield ("env",), inventory.env, ()
+    defaults = tree.get("defaults")
+    if isinstance(defaults, dict) and isinstance(defaults.get("env"), dict):
+        yield ("defaults", "env"), _texts(defaults["env"]), ()
+    nodes = tree.get("nodes")
+    for index, entry in enumerate(nodes if isinstance(nodes, list) else []):
+        if isinstance(entry, dict) and isinstance(entry.get("env"), dict):
+            yield ("nodes", index, "env"), _texts(entry["env"]), tuple(expand(str(entry["name"])))
+
+
+def _texts(tree: Tree) -> dict[str, str]:
+    return {name: str(value) for name, value in tree.items()} if isinstance(tree, dict) else {}
+
+
+def _mended_section(path: FieldPath, env: Mapping[str, str], findings: Iterable[LintFinding]) -> list[str]:
+    """The lines of a fixed_text `env:`; empty if nothing changes. Secrets are named without their values."""
+    by_name = {found.finding.check: found for found in findings if found.replacement is not None}
+    if not by_name.keys() & env.keys():
+        return []
+    lines = [f"# {documents.dotted_path(path)}", "env:"]
+    for name, value in env.items():
+        found = by_name.get(name)
+        if is_secret(name):
+            lines.append(f"  # {name}: unchanged")
+        elif found is None or found.replacement is None:
+            lines.append(f"  {name}: {json.dumps(value, ensure_ascii=False)}")
+        elif found.replacement:
+            written, _, better = found.replacement.partition("=")
+            lines.append(f"  {written}: {json.dumps(better, ensure_ascii=False)}")
+        else:
+            lines.append(f"  # {' '.join(found.finding.text.split())}")
+    return lines

@@ -1,0 +1,139 @@
+"""The facts of the nodes of an inventory, and their summary: equal nodes as one row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from orchestrator.endpoint.access import Terminal, transport_factory
+from orchestrator.endpoint.client import Endpoint
+from orchestrator.errors import NodesError
+from orchestrator.fanout import failed_nodes, map_parallel
+from orchestrator.names.hostlist import fold
+from orchestrator.records.cache.nodes import NodeHistory, node_histories
+from orchestrator.records.runs import home_store
+from orchestrator.usecases.inventory import load_inventory
+
+if TYPE_CHECKING:
+    from orchestrator.inventory.model import Node
+    from orchestrator.node.facts import Card, Hca, NodeFacts
+
+COLUMNS = ("NODES", "CARDS", "RDMA", "CPUS", "MEMORY", "DRIVER", "NCCL", "TORCH", "PYTHON")
+HISTORY_COLUMNS = ("NODE", "ATTEMPTS", "FAILURES", "FINDINGS", "SLOW RUNS", "LAST FAILURE")
+MOST_RUNS = 3
+GIB = 1 << 30
+# Facts of which the table is made; the reasons for others that are missing are in the JSON.
+SHOWN = frozenset({"cards", "nvidia", "enflame", "hcas", "software"})
+
+
+def query(inventory: str | None, names: str | None) -> tuple[dict[str, NodeFacts], NodesError | None]:
+    """
+    Read the facts of the named nodes, or of all in the inventory, at most `ssh.fanout` at once.
+
+    Returns:
+        The facts of each node that answers, and the error of the others.
+    """
+    loaded = load_inventory(inventory, names)
+    nodes = loaded.nodes if names is None else loaded.select(names)
+    transport_to = transport_factory(loaded.transport, loaded.ssh, Terminal())
+
+    def probe(node: Node) -> NodeFacts:
+        with Endpoint.connect(transport_to(node), node.python) as endpoint:
+            return endpoint.probe([], {"workdir": node.workdir}, None)
+
+    outcomes = map_parallel(nodes, probe, limit=loaded.ssh.fanout)
+    facts = {node.name: outcome for node, outcome in zip(nodes, outcomes, strict=True) if isinstance(outcome, dict)}
+    return facts, failed_nodes(outcomes)
+
+
+def histories(inventory: str | None, names: str | None) -> dict[str, NodeHistory]:
+    """The last four weeks of the named nodes, or of all in the inventory, without those that have neither failed nor been slow."""
+    loaded = load_inventory(inventory, names)
+    kept = node_histories(home_store())
+    nodes = loaded.nodes if names is None else loaded.select(names)
+    found = {node.name: kept[node.address] for node in nodes if node.address in kept}
+    return {
+        name: history for name, history in found.items() if history.failures or history.findings or history.slow_runs
+    }
+
+
+def history_rows(found: Mapping[str, NodeHistory]) -> list[tuple[object, ...]]:
+    """The rows of the table with HISTORY_COLUMNS."""
+    rows: list[tuple[object, ...]] = []
+    for name, history in found.items():
+        kinds = Counter(failure.kind.value for failure in history.failures)
+        classes = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        checks = ", ".join(f"{count} {check}" for check, count in history.findings.items())
+        last = history.failures[-1].text if history.failures else ""
+        rows.append((name, history.attempts, classes or "-", checks or "-", len(history.slow_runs) or "-", last))
+    return rows
+
+
+def suspicions(found: Mapping[str, NodeHistory]) -> list[str]:
+    """The nodes that should be left out, each with the evidence."""
+    hint = "a launch with --exclude-suspects leaves it out"
+    return [f"{suspicion(name, history)}; {hint}" for name, history in found.items() if history.is_suspect]
+
+
+def suspicion(name: str, history: NodeHistory) -> str:
+    """The evidence against a node."""
+    runs = ", ".join(failure.run for failure in history.suspected[-MOST_RUNS:])
+    return (
+        f"{name} is a suspect: {len(history.suspected)} failures of the last 28 days began on it, where chance explains "
+        f"{history.expected:.1f} (probability {history.chance:.1g}); the last ones: {runs}"
+    )
+
+
+def summary(facts: Mapping[str, NodeFacts]) -> list[tuple[str, ...]]:
+    """The rows of the table with COLUMNS."""
+    nodes: dict[tuple[str, ...], list[str]] = {}
+    for name, of_node in facts.items():
+        nodes.setdefault(_row(of_node), []).append(name)
+    return [(fold(names), *row) for row, names in nodes.items()]
+
+
+def unread(facts: Mapping[str, NodeFacts]) -> list[str]:
+    """The reasons for facts that the table lacks, each with the nodes."""
+    nodes: dict[str, list[str]] = {}
+    for name, of_node in facts.items():
+        for key, reason in of_node["missing"].items():
+            if key.split(".")[0] in SHOWN:
+                nodes.setdefault(f"{key}: {reason}", []).append(name)
+    return [f"{fold(names)}: {text}" for text, names in nodes.items()]
+
+
+def _row(facts: NodeFacts) -> tuple[str, ...]:
+    software = facts["software"]
+    nccl = software["nccl"]
+    return (
+        _counted([_card(card) for card in facts["cards"]]),
+        _counted([text for hca in facts["hcas"] for text in _ports(hca)]),
+        str(facts["cpus"]["usable"]),
+        f"{round(facts['memory']['total'] / GIB)} GiB",
+        software["driver"] or "-",
+        (nccl["version"] if nccl else None) or "-",
+        software["torch"] or "-",
+        software["python"],
+    )
+
+
+def _counted(texts: list[str]) -> str:
+    """Equal texts as one, with their number."""
+    return ", ".join(f"{count} {text}" for text, count in Counter(texts).items()) or "-"
+
+
+def _card(card: Card) -> str:
+    return f"{card['name'] or card['kind']}{' (MIG)' if card['mig'] else ''}"
+
+
+def _ports(hca: Hca) -> list[str]:
+    """Link layer and rate in Gb/s of each port, or the reason why it cannot be used."""
+    if not hca["usable"]:
+        return ["without device file"] * len(hca["ports"])
+    return [
+        f"{port['link_layer']} {port['rate']:g}"
+        if port["state"] == "ACTIVE" and port["rate"]
+        else str(port["state"]).lower()
+        for port in hca["ports"]
+    ]

@@ -1,0 +1,101 @@
+"""
+The start of the process that owns a run (usecases/owner/owner.py), first of all that a launch does: both import their modules then at the same time.
+
+It imports the standard library only. The request follows over the link (usecases/owner/viewer.py); a process that gets none ends, having done nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_LAUNCH = "ssh-launch"
+_WITHOUT_START = frozenset({"--help", "--dry-run"})
+
+
+class OwnerProcess:
+    """The process, and the end of the link to it."""
+
+    def __init__(self) -> None:
+        self.link, far = _link()
+        with far, _sigint_blocked():  # the owner unblocks it once it can report an interrupt
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "orchestrator.usecases.owner.program", str(far.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL if sys.__stderr__ is None else None,  # None: closed from the beginning
+                cwd="/",  # so that nothing is imported from the user's folder
+                env=_environment(Path(__file__).parents[2]),
+                pass_fds=(far.fileno(),),
+                start_new_session=True,
+            )
+
+    def discard(self) -> None:
+        """End the process, which has got no request."""
+        self.link.close()
+        self.process.kill()
+        self.process.wait()
+
+
+_early: list[OwnerProcess] = []
+"""The process that the command line has started before it was parsed, until it is used."""
+
+
+@contextmanager
+def early_owner(argv: Sequence[str]) -> Iterator[None]:
+    """Start the process now if a command line probably launches a run; at the end of the block, end it if nothing has used it."""
+    if launches(argv):
+        with suppress(OSError):  # then it is started, or the failure reported, when it is needed
+            _early.append(OwnerProcess())
+    try:
+        yield
+    finally:
+        while _early:
+            _early.pop().discard()
+
+
+def owner_process() -> OwnerProcess:
+    """The process that was started early, or else a new one."""
+    return _early.pop() if _early else OwnerProcess()
+
+
+def launches(argv: Sequence[str]) -> bool:
+    """True if a command line launches a run over SSH, unless it has a mistake."""
+    words = argv[: argv.index("--")] if "--" in argv else argv
+    return words[:1] == [_LAUNCH] and _WITHOUT_START.isdisjoint(words)
+
+
+def _link() -> tuple[socket.socket, socket.socket]:
+    """The two ends of a new link. Neither takes the number of a standard stream that is closed; the owner's end keeps its number there."""
+    near, far = socket.socketpair()
+    with near, far:
+        return _above_streams(near), _above_streams(far)
+
+
+def _above_streams(end: socket.socket) -> socket.socket:
+    return socket.socket(fileno=fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3))
+
+
+@contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Block SIGINT in this thread, and in a program that it starts."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _environment(root: Path) -> dict[str, str]:
+    """The environment of the owner; it imports orch from `root`, which may be a checkout that is only the working folder here."""
+    if root.name in ("site-packages", "dist-packages"):
+        return dict(os.environ)
+    inherited = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{inherited}" if inherited else str(root)}

@@ -1,0 +1,1 @@
+"""Short runs that measure or prove something."""
