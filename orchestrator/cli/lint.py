@@ -55,7 +55,7 @@ def lint(
     if as_json:
         print_json({"files": list(result.files), "findings": [found.to_json() for found in result.findings]})
     elif fix:
-        print_text("".join(_fixed_text(result)))
+        print_text("".join(_fixed_files(result)))
     else:
         print_text("".join(f"{without_controls(line)}\n" for line in _report(result)))
         inform(f"{_number(len(result.files), 'file')}: {_summary(counts)}")
@@ -79,10 +79,10 @@ def _report(result: LintResult) -> Iterator[str]:
                 yield f"{' ' * (width + 10)}{next_step}"
 
 
-def _fixed_text(result: LintResult) -> Iterator[str]:
+def _fixed_files(result: LintResult) -> Iterator[str]:
     """The mended text of each file, with its name if there are several."""
-    for file, text in result.fixed_text.items():
-        if len(result.fixed_text) > 1:
+    for file, text in result.fixed.items():
+        if len(result.fixed) > 1:
             yield f"# {file}\n"
         yield text
 

@@ -106,7 +106,7 @@ def test_shell_blocks_of_markdown_are_linted_and_fixed(folder: Path) -> None:
     (folder / "guide.md").write_text(text)
     result = lint(None, [Path("guide.md")], LintOptions())
     assert [(found.line, found.finding.check) for found in result.findings] == [(7, "NCCL_BUFFSIZE")]
-    assert result.fixed_text["guide.md"] == text.replace("8M", "8388608")
+    assert result.fixed["guide.md"] == text.replace("8M", "8388608")
 
 
 def test_script_for_aws_adapters_may_turn_ib_off(folder: Path) -> None:

@@ -19,7 +19,7 @@ from orchestrator.code import bundle as bundles
 from orchestrator.code.files import Code
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import NodeObservation, StopResult
-from orchestrator.errors import LaunchError, NodesError
+from orchestrator.errors import LaunchError, NodesError, Unreachable
 from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import PORT_TRIES, DirectLauncher, space_warning
 from orchestrator.node.memory_folder import memory_folder
@@ -280,6 +280,19 @@ def test_new_node_without_the_shared_folder_is_refused_before_anything_is_sent(t
         with pytest.raises(NodesError, match="s0: does not share the folder of the run"):
             launcher.push(bundle, node_files(following))
     assert not list((tmp_path / "elsewhere").rglob("job.json"))
+
+
+def test_launcher_without_reconnects_leaves_them_to_the_other_until_the_event(tmp_path: Path) -> None:
+    launcher, plan, _ = _launcher(tmp_path)
+    with closing(launcher):
+        may_reconnect = threading.Event()
+        reader = launcher.without_reconnects(may_reconnect)
+        launcher.reach(plan.head).close()
+        with pytest.raises(Unreachable, match="the connection was lost"):
+            reader.reach(plan.head)
+        assert reader.reach(plan.nodes[1]) is launcher.reach(plan.nodes[1])
+        may_reconnect.set()
+        assert reader.reach(plan.head) is launcher.reach(plan.head)
 
 
 def test_attempt_that_was_begun_here_is_not_learnt_from_an_older_record(tmp_path: Path) -> None:

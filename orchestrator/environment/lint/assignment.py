@@ -12,7 +12,7 @@ class Assignment:
     One `NAME=VALUE`; `value` None: known only when the script runs.
 
     `is_exported` is False for a variable that a script keeps for itself. `start` and `end` are the range of `NAME=VALUE` in the file's text, where there is one. `fault` is a fault of the line itself,
-    with `replacement` for the range: the fixed_text text, "" to remove it, None if unknown.
+    with `replacement` for the range: the corrected text, "" to remove it, None if unknown.
     """
 
     name: str

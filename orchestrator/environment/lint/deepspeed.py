@@ -94,7 +94,7 @@ class _Duplicates:
 
 def lint_deepspeed(text: str, file: str, context: Context) -> tuple[list[LintFinding], str]:
     """
-    Return the findings, and the configuration as strict JSON with the certain ones fixed_text.
+    Return the findings, and the configuration as strict JSON with the certain ones corrected.
 
     Raises:
         NotJson: the text cannot be read.
@@ -235,7 +235,7 @@ def _lint_zero(zero: dict[str, Any], report: _Report, comments: Mapping[int, str
 
 
 def _lint_integer(name: str, value: object, report: _Report, comments: Mapping[int, str]) -> object:
-    """Judge a number; returns the fixed_text value."""
+    """Judge a number; returns the corrected value."""
     if value == "auto" or value is None:
         return value
     if isinstance(value, str):

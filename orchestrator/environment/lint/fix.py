@@ -13,7 +13,7 @@ _EMPTY = re.compile(r"[ \t]*(?:export|declare|typeset|readonly|local|env)?(?:[ \
 
 
 def fixed_text(text: str, findings: Iterable[LintFinding], *, quoted: bool) -> str:
-    """Return the text with every finding fixed_text that has a replacement; a removed line becomes a comment with the reason."""
+    """Return the text with every finding replaced that has a replacement; a removed line becomes a comment with the reason."""
     positions = [found for found in findings if found.replacement is not None and found.start is not None]
     for found in sorted(positions, key=lambda found: found.start or 0, reverse=True):
         start, end = found.start or 0, found.end or 0
@@ -27,7 +27,7 @@ def fixed_text(text: str, findings: Iterable[LintFinding], *, quoted: bool) -> s
 
 def _quoted(replacement: str) -> str:
     """
-    Quote the value for a shell; the fixed_text text of a fault of the line, such as `export NAME=VALUE`, is one already.
+    Quote the value for a shell; the corrected text of a fault of the line, such as `export NAME=VALUE`, is one already.
 
     zsh replaces a word after an unquoted `=` at the beginning of a value, as in NCCL_IB_HCA==mlx5_0, by the path of that program.
     """

@@ -36,7 +36,7 @@ class LintFinding:
     """
     A finding at a line of a file.
 
-    `replacement` is the fixed_text `NAME=VALUE`, "" to remove it, None if the linter does not know it; `start` and `end` are its range.
+    `replacement` is the corrected `NAME=VALUE`, "" to remove it, None if the linter does not know it; `start` and `end` are its range.
     """
 
     finding: Finding

@@ -48,16 +48,16 @@ def lint_nodes(nodes: Mapping[str, NodeFacts]) -> list[LintFinding]:
         for path, text in facts["nccl_conf"].items():
             assignments += read_nccl_conf(text, path)
         for found in lint_assignments(assignments, node_context(facts)):
-            fixed_text = _with_adapters(found, facts)
+            completed = _with_adapters(found, facts)
             key = (
-                fixed_text.file,
-                fixed_text.line,
-                fixed_text.finding.severity.value,
-                fixed_text.finding.text,
-                fixed_text.replacement,
+                completed.file,
+                completed.line,
+                completed.finding.severity.value,
+                completed.finding.text,
+                completed.replacement,
             )
             names.setdefault(key, []).append(name)
-            findings[key] = fixed_text
+            findings[key] = completed
     return [
         replace(found, finding=replace(found.finding, nodes=tuple(names[key])), start=None, end=None)
         for key, found in findings.items()

@@ -6,7 +6,7 @@ import os
 import time
 
 from orchestrator.node.agent.card_sampler import CardSampler
-from orchestrator.node.agent.failure import core_file, cut_short, failure_of, lost_error
+from orchestrator.node.agent.failure import core_file, ended_early, failure_of, lost_error
 from orchestrator.node.agent.hang_watch import HangWatch
 from orchestrator.node.agent.log_index import LogIndex
 from orchestrator.node.agent.nested_launcher import (
@@ -252,7 +252,7 @@ class Agent:
         if lost:
             self.stop(Outcome(State.FAILED, reason=lost), lost)
             return False
-        if code == 0 and (warning := cut_short(self.folder)):
+        if code == 0 and (warning := ended_early(self.folder)):
             self.events.write_message(warning)
         if not is_done and self.job.follows_head:
             self.events.write_message(f"warning: {text}; the run continues until the program of the first node ends")

@@ -38,11 +38,11 @@ def lost_error(folder: str) -> str:
     )
 
 
-def cut_short(folder: str) -> str:
-    """The warning that ranks which the program of this node started by hand have not reached their end; empty if there are none."""
+def ended_early(folder: str) -> str:
+    """The warning that ranks which the program of this node started by hand were ended early; empty if there are none."""
     ranks = ", ".join(str(report.get("rank")) for report in lost_reports(folder))
     return ranks and (
-        f"warning: rank {ranks} ended before its end, by a signal or os._exit(), but the program ended with 0, so it counts as done; "
+        f"warning: rank {ranks} was ended early, by a signal or os._exit(), but the program ended with 0, so it counts as done; "
         "a shell's `wait` without a pid hides failures"
     )
 

@@ -56,11 +56,11 @@ class LintOptions:
 
 @dataclass(frozen=True, slots=True)
 class LintResult:
-    """The findings by file and line, and the fixed_text texts by file."""
+    """The findings by file and line, and the corrected texts by file."""
 
     files: tuple[str, ...]
     findings: tuple[LintFinding, ...]
-    fixed_text: Mapping[str, str]
+    fixed: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class _Linted:
 
     file: str
     findings: Sequence[LintFinding]
-    fixed_text: str
+    fixed: str
 
 
 def lint(inventory: str | None, files: Sequence[Path], options: LintOptions, *, nodes: str | None = None) -> LintResult:
@@ -103,7 +103,7 @@ def lint(inventory: str | None, files: Sequence[Path], options: LintOptions, *, 
     return LintResult(
         tuple(result.file for result in linted),
         tuple(found for result in linted for found in sorted(result.findings, key=lambda found: found.line)),
-        {result.file: result.fixed_text for result in linted if result.fixed_text},
+        {result.file: result.fixed for result in linted if result.fixed},
     )
 
 
@@ -264,7 +264,7 @@ def _lint_inventory(inventory: Inventory, document: Document, stated: Context) -
             for found in lint_assignments(assignments, _with_inventory(stated, {kind})):
                 findings.setdefault((found.line, found.finding.text), found)
         findings |= {(found.line, found.finding.text): found for found in lint_combinations(assignments)}
-        fixed += _mended_section(path, env, findings.values())
+        fixed += _fixed_section(path, env, findings.values())
     context = _with_inventory(stated, {(node.accelerator, node.network) for node in inventory.nodes})
     for index, line in enumerate(inventory.setup):
         script = read_shell(line, document.file)
@@ -295,8 +295,8 @@ def _texts(tree: Tree) -> dict[str, str]:
     return {name: str(value) for name, value in tree.items()} if isinstance(tree, dict) else {}
 
 
-def _mended_section(path: FieldPath, env: Mapping[str, str], findings: Iterable[LintFinding]) -> list[str]:
-    """The lines of a fixed_text `env:`; empty if nothing changes. Secrets are named without their values."""
+def _fixed_section(path: FieldPath, env: Mapping[str, str], findings: Iterable[LintFinding]) -> list[str]:
+    """The lines of a corrected `env:`; empty if nothing changes. Secrets are named without their values."""
     by_name = {found.finding.check: found for found in findings if found.replacement is not None}
     if not by_name.keys() & env.keys():
         return []

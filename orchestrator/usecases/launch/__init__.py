@@ -1,1 +1,1 @@
-"""Plan a run and start it, again, or once more, and watch it."""
+"""Plan a run, start it, restart it, and watch it."""

@@ -186,4 +186,4 @@ def test_rank_that_a_signal_has_ended_behind_a_script_is_named(ground: Ground) -
     note = """echo '{"rank": "3", "error": null}' >error/lost-3.json"""
     ground.job("sh", "-c", f'cd "$ORCH_RUN_DIR/attempt-1/n0"; {note}', ranks=[4], program={"per_node": True})
     assert ground.run()[0] == 0
-    assert any("warning: rank 3 ended before its end" in event["text"] for event in ground.events("note"))
+    assert any("warning: rank 3 was ended early" in event["text"] for event in ground.events("note"))
