@@ -12,12 +12,12 @@ from bench.rounds import Contestant, Measure, Target, run_rounds
 from bench.workspace import Workspace
 from orchestrator.environment.discovery import discover
 from orchestrator.inventory import model
+from orchestrator.launch.preflight import checked_nodes
 from orchestrator.node.facts import NodeFacts
 from orchestrator.plan.files import node_files
 from orchestrator.plan.make import make_plan
-from orchestrator.plan.plan import with_defaults
+from orchestrator.plan.resolve import Facts, resolve
 from orchestrator.run import Program, Request
-from orchestrator.usecases.checks.preflight import checked_nodes
 from orchestrator.usecases.launch import transcript
 from tests.grounds import nodes
 
@@ -116,7 +116,7 @@ def _discovery(file: Path) -> Contestant:
         begun = time.monotonic()
         plan = make_plan(loaded, request, run_id="thousand-20261120-101500-ab12", bundle="0" * 32)
         found = discover(facts, {node.name: node.expected for node in checked_nodes(plan)})
-        files = node_files(with_defaults(plan, {name: found.environment(name) for name in facts}))
+        files = node_files(resolve(plan, Facts(defaults={name: found.environment(name) for name in facts})))
         seconds = time.monotonic() - begun
         assert all("GLOO_SOCKET_IFNAME" in scripts[-1].text for scripts in files.values())
         return {_FIGURE: seconds}

@@ -19,10 +19,11 @@ from typing import Any
 
 from orchestrator.backoff import backoff
 from orchestrator.errors import LaunchError, NodesError, UsageError
+from orchestrator.launch.start import started
 from orchestrator.records.runs import find_run
 from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord, RunState
-from orchestrator.usecases.launch.launch import plan_launch, started
+from orchestrator.usecases.launch.plan_launch import plan_launch
 from orchestrator.usecases.launch_arguments import LaunchArguments
 from orchestrator.usecases.owner.viewer import Owner
 from orchestrator.usecases.runs import stop

@@ -13,6 +13,7 @@ from pathlib import Path
 from orchestrator.launchers import launcher_for
 from orchestrator.node.ownership import LOADER, proc_strings, rank_owner
 from orchestrator.plan.make import make_plan
+from orchestrator.plan.resolve import resolve
 from orchestrator.run import new_run_id
 from orchestrator.usecases.inventory import load_inventory
 from orchestrator.usecases.launch.request import make_request
@@ -38,11 +39,14 @@ program = ("sleep", "1000")
 inventory = load_inventory(path, None)
 request, bundle = make_request(LaunchArguments("ssh", path, None, None, None, (), program))
 run_id = new_run_id(inventory.name, datetime.now(timezone.utc), secrets.token_hex(2))
-launcher = launcher_for(make_plan(inventory, request, run_id=run_id, bundle=bundle.digest))
+plan = make_plan(inventory, request, run_id=run_id, bundle=bundle.digest)
+launcher = launcher_for(plan)
 begun, begun_cpu = time.monotonic(), time.process_time()
-launcher.start(bundle)
+plan = resolve(plan, launcher.connect(plan))
+plan = resolve(plan, launcher.push(plan, bundle))
+launcher.start(plan, bundle)
 started, started_cpu = time.monotonic(), time.process_time()
-count = len(launcher.plan.nodes)
+count = len(plan.nodes)
 ranks, programs = on_nodes(run_id)
 while len(ranks) < count:
     assert time.monotonic() < started + RANKS_S, f"{len(ranks)} of {count} ranks run"

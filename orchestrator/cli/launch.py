@@ -5,15 +5,27 @@ from __future__ import annotations
 from functools import partial
 
 from orchestrator.cli.console import ProgressLine, inform, print_text, warn
+from orchestrator.errors import UsageError
 from orchestrator.usecases.launch_arguments import LaunchArguments
 
 
-def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool, quiet: bool = False, fold: bool = False) -> int:
+def launch(
+    arguments: LaunchArguments,
+    *,
+    dry_run: bool,
+    query: bool = False,
+    follow: bool,
+    quiet: bool = False,
+    fold: bool = False,
+) -> int:
     """Plan a run and start it unless `dry_run`; returns the exit code."""
+    if query and not dry_run:
+        raise UsageError("--query is for --dry-run", hint="add --dry-run, or omit --query: a launch queries the nodes")
     if arguments.launcher == "ssh" and not dry_run:
         return _launch_over_ssh(arguments, follow=follow, quiet=quiet, fold=fold)
+    from orchestrator.launch.start import started  # as above
     from orchestrator.usecases.launch import transcript  # the owner of a run over SSH imports what a launch needs
-    from orchestrator.usecases.launch.launch import plan_launch, started  # as above
+    from orchestrator.usecases.launch.plan_launch import plan_launch  # as above
 
     with ProgressLine() as progress:
         planned = plan_launch(arguments, progress.update)
@@ -22,8 +34,14 @@ def launch(arguments: LaunchArguments, *, dry_run: bool, follow: bool, quiet: bo
     for warning in planned.warnings:
         warn(warning)
     if dry_run:
+        plan = planned.plan
+        if query:
+            from orchestrator.launch.query import queried_plan  # most dry runs connect to nothing
+
+            with ProgressLine() as progress:
+                plan = queried_plan(planned, progress.warn, progress.update)
         planned.close()
-        print_text(transcript.dry_run_text(planned.plan, planned.bundle.report))
+        print_text(transcript.dry_run_text(plan, planned.bundle.report))
         return 0
     with ProgressLine() as progress, started(planned, progress.warn, progress.update) as launched:
         progress.end()

@@ -10,9 +10,9 @@ from typing import Any, TextIO
 from orchestrator.cli.console import ProgressLine, warn
 from orchestrator.cli.watch import show, watch
 from orchestrator.errors import CLOSED_PIPE, CTRL_C, UsageError
+from orchestrator.launch.start import started
 from orchestrator.records.runs import find_run
 from orchestrator.run import RunState
-from orchestrator.usecases.launch.launch import started
 from orchestrator.usecases.launch_arguments import LaunchArguments
 from orchestrator.usecases.owner.viewer import Owner
 from orchestrator.usecases.trials import benchmark

@@ -47,6 +47,9 @@ nodes = click.option(
 shape = click.option("-j", "shape", metavar="NxR", help="Number of nodes and ranks on each, as in 2x8; default: all.")
 skip = click.option("--skip", "skipped", multiple=True, metavar="NAME", help="Leave out this check; may be repeated.")
 dry_run = click.option("--dry-run", is_flag=True, help="Print every file and command, start nothing.")
+query = click.option(
+    "--query", is_flag=True, help="With --dry-run: query the nodes or Slurm too, and print what they add to the plan."
+)
 follow = click.option(
     "--follow/--detach", default=True, help="Watch the run (default), or print its id and return at once."
 )

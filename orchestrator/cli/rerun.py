@@ -19,6 +19,7 @@ from orchestrator.cli.launch import launch
 @options.slurm
 @options.wait_for_nodes
 @options.dry_run
+@options.query
 @options.watch
 @click.pass_obj
 def rerun(
@@ -29,6 +30,7 @@ def rerun(
     settings: tuple[str, ...],
     nodes: str | None,
     dry_run: bool,
+    query: bool,
     follow: bool,
     quiet: bool,
     fold: bool,
@@ -42,4 +44,4 @@ def rerun(
     from orchestrator.usecases.launch.rerun import Changes, rerun_arguments
 
     arguments = rerun_arguments(run, nodes, settings, Changes(program, **changed))
-    return launch(arguments, dry_run=dry_run, follow=follow, quiet=quiet, fold=fold)
+    return launch(arguments, dry_run=dry_run, query=query, follow=follow, quiet=quiet, fold=fold)

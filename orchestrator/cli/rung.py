@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from orchestrator.cli.console import ProgressLine, inform, warn
 from orchestrator.cli.watch import WatchedRun
 from orchestrator.errors import Interrupted, OrchError
+from orchestrator.launch.planned import Launched
+from orchestrator.launch.signals import sighup_interrupts, sigterm_interrupts
+from orchestrator.launch.start import started
 from orchestrator.records.runs import find_run
 from orchestrator.run import RunRecord, RunState
-from orchestrator.usecases.launch.launch import Launched, plan_launch, sighup_interrupts, sigterm_interrupts, started
+from orchestrator.usecases.launch.plan_launch import plan_launch
 from orchestrator.usecases.launch_arguments import LaunchArguments
 from orchestrator.usecases.owner.viewer import Owner
 from orchestrator.usecases.runs.stop import stop

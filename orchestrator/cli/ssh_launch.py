@@ -16,6 +16,7 @@ from orchestrator.usecases.launch_arguments import LaunchArguments
 @options.max_retries
 @options.elastic
 @options.dry_run
+@options.query
 @options.watch
 @click.option("--orphan-timeout", metavar="SPAN", help="End the ranks after this time without a supervisor.")
 @click.option(
@@ -23,7 +24,14 @@ from orchestrator.usecases.launch_arguments import LaunchArguments
 )
 @options.wait_for_nodes
 def ssh_launch(
-    program: tuple[str, ...] | None, *, dry_run: bool, follow: bool, quiet: bool, fold: bool, **typed: Any
+    program: tuple[str, ...] | None,
+    *,
+    dry_run: bool,
+    query: bool,
+    follow: bool,
+    quiet: bool,
+    fold: bool,
+    **typed: Any,
 ) -> int:
     """
     Start a run over SSH, or on this machine (transport local).
@@ -35,4 +43,4 @@ def ssh_launch(
     orch ssh-launch -i local steps=20
     """  # noqa: D301  click's mark of lines that are not wrapped
     arguments = LaunchArguments("ssh", program=program, **typed)
-    return launch(arguments, dry_run=dry_run, follow=follow, quiet=quiet, fold=fold)
+    return launch(arguments, dry_run=dry_run, query=query, follow=follow, quiet=quiet, fold=fold)

@@ -21,6 +21,7 @@ from orchestrator.usecases.launch_arguments import LaunchArguments
 @options.max_retries
 @options.elastic
 @options.dry_run
+@options.query
 @options.watch
 @click.option(
     "--sweep", multiple=True, metavar="KEY=A,B", help="Start one run per combination of the values; may be repeated."
@@ -30,6 +31,7 @@ def submit(
     program: tuple[str, ...] | None,
     *,
     dry_run: bool,
+    query: bool,
     follow: bool,
     quiet: bool,
     fold: bool,
@@ -48,9 +50,11 @@ def submit(
     """  # noqa: D301  click's mark of lines that are not wrapped
     arguments = LaunchArguments("slurm", program=program, **typed)
     if sweep:
+        if query:
+            raise UsageError("--query is for a single run", hint="omit --query, or --sweep")
         from orchestrator.cli.sweep import submit_sweep
 
         return submit_sweep(arguments, sweep, at_once, dry_run=dry_run)
     if at_once is not None:
         raise UsageError("--at-once is for the runs of a sweep", hint="give --sweep KEY=A,B as well, or omit --at-once")
-    return launch(arguments, dry_run=dry_run, follow=follow, quiet=quiet, fold=fold)
+    return launch(arguments, dry_run=dry_run, query=query, follow=follow, quiet=quiet, fold=fold)

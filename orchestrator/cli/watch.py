@@ -12,7 +12,7 @@ from orchestrator.errors import CLOSED_PIPE, CTRL_C, LaunchError
 from orchestrator.run import RunRecord, RunState
 
 if TYPE_CHECKING:
-    from orchestrator.usecases.launch.launch import Launched  # at run time it would load what only a launch needs
+    from orchestrator.launch.planned import Launched  # at run time it would load what only a launch needs
     from orchestrator.usecases.reports.log_reader import Viewer
 
 

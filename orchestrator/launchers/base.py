@@ -1,4 +1,4 @@
-"""The interface of every launcher: start a plan, list its node folders, query its job, stop it."""
+"""The interface of every launcher: learn what a plan depends on, start it, list its node folders, query its job, stop it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.endpoint.replies import BatchLog
     from orchestrator.errors import NodeError
     from orchestrator.plan.plan import LaunchPlan
+    from orchestrator.plan.resolve import Facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +42,21 @@ class AttemptFolder:
         return ", ".join(self.nodes) if self.nodes else "the shared folder"
 
 
-def no_check() -> None:
-    """The check of a launch without one."""
-
-
 class Launcher(Protocol):
-    """Carries out one plan; holds its connections until closed."""
+    """
+    Carries out plans of one run, and changes none; holds its connections until closed.
+
+    `connect` and `push` return the facts by which `resolve` makes the plan that `start` gets.
+    """
 
     @property
     def plan(self) -> LaunchPlan:
-        """The plan as it is carried out: `start` may adapt it to what it finds on the nodes."""
+        """The plan that was started last; before that, the one that is to be."""
         ...
 
-    def connect(self) -> Sequence[str]:
+    def connect(self, plan: LaunchPlan) -> Facts:
         """
         Connect to everything that the launch needs; nothing is started or written yet.
-
-        Returns:
-            Warnings, one sentence each.
 
         Raises:
             UsageError: the scheduler does not have what the plan requests.
@@ -66,12 +64,16 @@ class Launcher(Protocol):
         """
         ...
 
-    def start(self, bundle: Bundle, check: Callable[[], None] = no_check) -> str | None:
+    def push(self, plan: LaunchPlan, bundle: Bundle) -> Facts:
+        """Write the code, and the files that are equal on all nodes."""
+        ...
+
+    def start(self, plan: LaunchPlan, bundle: Bundle) -> str | None:
         """
-        Start the plan's agents, connecting first if necessary; return the scheduler's job id, if there is a scheduler.
+        Write the scripts and start the agents; return the scheduler's job id, if there is a scheduler.
 
         Args:
-            check: called once when all files are on the nodes and nothing has started; its error ends the launch.
+            bundle: pushed before, and written to the nodes that lack it by the facts of the plan.
 
         Raises:
             LaunchError: not all agents were started; those that were run until `undo`.

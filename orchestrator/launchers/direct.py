@@ -17,7 +17,7 @@ from orchestrator.endpoint.client import Endpoint, FileContent, RunContent
 from orchestrator.endpoint.connection import RendezvousPortTaken
 from orchestrator.errors import LaunchError, NodeError, NodesError, folded
 from orchestrator.fanout import map_parallel, successes
-from orchestrator.launchers.base import AttemptFolder, no_check
+from orchestrator.launchers.base import AttemptFolder
 from orchestrator.launchers.job import JobStatus
 from orchestrator.launchers.newest_plan import NewestPlan
 from orchestrator.names.hostlist import fold
@@ -26,12 +26,12 @@ from orchestrator.node.digits import three_digits
 from orchestrator.plan.files import (
     PlannedFile,
     agent_start,
-    node_files,
     node_script_file,
     shared_files,
     start_command,
 )
-from orchestrator.plan.plan import LaunchPlan, NodePlan, with_defaults
+from orchestrator.plan.plan import LaunchPlan, NodePlan
+from orchestrator.plan.resolve import Facts
 from orchestrator.progress import OnProgress, OnShare, Reporter, no_progress
 
 if TYPE_CHECKING:
@@ -70,12 +70,8 @@ class DirectLauncher:
         """The plan of the newest attempt."""
         return self._newest.get()
 
-    def prepare_attempt(self, plan: LaunchPlan) -> None:
-        """Connect to the nodes of another attempt, before `begin_attempt`."""
-        self._connect(plan.nodes)
-
     def begin_attempt(self, plan: LaunchPlan) -> None:
-        """Take the plan of another attempt, which `start` then starts; `undo` ends only its agents."""
+        """Take the plan of another attempt before its `push` and `start`; `undo` ends only its agents."""
         self._start_requested.clear()
         self._newest.begin(plan)
 
@@ -83,23 +79,15 @@ class DirectLauncher:
         """Take the plan of an attempt that another process or thread starts, to read its logs."""
         self._newest.learn(plan)
 
-    def leave_out_spares(self, names: Collection[str]) -> None:
-        """Do not use these spare nodes in later attempts."""
-        self._newest.change(
-            lambda plan: replace(plan, spares=tuple(node for node in plan.spares if node.name not in names))
-        )
-
-    def connect(self) -> Sequence[str]:
+    def connect(self, plan: LaunchPlan) -> Facts:
         """Open one connection per node, all at once; the warnings are the remarks of the transports."""
-        self._connect(self.plan.nodes)
-        return [f"{fold(names)}: {remark}" for remark, names in self._connections.remarks().items()]
+        self._on_each([node for node in plan.nodes if not self.connected_endpoint(node)], self.reach, "connecting")
+        remarks = self._connections.remarks().items()
+        return Facts(warnings=tuple(f"{fold(names)}: {remark}" for remark, names in remarks))
 
-    def start(self, bundle: Bundle, check: Callable[[], None] = no_check) -> str | None:
-        """Push to all nodes, reserve the rendezvous on the head, start all agents with it."""
-        plan = self.plan
-        self.connect()
-        self.push(bundle, node_files(plan))
-        check()
+    def start(self, plan: LaunchPlan, bundle: Bundle) -> str | None:  # it is on the nodes
+        """Reserve the rendezvous on the head, and start all agents with it."""
+        self._newest.begin(plan)
         for tries_left in reversed(range(PORT_TRIES)):
             try:
                 self._start_agents()
@@ -111,20 +99,18 @@ class DirectLauncher:
                 break
         return None
 
-    def push(self, bundle: Bundle, files: Mapping[str, Sequence[PlannedFile]]) -> None:
+    def push(self, plan: LaunchPlan, bundle: Bundle) -> Facts:
         """
-        Write the bundle, the run's code folder and each node's files; `files` is keyed by node name.
+        Write the bundle, the run's code folder and the files that are equal on all nodes.
 
         Of nodes that share a file system, one pushes the code first, and the others find it.
+
+        Raises:
+            NodesError: in a later attempt, a node does not share the folder that the first attempt's nodes share.
         """
-        plan = self.plan
 
         def put_run(node: NodePlan, *, claim: bool) -> messages.PutRunReply:
-            contents = _contents(files[node.name], plan.run_dir(node))
-            sizes = bundle.size_bytes, bundle.code_size_bytes
-            return self.reach(node).put_run(
-                RunContent(node.workdir, plan.run_id, bundle.digest, contents, *sizes), claim=claim
-            )
+            return self.reach(node).put_run(_run_content(plan, node, bundle), claim=claim)
 
         def push(node: NodePlan) -> messages.PutRunReply:
             on_sent = partial(self._reporter.advanced, node.name)
@@ -144,12 +130,20 @@ class DirectLauncher:
         lacking = [node for node, reply in answers if reply["is_first"] and not reply["is_written"]]
         pushed = self._on_each(lacking, push, "pushing", size_bytes=bundle.size_bytes, limit=self._fanout)
         self._on_each([node for node, reply in answers if not reply["is_first"]], follow, "preparing")
-        written = [*answers, *zip(lacking, pushed, strict=True)]
-        if plan.attempt == 1 and (warning := space_warning(written)):
-            self._newest.change(lambda plan: replace(plan, warnings=(*plan.warnings, warning)))
-        if plan.attempt == 1 and len(first) == 1:  # on one file system
-            self._newest.change(lambda plan: replace(plan, is_shared=True))
+        if plan.attempt > 1:
+            return Facts()
+        is_shared = len(first) == 1  # on one file system
+        if is_shared:
             self.reach(plan.head).put_files(f"{plan.run_dir(plan.head)}/{SHARED}", [])
+        return Facts(space_warnings([*answers, *zip(lacking, pushed, strict=True)]), is_shared)
+
+    def write(self, plan: LaunchPlan, files: Mapping[str, Sequence[PlannedFile]]) -> None:
+        """Write files of the run, by node."""
+
+        def write(node: NodePlan) -> None:
+            write_files(self.reach(node), plan.run_dir(node), files[node.name])
+
+        self._on_each(plan.nodes, write, "preparing")
 
     def send_code(self, node: NodePlan, bundle: Bundle) -> bool:
         """Write the bundle and the run's code folder on a spare node; False if it does not see the folder that the nodes share."""
@@ -158,23 +152,12 @@ class DirectLauncher:
             if endpoint.find(node.workdir, plan.run_id) is None:
                 return False
         else:
-            contents = _contents(shared_files(plan, node), plan.run_dir(node))
-            sizes = bundle.size_bytes, bundle.code_size_bytes
-            run = RunContent(node.workdir, plan.run_id, bundle.digest, contents, *sizes)
+            run = _run_content(plan, node, bundle)
             if not endpoint.put_run(run, claim=False)["is_written"]:
                 send_bundle(endpoint, node.workdir, bundle)
                 endpoint.put_run(run, claim=False)
         endpoint.put_files(plan.node_dir(node), [])
         return True
-
-    def add_defaults(self, defaults: Mapping[str, Mapping[str, str]]) -> None:
-        """Give the ranks default variables, by node, before the start: replace the nodes' scripts, which were pushed."""
-        plan = self._newest.change(lambda plan: with_defaults(plan, defaults))
-
-        def write(node: NodePlan) -> None:
-            write_files(self.reach(node), plan.run_dir(node), [node_script_file(plan, node)])
-
-        self._on_each([node for node in plan.nodes if node.defaults], write, "preparing")
 
     def undo(self) -> list[str]:
         """
@@ -267,9 +250,6 @@ class DirectLauncher:
         """Close all connections at once, also those that other threads open or wait on; no more are opened."""
         self._connections.close()
 
-    def _connect(self, nodes: Sequence[NodePlan]) -> None:
-        self._on_each([node for node in nodes if not self.connected_endpoint(node)], self.reach, "connecting")
-
     def reach(self, node: NodePlan) -> Endpoint:
         """The node's endpoint; reconnects if its connection was lost."""
         return self._connections.reach(node)
@@ -297,13 +277,12 @@ class DirectLauncher:
         return record
 
     def _start_agent(self, node: NodePlan, record: str) -> None:
-        command = start_command(self.plan, node, record)
-        wait_s = START_WAIT_S + (SETUP_WAIT_S if self.plan.setup else 0.0)
+        plan, endpoint = self.plan, self._connections.reach(node, reconnects=False)
+        write_files(endpoint, plan.run_dir(node), [node_script_file(plan, node)])
+        wait_s = START_WAIT_S + (SETUP_WAIT_S if plan.setup else 0.0)
         self._start_requested.add(node.name)
-        agent = agent_start(self.plan, node, record)
-        self._connections.reach(node, reconnects=False).start(
-            command, self.plan.node_dir(node), agent=agent, wait_s=wait_s
-        )
+        agent = agent_start(plan, node, record)
+        endpoint.start(start_command(plan, node, record), plan.node_dir(node), agent=agent, wait_s=wait_s)
 
     def stand_by(self, name: str, rendezvous: str) -> None:
         """Let the ranks of the next attempt import their modules on a node, while the ranks of the newest one run."""
@@ -357,14 +336,14 @@ def with_last_rank(plan: LaunchPlan, spare: NodePlan) -> NodePlan:
     return replace(spare, node_rank=last.node_rank, ranks=last.ranks, defaults=last.defaults)
 
 
-def space_warning(replies: Sequence[tuple[NodePlan, messages.PutRunReply]]) -> str:
-    """A sentence about the node on which the copies of the code of runs take the most space, if that is much; else empty."""
+def space_warnings(replies: Sequence[tuple[NodePlan, messages.PutRunReply]]) -> tuple[str, ...]:
+    """A sentence about the node on which the copies of the code of runs take the most space, if that is much."""
     node, most = max(replies, key=lambda item: item[1]["runs_code_bytes"])
     if most["runs_code_bytes"] < MUCH_SPACE_BYTES:
-        return ""
+        return ()
     size = f"{three_digits(most['runs_code_bytes'] / 10**9)} GB"
     text = f"the code of {most['runs']} runs takes up to {size} in {node.workdir}"
-    return f"{node.name}: {text}; `orch gc` removes runs that have ended"
+    return (f"{node.name}: {text}; `orch gc` removes runs that have ended",)
 
 
 def push_bundle(
@@ -387,6 +366,12 @@ def send_bundle(endpoint: Endpoint, workdir: str, bundle: Bundle, on_sent: OnSha
 def write_files(endpoint: Endpoint, run_dir: str, files: Sequence[PlannedFile]) -> None:
     """Write files of a run, in that order, by one request."""
     endpoint.put_files(run_dir, _contents(files, run_dir))
+
+
+def _run_content(plan: LaunchPlan, node: NodePlan, bundle: Bundle) -> RunContent:
+    contents = _contents(shared_files(plan, node), plan.run_dir(node))
+    sizes = bundle.size_bytes, bundle.code_size_bytes
+    return RunContent(node.workdir, plan.run_id, bundle.digest, contents, *sizes)
 
 
 def _contents(files: Sequence[PlannedFile], run_dir: str) -> list[FileContent]:

@@ -1,15 +1,14 @@
-"""The plan of a run's newest attempt, as the threads of a process begin it, learn of it and change it."""
+"""The plan of a run's newest attempt, as the threads of a process begin it and learn of it."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 from orchestrator.plan.plan import LaunchPlan
 
 
 class NewestPlan:
-    """Holds the plan; each change is made by one thread at a time."""
+    """Holds the plan; one thread at a time replaces it."""
 
     def __init__(self, plan: LaunchPlan) -> None:
         self._plan = plan
@@ -18,12 +17,6 @@ class NewestPlan:
 
     def get(self) -> LaunchPlan:
         return self._plan
-
-    def change(self, changed: Callable[[LaunchPlan], LaunchPlan]) -> LaunchPlan:
-        """Replace the plan by a changed one, and return that."""
-        with self._lock:
-            self._plan = changed(self._plan)
-            return self._plan
 
     def begin(self, plan: LaunchPlan) -> None:
         """Take the plan of an attempt that this process starts; a reader of the logs may have learnt of it before."""

@@ -269,8 +269,3 @@ def redacted(plan: LaunchPlan) -> LaunchPlan:
 
     nodes, spares, replaced = (tuple(map(redact, group)) for group in (plan.nodes, plan.spares, plan.replaced))
     return replace(plan, nodes=nodes, spares=spares, replaced=replaced)
-
-
-def with_defaults(plan: LaunchPlan, defaults: Mapping[str, Mapping[str, str]]) -> LaunchPlan:
-    """The plan with default variables, by node."""
-    return replace(plan, nodes=tuple(replace(node, defaults=defaults.get(node.name, {})) for node in plan.nodes))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.names.hostlist import expand, fold
 from orchestrator.names.slurm_options import (
     OPTION_OF,
-    default_warn_s,
     has_count,
     option_value,
     requests_gpus,
@@ -147,23 +145,6 @@ def needs_cpus(plan: LaunchPlan) -> bool:
     is_exclusive = option_value(plan.slurm, "exclusive") in {"", "true"}
     is_set = any(option.startswith("--cpus-per-") for option in plan.slurm["options"])
     return plan.slurm["cpus"] is None and not is_exclusive and not is_set
-
-
-def with_core_per_rank(plan: LaunchPlan) -> LaunchPlan:
-    """The plan for a cluster that gives GPUs no cores by itself."""
-    count = max(len(node.ranks) for node in plan.nodes)
-    warning = (
-        f"Slurm has no DefCpuPerGPU for this job, so it requests {count} cores per node, one per rank; "
-        "slurm.cpus, or --set slurm.cpus=N, requests more"
-    )
-    return replace(plan, slurm={**plan.slurm, "cpus": count}, warnings=(*plan.warnings, warning))
-
-
-def with_time_limit(plan: LaunchPlan, limit_s: float) -> LaunchPlan:
-    """The plan for a job without `time` whose limit the cluster sets: it is warned early enough of a short one."""
-    if plan.slurm["is_warn_s_given"]:
-        return plan
-    return replace(plan, slurm={**plan.slurm, "warn_s": default_warn_s(limit_s)})
 
 
 def _sbatch_value(plan: LaunchPlan, field: str) -> str | None:

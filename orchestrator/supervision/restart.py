@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
-from functools import partial
 
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodesError, OrchError
 from orchestrator.failure_class import FailureClass
+from orchestrator.launch.next_attempts import NextAttempts
+from orchestrator.launch.planned import Launched
+from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.names.hostlist import fold
 from orchestrator.node.events import NO_RETRY, REQUEUE, State
 from orchestrator.node.retry import (
@@ -110,44 +112,48 @@ class Restarts:
         self,
         folder: RunFolder,
         max_retries: int,
-        start: Callable[[LaunchPlan, Callable[[], None]], LaunchPlan] | None,
+        next_attempts: NextAttempts | None,
         *,
         at_any_step: bool = False,
         unable: str = "",
-        send_code: Callable[[NodePlan], bool] = lambda _: False,
-        free_nodes: Callable[[Sequence[NodePlan]], Collection[str]] = lambda _: (),
         attempts: Sequence[DirectAttempt] = (),
     ) -> None:
         """
         Prepare for the present attempt to fail.
 
         Args:
-            start: connects to the nodes of an attempt, calls its second argument, checks the nodes and starts the agents; returns
-                the plan as it was carried out. OrchError if that fails, and nothing of it is left running. None if this process
-                cannot start any.
+            next_attempts: None if this process cannot start any.
             at_any_step: as for `retry_may_help`.
             unable: the reason why it cannot.
-            send_code: see DirectLauncher.send_code.
-            free_nodes: returns the given lost nodes that can be reached now, and on which nothing of the run is left.
             attempts: the failed attempts before it; if another process has restarted the run, the record has them.
         """
         self._folder = folder
         self._max_retries = max_retries
-        self._start = start
+        self._next = next_attempts
         self._at_any_step = at_any_step
         self._unable = unable
-        self.send_code = send_code
-        self._free_nodes = free_nodes
         self._attempts = list(attempts)
 
-    def are_prepared(self, plan: LaunchPlan) -> bool:
-        """True if the nodes are to prepare the attempt after the one of this plan."""
-        return self._start is not None and plan.warm and len(self._attempts) < self._max_retries
+    @classmethod
+    def of(cls, launched: Launched, launcher: DirectLauncher, on_warning: Callable[[str], None]) -> Restarts | None:
+        """The restarts of a run that is supervised here; None if it is to have none."""
+        folder, planned, plan = launched.folder, launched.planned, launcher.plan
+        if not plan.max_retries:
+            return None
+        if planned is None:
+            return cls(folder, plan.max_retries, None, unable=launched.unable_to_restart)
+        following = NextAttempts(planned, folder, launcher, on_warning)
+        attempts = recorded_attempts(folder)
+        return cls(folder, plan.max_retries, following, at_any_step=plan.at_any_step, attempts=attempts)
+
+    def prepared(self, plan: LaunchPlan) -> NextAttempts | None:
+        """The next attempts, if the nodes are to prepare the one after this plan's; None if they are not."""
+        return self._next if plan.warm and len(self._attempts) < self._max_retries else None
 
     def reason_against(self, verdict: Verdict, attempt: DirectAttempt) -> str:
         """Why this attempt is not followed by another one; empty if it is."""
         attempts = [*self._attempts, attempt]
-        if self._start is None:
+        if self._next is None:
             return f"not restarted: {self._unable}"
         if attempt.no_retry:
             return "not restarted: " + _reason_never(verdict)
@@ -194,16 +200,17 @@ class Restarts:
         *,
         remark: str,
     ) -> str:
-        assert self._start is not None, "see reason_against"
+        assert self._next is not None, "see reason_against"
         unusable: dict[str, str] = {}  # spare nodes that cannot be reached or used, and the reasons
         while True:
             names = self._choose(plan, unusable)
             if not names:
                 return f"not restarted: {fold(attempt.lost)} cannot be reached, and {self._lack(plan, unusable)}"
             following = _following(plan, names, f"{verdict.message}; {newest_saved(self._attempts)}", remark)
-            record = partial(self._record, following, verdict, attempt, on_record)
             try:
-                self._folder.write_plan(self._start(following, record))
+                self._next.connect(following)
+                on_record(self._record(following, verdict, attempt))
+                self._folder.write_plan(self._next.start(following))
             except NodesError as error:
                 names_before = {node.name for node in plan.nodes}
                 failed = {
@@ -229,7 +236,7 @@ class Restarts:
         nodes = [node for node in (*plan.nodes, *replacements) if node.name not in unusable]
         lost_before = {name for attempt in attempts[:-1] for name in attempt.lost} - attempts[-1].lost
         if len({node.name for node in nodes} - lost_before - attempts[-1].lost) < counts[-1]:
-            free = self._free_nodes([node for node in nodes if node.name in lost_before])
+            free = self._next.free_nodes([node for node in nodes if node.name in lost_before]) if self._next else ()
             attempts = [replace(attempt, lost=attempt.lost.difference(free)) for attempt in attempts]
         pool, spares = [node.name for node in nodes], [node.name for node in plan.spares]
         available = len(choose_nodes(pool, counts[-1], attempts, spares))
@@ -260,9 +267,7 @@ class Restarts:
             return lack
         return f"{lack}; --elastic allows {', '.join(map(str, plan.sizes.counts))} nodes"
 
-    def _record(
-        self, plan: LaunchPlan, verdict: Verdict, attempt: DirectAttempt, on_record: Callable[[RunRecord], None]
-    ) -> None:
+    def _record(self, plan: LaunchPlan, verdict: Verdict, attempt: DirectAttempt) -> RunRecord:
         """Record the plan of the next attempt, the end of the last one and the decision; log readers then follow its nodes."""
         failure, record = classify(verdict), self._folder.read()
         outcome = replace(record, attempt=plan.attempt - 1, failure=failure, exit=verdict.exit, message=verdict.message)
@@ -281,7 +286,7 @@ class Restarts:
             "lost": sorted(attempt.lost),
             "decision": plan.restarted,
         }
-        changed = self._folder.change(
+        return self._folder.change(
             lambda record: (
                 record
                 if record.state.ended  # by a command, just now
@@ -297,7 +302,6 @@ class Restarts:
                 )
             )
         )
-        on_record(changed)
 
 
 def recorded_attempts(folder: RunFolder) -> list[DirectAttempt]:

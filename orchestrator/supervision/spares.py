@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from orchestrator.backoff import backoff
 from orchestrator.endpoint.client import HEARTBEAT_ANSWER_S, Endpoint
 from orchestrator.errors import NodeError
+from orchestrator.launch.next_attempts import NextAttempts
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import NodePlan
 from orchestrator.records.store import RunFolder
@@ -36,12 +37,11 @@ class Spares:
         return [node for node in (*plan.spares, *plan.nodes) if node.name in self.prepared]
 
     @contextmanager
-    def kept(self, send_code: Callable[[NodePlan], bool] | None) -> Iterator[None]:
-        """Prepare and keep them, until the context ends, or `stop`; nothing is done without `send_code`, see DirectLauncher."""
-        nodes = () if send_code is None else self._launcher.plan.spares
-        for node in nodes:
+    def kept(self, next_attempts: NextAttempts | None) -> Iterator[None]:
+        """Prepare and keep them, until the context ends, or `stop`; nothing is done if there are no next attempts."""
+        for node in self._launcher.plan.spares if next_attempts is not None else ():
             try:
-                threading.Thread(target=self._keep, args=(node, send_code), name="spare", daemon=True).start()
+                threading.Thread(target=self._keep, args=(node, next_attempts), name="spare", daemon=True).start()
             except RuntimeError as error:  # the user may have no more threads, and the run needs none of these
                 self._add_event(NodeError(node.name, str(error)))
         try:
@@ -53,14 +53,14 @@ class Spares:
         """Prepare no more of them."""
         self._stopping.set()
 
-    def _keep(self, node: NodePlan, send_code: Callable[[NodePlan], bool]) -> None:
+    def _keep(self, node: NodePlan, next_attempts: NextAttempts) -> None:
         """Prepare one of them, again over each new connection. Logins are rare: some sites lock an account after a few failures."""
         pauses = backoff(LAST_LOGIN_RETRY_S, FIRST_LOGIN_RETRY_S)
         while not self._stopping.is_set():
             rendezvous, endpoint = self._rendezvous(), self._launcher.connected_endpoint(node)
             try:
                 if rendezvous is not None and (endpoint is None or self.prepared.get(node.name) is not endpoint):
-                    self._prepare(node, rendezvous, send_code)
+                    self._prepare(node, rendezvous, next_attempts)
                 elif endpoint is not None:
                     endpoint.clock_ahead(wait_s=HEARTBEAT_ANSWER_S)
             except NodeError as error:  # a restart takes longer without it
@@ -75,8 +75,8 @@ class Spares:
     def _add_event(self, error: NodeError) -> None:
         self._folder.add_event("not-prepared", f"a restart is not prepared on a spare node: {error}")
 
-    def _prepare(self, node: NodePlan, rendezvous: str, send_code: Callable[[NodePlan], bool]) -> None:
+    def _prepare(self, node: NodePlan, rendezvous: str, next_attempts: NextAttempts) -> None:
         endpoint = self._launcher.reach(node)
-        if send_code(node) and not self._stopping.is_set():
+        if next_attempts.send_code(node) and not self._stopping.is_set():
             self.prepared[node.name] = endpoint
             self._launcher.stand_by(node.name, rendezvous)

@@ -117,11 +117,11 @@ class Supervisor:
         Returns:
             True if another attempt has begun.
         """
-        send_code = restarts.send_code if restarts is not None and restarts.are_prepared(self._plan) else None
-        self._poller.prepares_restart = send_code is not None
+        next_attempts = restarts.prepared(self._plan) if restarts is not None else None
+        self._poller.prepares_restart = next_attempts is not None
         with (
             self._poller.running(),
-            self._spares.kept(send_code),
+            self._spares.kept(next_attempts),
             Queries(self._folder, self._answers.by_kind).answered(),
         ):
             on_start()

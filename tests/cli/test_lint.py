@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from orchestrator.cli.app import app
 from orchestrator.errors import UsageError
 from orchestrator.usecases.checks.lint import LintOptions, lint
-from orchestrator.usecases.launch.launch import plan_launch
+from orchestrator.usecases.launch.plan_launch import plan_launch
 from orchestrator.usecases.launch_arguments import LaunchArguments
 from tests.paths import CASES, ROOT
 

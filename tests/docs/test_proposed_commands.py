@@ -13,8 +13,8 @@ import pytest
 
 from orchestrator.cli.app import VERBS, load, run
 from orchestrator.inventory.model import Node, SshOptions
+from orchestrator.inventory.proposed import with_inventory
 from orchestrator.transports.ssh.commands import login_command
-from orchestrator.usecases.proposed import with_inventory
 from tests.paths import ROOT
 
 _VERBS = "|".join(name for name in VERBS if name not in ("bench", "inventory"))

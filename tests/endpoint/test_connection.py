@@ -201,7 +201,7 @@ def test_hundred_of_1024_nodes_that_are_down_are_one_line_and_nothing_is_request
     transports = {node.name: Down(node.name) if node.name in down else ScriptedNode([PYTHON + HELLO]) for node in nodes}
     launcher = DirectLauncher(plan, lambda node: transports[node.name])
     with pytest.raises(NodesError) as caught:
-        launcher.connect()
+        launcher.connect(plan)
     assert str(caught.value) == f"{fold(down)}: no route to host (100 of 1024)"
     assert caught.value.hint == "`ssh n0 true`"
     assert launcher.undo() == []

@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import LaunchError, Unreachable
+from orchestrator.launch import start as launching
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.node.machine import stat_fields
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.records.store import Store
 from orchestrator.transports.local import LocalTransport
-from orchestrator.usecases.launch import launch as launching
+from orchestrator.usecases.launch.plan_launch import plan_launch
 from orchestrator.usecases.launch_arguments import LaunchArguments
 from orchestrator.usecases.runs import stop as stopping
 from orchestrator.verdict.launching import this_process
@@ -59,7 +60,7 @@ def _launched(orch: Orch, monkeypatch: pytest.MonkeyPatch) -> LaunchError:
     monkeypatch.setattr(launching, "launcher_for", launcher_for)
     monkeypatch.setenv("ORCH_HOME", str(orch.home))
     monkeypatch.chdir(orch.cwd)
-    planned = launching.plan_launch(LaunchArguments("ssh", None, None, None, None, (), SLEEPERS))
+    planned = plan_launch(LaunchArguments("ssh", None, None, None, None, (), SLEEPERS))
     with pytest.raises(LaunchError) as caught, launching.started(planned, pytest.fail):
         pass
     return caught.value

@@ -32,7 +32,7 @@ def test_run_is_restarted_and_diagnosed_while_the_files_of_orch_are_away(tmp_pat
     for name in PACKAGES:
         shutil.copytree(ROOT / name, installed / name)
     modules = [
-        installed / "orchestrator/usecases/launch/spare_check.py",
+        installed / "orchestrator/launch/spare_check.py",
         installed / "orchestrator/diagnosis/rank_causes.py",
     ]
     for module in modules:

@@ -24,6 +24,7 @@ from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Program, Request
 from orchestrator.transports.local import LocalTransport
 from tests.grounds.marked import guards_of
+from tests.launchers.starting import push_and_start
 from tests.until import until
 
 RUN = "here-20260102-030405-0abc"
@@ -36,7 +37,7 @@ def launcher(tmp_path: Path) -> Iterator[DirectLauncher]:
     bundle = bundles.build(trainer=False, code=None)
     launcher = DirectLauncher(_plan(tmp_path, bundle.digest), lambda node: LocalTransport(node.name))
     try:
-        launcher.start(bundle)
+        push_and_start(launcher, bundle)
         yield launcher
     finally:
         launcher.stop(None, grace_s=0.0)

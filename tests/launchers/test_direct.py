@@ -21,17 +21,18 @@ from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import NodeObservation, StopResult
 from orchestrator.errors import LaunchError, NodesError, Unreachable
 from orchestrator.inventory.model import Inventory, Node, SshOptions
-from orchestrator.launchers.direct import PORT_TRIES, DirectLauncher, space_warning
+from orchestrator.launchers.direct import PORT_TRIES, DirectLauncher, space_warnings
 from orchestrator.node.memory_folder import memory_folder
 from orchestrator.node.messages import PutRunReply
-from orchestrator.plan.files import node_files
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.plan.resolve import resolve
 from orchestrator.progress import OnShare, no_progress
 from orchestrator.records.store import RunFolder
 from orchestrator.run import Program, Request
 from orchestrator.transports.local import LocalTransport
 from orchestrator.verdict.observe import observe_reachable, observe_run
+from tests.launchers.starting import push_and_start
 from tests.until import until
 
 pytestmark = pytest.mark.processes
@@ -109,7 +110,7 @@ def test_requests_over_open_connections_go_to_all_nodes_at_once_whatever_the_lim
     together = threading.Barrier(3, timeout=10)
     connected = {node.name: AnsweringTogether(together) for node in nodes}
     launcher = DirectLauncher(plan, lambda node: LocalTransport(node.name), connected)
-    launcher.add_defaults({node.name: {"A": "1"} for node in nodes})
+    launcher.write(plan, {node.name: [] for node in nodes})
     for observe in (observe_run, observe_reachable):
         assert observe(RunFolder(tmp_path), plan, launcher, None).missing is None
     assert launcher.stop(None, grace_s=0.0) == []
@@ -134,7 +135,7 @@ def _close(launcher: PortTakenLauncher) -> None:
 def test_taken_port_is_retried_on_another_one(tmp_path: Path) -> None:
     launcher, plan, bundle = _launcher(tmp_path, times_taken=1)
     try:
-        launcher.start(bundle)
+        push_and_start(launcher, bundle)
         first, second = (record.split()[1] for record in launcher.records)
         assert first != second
         outputs = [tmp_path / f"work/runs/{plan.run_id}/attempt-1/n{rank}/rank-{rank}.out" for rank in (0, 1)]
@@ -154,7 +155,7 @@ def test_port_that_is_taken_every_time_fails_the_launch_and_undo_ends_the_agents
     launcher, _, bundle = _launcher(tmp_path, times_taken=PORT_TRIES)
     try:
         with pytest.raises(LaunchError, match="rendezvous port"):
-            launcher.start(bundle)
+            push_and_start(launcher, bundle)
         assert len(launcher.records) == PORT_TRIES
         assert launcher.undo() == []
         assert not _alive(launcher)
@@ -171,7 +172,7 @@ def test_start_of_a_restart_that_fails_keeps_the_states_in_memory(tmp_path: Path
     memory.mkdir(mode=0o700)
     try:
         with pytest.raises(LaunchError, match="rendezvous port"):
-            launcher.start(bundle)
+            push_and_start(launcher, bundle)
         assert launcher.undo() == []
         assert not _alive(launcher)
         assert memory.is_dir()
@@ -189,12 +190,12 @@ def test_node_with_a_limit_of_the_size_of_files_is_named_and_gets_no_damaged_byt
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, hard))  # enough for the code
     try:
-        launcher.connect()
+        launcher.connect(launcher.plan)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     try:
         with pytest.raises(NodesError, match="files may have 256 KiB here, too little for an agent"):
-            launcher.start(bundle)
+            push_and_start(launcher, bundle)
         assert launcher.undo() == []
     finally:
         _close(launcher)
@@ -203,18 +204,18 @@ def test_node_with_a_limit_of_the_size_of_files_is_named_and_gets_no_damaged_byt
 
 
 def test_much_space_for_code_is_named_once_for_the_fullest_node() -> None:
-    def sentence(*sizes: int) -> str:
+    def sentences(*sizes: int) -> tuple[str, ...]:
         inventory = Inventory(
             name="here", nodes=tuple(Node(name=f"n{index}", workdir="/w") for index in range(len(sizes)))
         )
         request = Request("ssh", Program("executable", ("true",)))
         plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
         replies = [PutRunReply(is_first=True, is_written=True, runs=20, runs_code_bytes=size) for size in sizes]
-        return space_warning(list(zip(plan.nodes, replies, strict=True)))
+        return space_warnings(list(zip(plan.nodes, replies, strict=True)))
 
-    assert sentence(0, 1_999_999_999) == ""
+    assert sentences(0, 1_999_999_999) == ()
     expected = "n1: the code of 20 runs takes up to 3.25 GB in /w; `orch gc` removes runs that have ended"
-    assert sentence(2 * 10**9, 3_250_000_000, 0) == expected
+    assert sentences(2 * 10**9, 3_250_000_000, 0) == (expected,)
 
 
 class PushedEndpoint(Endpoint):
@@ -241,13 +242,12 @@ def test_code_is_sent_once_per_file_system(tmp_path: Path, workdirs: tuple[str, 
     endpoints = {node.name: PushedEndpoint.connect(LocalTransport(node.name), sys.executable) for node in nodes}
     launcher = DirectLauncher(plan, lambda node: LocalTransport(node.name), endpoints)
     try:
-        launcher.push(bundle, node_files(plan))
+        launcher.push(plan, bundle)
     finally:
         launcher.close()
     assert len(PushedEndpoint.pushed) == len(set(workdirs))
     for node in plan.nodes:
         assert (Path(plan.run_dir(node)) / "code").is_dir()
-        assert (Path(plan.node_dir(node)) / "node.sh").is_file()
         assert (Path(plan.run_dir(node)) / "shared").exists() == (len(set(workdirs)) == 1)
 
 
@@ -259,7 +259,7 @@ def test_code_that_is_saved_after_the_plan_is_not_pushed_under_its_digest(tmp_pa
     launcher, plan, bundle = _launcher(tmp_path, code=code)
     (code.root / "train.py").write_text("new")
     try:
-        launcher.push(bundle, node_files(plan))
+        launcher.push(plan, bundle)
     finally:
         launcher.close()
     pushed = tmp_path / "work/bundles" / plan.bundle / "code"
@@ -270,15 +270,15 @@ def test_code_that_is_saved_after_the_plan_is_not_pushed_under_its_digest(tmp_pa
 def test_new_node_without_the_shared_folder_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
     launcher, plan, bundle = _launcher(tmp_path)
     with closing(launcher):
-        launcher.connect()
-        launcher.push(bundle, node_files(plan))
-        assert launcher.plan.is_shared
+        launcher.connect(launcher.plan)
+        plan = resolve(plan, launcher.push(plan, bundle))
+        assert plan.is_shared
         stranger = replace(plan.nodes[1], name="s0", workdir=str(tmp_path / "elsewhere"))
-        following = replace(launcher.plan, attempt=2, nodes=(plan.nodes[0], stranger))
-        launcher.prepare_attempt(following)
+        following = replace(plan, attempt=2, nodes=(plan.nodes[0], stranger))
+        launcher.connect(following)
         launcher.begin_attempt(following)
         with pytest.raises(NodesError, match="s0: does not share the folder of the run"):
-            launcher.push(bundle, node_files(following))
+            launcher.push(following, bundle)
     assert not list((tmp_path / "elsewhere").rglob("job.json"))
 
 

@@ -20,6 +20,7 @@ from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Program, Request
 from orchestrator.transports.local import LocalTransport
+from tests.launchers.starting import push_and_start
 from tests.paths import ROOT
 from tests.until import until
 
@@ -58,9 +59,7 @@ class Run:
 
     def start(self, plan: LaunchPlan) -> None:
         """Start an attempt, and wait for its ranks; a variable was discovered on each node, as by the check of a launch."""
-        self.launcher.start(
-            self.bundle, lambda: self.launcher.add_defaults({n.name: {"FOUND": "1"} for n in plan.nodes})
-        )
+        push_and_start(self.launcher, self.bundle, plan, defaults={n.name: {"FOUND": "1"} for n in plan.nodes})
         files = [self.file(plan.attempt, node.name, f"rank-{rank}.out") for rank, node in enumerate(plan.nodes)]
         until(lambda: all(file.exists() and file.read_text().endswith("\n") for file in files), awaited="the ranks")
 
@@ -96,8 +95,6 @@ def test_ranks_of_a_spare_node_are_forked_from_the_process_that_waits_there(run:
     n0, spare = plan.head, replace(plan.spares[0], node_rank=1, ranks=range(1, 2))
     restarted = replace(plan, attempt=2, nodes=(n0, spare), spares=(), replaced=plan.nodes[1:], earlier=(("n0", "n1"),))
     restarted = replace(restarted, is_shared=run.launcher.plan.is_shared)
-    run.launcher.prepare_attempt(restarted)
-    run.launcher.begin_attempt(restarted)
     run.start(restarted)
     assert run.file(2, "s0", "rank-1.out").read_text() == "1 2 s0 1 2 1\n"
     texts = run.file(2, "s0", "events.jsonl").read_text()
@@ -118,7 +115,7 @@ def test_process_that_waits_on_a_spare_node_is_ended(run: Run) -> None:
 def test_spare_node_that_does_not_see_the_shared_folder_is_not_prepared(tmp_path: Path) -> None:
     run = Run(tmp_path, {"n0": "a", "n1": "a", "s0": "b"})
     with closing(run.launcher) as launcher:
-        launcher.start(run.bundle)
+        push_and_start(launcher, run.bundle)
         assert not launcher.send_code(launcher.plan.spares[0], run.bundle)
         assert not os.path.lexists(tmp_path / "b")
         assert launcher.stop(None, grace_s=0.0) == []

@@ -19,6 +19,7 @@ from orchestrator.plan import sbatch
 from orchestrator.plan.files import job_json, node_files
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.plan.resolve import Facts, resolve
 from orchestrator.run import Allocation, LauncherName, Program, Request, Shape
 
 
@@ -366,7 +367,7 @@ def test_cores_of_gpus_are_left_to_the_cluster(slurm: dict[str, Any], cpus: list
     plan = _plan(inventory, "slurm")
     assert [word for word in sbatch.sbatch_options(plan) if "cpus" in word] == cpus
     if not cpus:
-        assert "--cpus-per-task=2" in sbatch.sbatch_options(sbatch.with_core_per_rank(plan))
+        assert "--cpus-per-task=2" in sbatch.sbatch_options(resolve(plan, Facts(lacks_cores=True)))
 
 
 @pytest.mark.parametrize("launcher", ["ssh", "slurm"])

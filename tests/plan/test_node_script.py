@@ -13,7 +13,7 @@ import pytest
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.files import node_files, start_command
 from orchestrator.plan.make import make_plan
-from orchestrator.plan.plan import with_defaults
+from orchestrator.plan.resolve import Facts, resolve
 from orchestrator.run import Program, Request
 
 OUTSIDE = {"PATH": "/usr/bin:/bin"}
@@ -38,7 +38,7 @@ def _run(
     inventory = Inventory(nodes=(node,), setup=setup, transport=transport)
     request = Request("ssh", Program("executable", ("true",)))
     plan = make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b1")
-    for file in node_files(with_defaults(plan, {"n0": defaults or {}}))["n0"]:
+    for file in node_files(resolve(plan, Facts(defaults={"n0": defaults or {}})))["n0"]:
         Path(file.path).parent.mkdir(parents=True, exist_ok=True)
         Path(file.path).write_text(file.text)
     argv = start_command(plan, plan.head, "10.0.0.1 5 -")

@@ -261,3 +261,13 @@ def test_equal_lines_of_the_ranks_of_a_watched_job_are_folded(orch: Orch) -> Non
     [shape] = {re.sub(r"^\[.*\]", "[…]", line) for line in printed}
     assert shape == "[…] up"
     assert len(printed) <= 2, "one line, or one per node if one of them was much slower"
+
+
+def test_dry_run_that_queries_prints_the_script_with_what_the_cluster_decides(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.inventory(tmp_path, slurm={"time": None})
+    orch = Orch(tmp_path, env={**cluster.env, "SBATCH_TIMELIMIT": "2"})
+    words = "submit", "--dry-run", "-j", "1x1", "--", "true"
+    assert "--signal=USR2@90\n" in orch(*words).stdout
+    assert "--signal=USR2@30\n" in orch(words[0], "--query", *words[1:]).stdout
+    refused = orch("submit", "--dry-run", "--query", "--set", "slurm.partition=none", "--", "true", code=2)
+    assert "slurm.partition: none is not known to this cluster" in refused.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from orchestrator.records.store import RunFolder
 from orchestrator.run import Elastic, Program, RankExit, Request, RunRecord, RunState
 from orchestrator.supervision.restart import DirectAttempt, Restarts, recorded_attempts
 from orchestrator.verdict.judge import Verdict
+from tests.supervision.attempts import StubAttempts
 
 AGENT = AgentRecord(1, 1, 1, "boot", "host", "n0", "3.11", "n0", 0, (0,), 1, "127.0.0.1 1 host", 0.0)
 
@@ -69,7 +70,7 @@ def _node(saved: int | None, code: int | None = 7, *, has_exit: bool = True) -> 
 def test_run_is_restarted_if_that_may_help(
     tmp_path: Path, verdict: Verdict, node: NodeObservation, cut_off: tuple[str, ...], reason: str
 ) -> None:
-    restarts = Restarts(RunFolder(tmp_path), 3, lambda plan, _: plan)
+    restarts = Restarts(RunFolder(tmp_path), 3, StubAttempts())
     attempt = DirectAttempt.of(verdict, [node], (), cut_off)
     assert restarts.reason_against(verdict, attempt) == reason
 
@@ -90,7 +91,7 @@ def test_restart_that_was_requested_for_this_run_needs_a_step_and_no_save(
     tmp_path: Path, step: int | None, *, at_any_step: bool, reason: str
 ) -> None:
     node = replace(_node(None), progress={} if step is None else {0: {"step": step, "saved": None}})
-    restarts = Restarts(RunFolder(tmp_path), 3, lambda plan, _: plan, at_any_step=at_any_step)
+    restarts = Restarts(RunFolder(tmp_path), 3, StubAttempts(), at_any_step=at_any_step)
     assert restarts.reason_against(_failed(), DirectAttempt.of(_failed(), [node], (), ())) == reason
 
 
@@ -107,13 +108,13 @@ def test_run_is_not_restarted_by_a_process_that_lacks_a_part_of_the_launch(tmp_p
 def test_nodes_prepare_a_restart_if_there_may_be_one(
     tmp_path: Path, *, max_retries: int, warm: bool, launched_here: bool, prepared: bool
 ) -> None:
-    start = (lambda plan, _: plan) if launched_here else None
-    restarts = Restarts(RunFolder(tmp_path), max_retries, start)
-    assert restarts.are_prepared(replace(_plan(tmp_path)[1], warm=warm)) is prepared
+    following = StubAttempts() if launched_here else None
+    restarts = Restarts(RunFolder(tmp_path), max_retries, following)
+    assert restarts.prepared(replace(_plan(tmp_path)[1], warm=warm)) is (following if prepared else None)
 
 
 def test_last_attempt_is_the_one_after_max_retries(tmp_path: Path) -> None:
-    restarts = Restarts(RunFolder(tmp_path), 0, lambda plan, _: plan)
+    restarts = Restarts(RunFolder(tmp_path), 0, StubAttempts())
     reason = restarts.reason_against(_failed(), DirectAttempt.of(_failed(), [_node(3)], (), ()))
     assert reason == "attempt 1 was the last: max_retries is 0; the newest saved step is 3"
 
@@ -153,16 +154,16 @@ def test_spare_node_takes_the_ranks_of_the_node_that_it_replaces(
     folder.update(slow="n1: rank 1 is slow", slow_nodes=("n1",))
     started = []
 
-    def start(following: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
+    def connect(following: LaunchPlan) -> None:
         assert folder.read().attempt == 1  # log readers follow the nodes of the recorded plan
         if unreachable in {node.name for node in following.nodes}:
             raise NodesError([Unreachable(str(unreachable), "no route")], 2)
-        on_connected()
+
+    def start(following: LaunchPlan) -> None:
         assert (folder.read().attempt, folder.read_plan().nodes) == (2, following.nodes)
         started.append(following)
-        return following
 
-    restarts = Restarts(folder, 9, start)
+    restarts = Restarts(folder, 9, StubAttempts(connect=connect, start=start))
     attempt = replace(
         _attempt(),
         first_failed_node=failed if lost is None else None,
@@ -181,22 +182,16 @@ def test_spare_node_takes_the_ranks_of_the_node_that_it_replaces(
 
 def test_node_with_the_only_checkpoints_is_not_replaced(tmp_path: Path) -> None:
     folder, plan = _plan(tmp_path, is_shared=False)
-    restarts = Restarts(folder, 9, lambda plan, _: plan)
+    restarts = Restarts(folder, 9, StubAttempts())
     reason = restarts.begin(plan, _failed(), replace(_attempt(), first_failed_node=None, lost=frozenset({"n0"})))
     text = "the checkpoints of rank 0 are on that node alone"
     assert reason == f"not restarted: n0 cannot be reached, and {text}"
 
 
-def _started(plan: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
-    """Start an attempt whose nodes can all be reached."""
-    on_connected()
-    return plan
-
-
 def test_restart_does_not_change_the_record_of_a_run_that_has_ended(tmp_path: Path) -> None:
     folder, plan = _plan(tmp_path)
     folder.update(state=RunState.STOPPED)
-    assert Restarts(folder, 9, _started).begin(plan, _failed(), _attempt()) == ""
+    assert Restarts(folder, 9, StubAttempts()).begin(plan, _failed(), _attempt()) == ""
     assert (folder.read().state, folder.read().attempt) == (RunState.STOPPED, 1)
 
 
@@ -205,15 +200,11 @@ def test_record_of_the_next_attempt_is_reported_before_it_starts(tmp_path: Path)
     folder, plan = _plan(tmp_path)
     states: list[tuple[RunState, int]] = []
 
-    def start(plan: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
-        on_connected()
-        folder.update(state=RunState.RUNNING)
-        return plan
-
     def on_record(record: RunRecord) -> None:
         states.append((record.state, record.attempt))
 
-    assert Restarts(folder, 9, start).begin(plan, _failed(), _attempt(), on_record) == ""
+    following = StubAttempts(start=lambda _: folder.update(state=RunState.RUNNING))
+    assert Restarts(folder, 9, following).begin(plan, _failed(), _attempt(), on_record) == ""
     assert states == [(RunState.STARTING, 2)]
 
 
@@ -224,7 +215,7 @@ def test_node_that_had_refused_the_login_is_not_reported_in_the_next_attempt(tmp
     """It has accepted another login, or is left out; `orch attach` would replace the supervisor that is said to lack a login."""
     folder, plan = _plan(tmp_path)
     folder.update(unsupervised={"n1": "Permission denied"})
-    assert Restarts(folder, 9, _started).begin(plan, _failed(), _attempt()) == ""
+    assert Restarts(folder, 9, StubAttempts()).begin(plan, _failed(), _attempt()) == ""
     assert folder.read().attempt == 2
     assert folder.read().unsupervised == {}
 
@@ -232,8 +223,8 @@ def test_node_that_had_refused_the_login_is_not_reported_in_the_next_attempt(tmp
 def test_elastic_run_continues_on_fewer_nodes_and_on_all_once_they_are_back(tmp_path: Path) -> None:
     """The samples per step of the shared trainer stay the same: 8 x 4 ranks x 3."""
     folder, plan = _plan(tmp_path, ("n0", "n1", "n2", "n3"), TRAINER, elastic=Elastic(1, 4, 8, 3))
-    free: list[str] = []
-    restarts = Restarts(folder, 9, _started, free_nodes=lambda _: free)
+    free: set[str] = set()
+    restarts = Restarts(folder, 9, StubAttempts(free=free))
 
     def restart(*lost: str) -> LaunchPlan:
         attempt = replace(_attempt(), first_failed_node=None, lost=frozenset(lost))
@@ -253,7 +244,7 @@ def test_elastic_run_continues_on_fewer_nodes_and_on_all_once_they_are_back(tmp_
     on_two = restart("n0")
     assert [(node.name, list(node.ranks)) for node in on_two.nodes] == [("n1", [0]), ("n3", [1])]
     assert on_two.program.args == ("lr=1e-3", "batch=96", "accumulation=6")
-    free += ["n0", "n2"]
+    free |= {"n0", "n2"}
     on_all = restart()
     assert [(node.name, list(node.ranks)) for node in on_all.nodes] == [
         ("n1", [0]),
@@ -275,8 +266,8 @@ def test_another_process_continues_with_the_attempts_of_the_record(tmp_path: Pat
     """Neither the limits of restarts nor the lost nodes are forgotten."""
     folder, plan = _plan(tmp_path, ("n0", "n1", "n2", "n3"), max_retries=2, elastic=Elastic(1, 4))
     lost = replace(_attempt(), first_failed_node=None, lost=frozenset({"n3"}), broken=frozenset({"n3"}))
-    assert Restarts(folder, 2, _started).begin(plan, _failed(), lost) == ""
-    second = Restarts(folder, 2, _started, attempts=recorded_attempts(folder))
+    assert Restarts(folder, 2, StubAttempts()).begin(plan, _failed(), lost) == ""
+    second = Restarts(folder, 2, StubAttempts(), attempts=recorded_attempts(folder))
     assert second.begin(folder.read_plan(), _failed(node="n1"), _attempt()) == ""
     assert [node.name for node in folder.read_plan().nodes] == ["n0", "n1", "n2"]
     attempts = recorded_attempts(folder)
@@ -284,7 +275,7 @@ def test_another_process_continues_with_the_attempts_of_the_record(tmp_path: Pat
         (3, {"n3"}, None),
         (3, frozenset(), "n1"),
     ]
-    third = Restarts(folder, 2, _started, attempts=attempts)
+    third = Restarts(folder, 2, StubAttempts(), attempts=attempts)
     assert third.reason_against(_failed(), replace(_attempt(), saved=9)).startswith("attempt 3 was the last")
 
 
@@ -292,7 +283,7 @@ def test_elastic_run_uses_spare_nodes_first_and_sizes_that_divide_the_batch(tmp_
     elastic = Elastic(2, 4, 8, None, 64)
     folder, plan = _plan(tmp_path, ("n0", "n1", "n2", "n3", "s0"), TRAINER, elastic=elastic)
     assert plan.sizes == plans.Sizes((2, 4), 8, 64)
-    restarts = Restarts(folder, 9, _started)
+    restarts = Restarts(folder, 9, StubAttempts())
     lost = replace(_attempt(), first_failed_node=None, lost=frozenset({"n3"}))
     assert restarts.begin(plan, _failed(), lost) == ""
     assert [node.name for node in folder.read_plan().nodes] == ["n0", "n1", "n2", "s0"]
@@ -306,7 +297,7 @@ def test_elastic_run_uses_spare_nodes_first_and_sizes_that_divide_the_batch(tmp_
 
 def test_elastic_run_does_not_lose_the_only_checkpoints(tmp_path: Path) -> None:
     folder, plan = _plan(tmp_path, ("n0", "n1"), elastic=Elastic(1, 2), is_shared=False)
-    restarts = Restarts(folder, 9, _started)
+    restarts = Restarts(folder, 9, StubAttempts())
     lost = replace(_attempt(), first_failed_node=None)
     assert restarts.begin(plan, _failed(), replace(lost, lost=frozenset({"n1"}))) == ""
     assert [node.name for node in folder.read_plan().nodes] == ["n0"]
@@ -334,11 +325,11 @@ def test_node_whose_ranks_saved_states_of_their_own_is_not_replaced_by_one_that_
     tmp_path: Path, program: Program, *, is_shared: bool, is_replaced: bool, restarted_elsewhere: bool
 ) -> None:
     folder, plan = _plan(tmp_path, program=program, is_shared=is_shared)
-    restarts = Restarts(folder, 9, _started)
+    restarts = Restarts(folder, 9, StubAttempts())
     if restarted_elsewhere:  # by a process that has ended, after states were saved
         kept = replace(_saved_by_each("n1", program), lost=frozenset(), broken=frozenset())
         assert restarts.begin(plan, Verdict(RunState.FAILED), kept) == ""
-        restarts = Restarts(folder, 9, _started, attempts=recorded_attempts(folder))
+        restarts = Restarts(folder, 9, StubAttempts(), attempts=recorded_attempts(folder))
         attempt = replace(kept, savers=frozenset(), lost=frozenset({"n1"}))
     else:
         attempt = _saved_by_each("n1", program)
@@ -353,7 +344,7 @@ def test_node_whose_ranks_saved_states_of_their_own_is_not_replaced_by_one_that_
 def test_elastic_run_whose_nodes_have_states_of_their_own_shrinks_and_does_not_grow(tmp_path: Path) -> None:
     program = Program("executable", ("true",))
     folder, plan = _plan(tmp_path, ("n0", "n1"), program, elastic=Elastic(1, 2), is_shared=False)
-    restarts = Restarts(folder, 9, _started, free_nodes=lambda nodes: {node.name for node in nodes})
+    restarts = Restarts(folder, 9, StubAttempts(free=None))
     assert restarts.begin(plan, _failed(), _saved_by_each("n1", program)) == ""
     attempt = replace(_attempt(), first_failed_node=None)  # n1, which answers again, has the states of step 30 only
     assert restarts.begin(folder.read_plan(), _failed(), replace(attempt, saved=60)) == ""
@@ -376,11 +367,10 @@ def _attempt() -> DirectAttempt:
 def test_spare_node_that_cannot_be_used_is_named_with_the_reason(tmp_path: Path) -> None:
     folder, plan = _plan(tmp_path, ("n0", "n1", "s0"))
 
-    def start(_: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
-        on_connected()
+    def start(_: LaunchPlan) -> None:
         raise NodesError([NodeError("s0", "does not share the folder of the run")], 2)
 
     lost = replace(_attempt(), first_failed_node=None, lost=frozenset({"n1"}))
-    reason = Restarts(folder, 9, start).begin(plan, _failed(), lost)
+    reason = Restarts(folder, 9, StubAttempts(start=start)).begin(plan, _failed(), lost)
     text = "s0 cannot take its place: does not share the folder of the run"
     assert reason == f"not restarted: n1 cannot be reached, and {text}"

@@ -19,6 +19,7 @@ from orchestrator.run import Program, Request, RunRecord, RunState
 from orchestrator.supervision import spares as module
 from orchestrator.supervision.spares import Spares
 from orchestrator.supervision.supervisor import Supervisor
+from tests.supervision.attempts import StubAttempts
 from tests.until import until
 
 RENDEZVOUS = "127.0.0.1 29500 host"
@@ -75,7 +76,7 @@ def test_spare_nodes_are_prepared_once_the_nodes_are_and_for_each_new_connection
     launcher = Launcher(tmp_path)
     launcher.opened.append(Connection())  # from the check at the launch
     spares = Spares(launcher.folder, launcher, lambda: launcher.rendezvous)
-    with spares.kept(lambda node: node.name != "s2"):  # s2 does not see the folder of the run
+    with spares.kept(StubAttempts(send_code=lambda node: node.name != "s2")):  # s2 does not see the folder of the run
         until(lambda: launcher.opened[0].requests > 2, awaited="requests that keep the connection")
         assert not launcher.prepared
         launcher.rendezvous = RENDEZVOUS
@@ -100,7 +101,7 @@ def test_run_is_supervised_if_the_user_may_have_no_thread_for_a_spare_node(
 
     monkeypatch.setattr(Thread, "start", refuse)
     launcher = Launcher(tmp_path)
-    with Spares(launcher.folder, launcher, lambda: RENDEZVOUS).kept(lambda _: True):
+    with Spares(launcher.folder, launcher, lambda: RENDEZVOUS).kept(StubAttempts()):
         assert not launcher.opened
     assert "on a spare node: s0: can't start new thread" in (tmp_path / "events.jsonl").read_text()
 

@@ -26,6 +26,7 @@ from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import AgentRecord, Finished, NodeObservation
 from orchestrator.errors import LoginRefused, NotListening, OrchError, RunNotFound, Unreachable
 from orchestrator.inventory.model import Inventory, Node, SshOptions
+from orchestrator.launch.planned import Launched
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.node.isolation import SILENT_S
 from orchestrator.plan.make import make_plan
@@ -39,12 +40,12 @@ from orchestrator.supervision.restart import DirectAttempt, Restarts
 from orchestrator.supervision.spares import Spares
 from orchestrator.supervision.supervisor import END_S, EndedAttempt, Supervisor, supervise
 from orchestrator.transports.local import LocalTransport
-from orchestrator.usecases.launch.launch import Launched
 from orchestrator.usecases.owner import owner
 from orchestrator.verdict.failing import waits
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.launching import this_process
 from orchestrator.verdict.observe import judge_observations
+from tests.supervision.attempts import StubAttempts
 from tests.until import until
 
 
@@ -199,7 +200,7 @@ def test_lost_and_silent_nodes_delay_the_end_by_one_unanswered_query_and_no_logi
 
     launcher = DirectLauncher(plan, transport)
     with closing(launcher):
-        launcher.connect()
+        launcher.connect(launcher.plan)
         supervisor = Supervisor(folder, launcher)
         os.kill(launcher.reach(plan.nodes[1]).facts.pid, signal.SIGSTOP)  # it is killed when its channel is closed
         launcher.reach(plan.nodes[2]).close()
@@ -460,7 +461,7 @@ def test_node_that_reached_the_head_during_the_wait_may_still_run(
         return nodes, frozenset[str]()
 
     monkeypatch.setattr(supervisor, "_end_returning_nodes", wait)
-    restarts = Restarts(supervisor._folder, 3, lambda *_: pytest.fail("it restarts"))
+    restarts = Restarts(supervisor._folder, 3, StubAttempts(connect=lambda _: pytest.fail("it restarts")))
     ended = EndedAttempt(Verdict(RunState.FAILED), supervisor._plan.nodes[1:], frozenset(), frozenset())
     assert supervisor._restart(restarts, ended) == "not restarted: processes of the run may still run on n1"
 
@@ -484,15 +485,13 @@ def test_lost_node_is_waited_for_until_it_is_back_or_replaced(
         records.append(folder.read())
         return next(answers), frozenset()
 
-    def start(plan: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
-        on_connected()
+    def start(plan: LaunchPlan) -> None:
         started.append([node.name for node in plan.nodes])
-        return plan
 
     monkeypatch.setattr(supervisor, "_end_returning_nodes", wait)
     verdict = Verdict(RunState.FAILED, message="n1 is gone", failed_nodes=("n1",))
     ended = EndedAttempt(verdict, [lost], frozenset(), frozenset())
-    assert supervisor._restart(Restarts(folder, 3, start), ended) == ""
+    assert supervisor._restart(Restarts(folder, 3, StubAttempts(start=start)), ended) == ""
     assert len(records) == most_waits
     assert started == [["n0", "n1"] if most_waits > 1 else ["n0", "s0"]]
     has_spare = "s0" in names
@@ -511,7 +510,7 @@ def test_lost_node_is_waited_for_no_longer_than_wait_for_nodes(tmp_path: Path, m
     monkeypatch.setattr(supervisor, "_isolated", lambda *_: {"n1"})
     monkeypatch.setattr(supervisor, "_end_returning_nodes", lambda nodes, *_: (nodes, frozenset()))
     ended = EndedAttempt(Verdict(RunState.FAILED), supervisor._plan.nodes[1:], frozenset(), frozenset())
-    reason = supervisor._restart(Restarts(supervisor._folder, 3, lambda plan, _: plan), ended)
+    reason = supervisor._restart(Restarts(supervisor._folder, 3, StubAttempts()), ended)
     text = "no spare node is left; waited for 0 s (--wait-for-nodes)"
     assert reason == f"not restarted: n1 cannot be reached, and {text}"
 
@@ -620,14 +619,12 @@ def test_lost_node_is_waited_for_if_no_other_can_replace_it_at_once(
         was_ended.set()
         return []
 
-    def start(plan: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
-        on_connected()
+    def start(plan: LaunchPlan) -> None:
         started.append([node.name for node in plan.nodes])
-        return plan
 
     monkeypatch.setattr(supervisor, "_until_isolated", wait)
     monkeypatch.setattr(supervisor, "_stop", end)
-    restarts = Restarts(supervisor._folder, 3, start)
+    restarts = Restarts(supervisor._folder, 3, StubAttempts(start=start))
     ended = EndedAttempt(
         Verdict(RunState.FAILED, message="n1 is gone"),
         supervisor._plan.nodes[1:],

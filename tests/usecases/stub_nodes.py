@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 from orchestrator.checks.cluster import Cluster
-from orchestrator.usecases.checks.preflight import CheckedNode, Reach
+from orchestrator.launch.preflight import CheckedNode, Reach
 
 if TYPE_CHECKING:
     from orchestrator.endpoint.client import Endpoint

@@ -10,19 +10,17 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import LaunchError
-from orchestrator.launchers.base import no_check
 from orchestrator.launchers.job import SILENT, JobStatus
 from orchestrator.launchers.slurm.launcher import CANCEL_S, POLL_S, SlurmLauncher
 from orchestrator.launchers.slurm.queue import job_statuses
 from orchestrator.names.hostlist import counted, expand, fold
 from orchestrator.plan.files import step_command
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.plan.resolve import Facts
 
 if TYPE_CHECKING:
     from orchestrator.code.bundle import Bundle
@@ -34,9 +32,9 @@ _TASK_END = re.compile(r"^srun: error: \S+: tasks? \d", re.MULTILINE)  # such as
 _STEP = ("%i", "%N", "%M", "%l", "%P", "%j")  # the name is last: it may contain the separator
 
 
-def with_cards_of_job(plan: LaunchPlan, shown: str) -> LaunchPlan:
+def cards_of_job(plan: LaunchPlan, shown: str) -> str:
     """
-    The plan whose step requests all cards that the job has on each node; otherwise Slurm would give it the cards per task that the job requests.
+    The cards that the job has on each node, such as `gpu:8`, all of which the step is to request; empty if it has none.
 
     Args:
         shown: the output of `scontrol --details --oneliner show job`.
@@ -51,7 +49,7 @@ def with_cards_of_job(plan: LaunchPlan, shown: str) -> LaunchPlan:
                 counts[name][node] = counts[name].get(node, 0) + int(count)
     kind = next((name for name, of_nodes in counts.items() if of_nodes), None)
     if kind is None:
-        return replace(plan, slurm={**plan.slurm, "gres": None})
+        return ""
     cards = {node.name: counts[kind].get(node.name, 0) for node in plan.nodes}
     short = any(cards[node.name] < len(node.ranks) for node in plan.nodes if node.accelerator in ("cuda", "gcu"))
     if short or len(set(cards.values())) > 1:
@@ -61,7 +59,7 @@ def with_cards_of_job(plan: LaunchPlan, shown: str) -> LaunchPlan:
             f"Slurm job {plan.allocation} has not the same cards for the ranks of each node ({kind} {found})",
             hint=f"salloc --gres={kind}:{most} requests {most} on each node; --gpus and --gpus-per-task do not",
         )
-    return replace(plan, slurm={**plan.slurm, "gres": f"{kind}:{min(cards.values())}"})
+    return f"{kind}:{min(cards.values())}"
 
 
 def few_cores(plan: LaunchPlan, shown: str) -> list[str]:
@@ -92,7 +90,7 @@ class AllocationLauncher(SlurmLauncher):
     _process: subprocess.Popen[bytes] | None = None
     _is_cancelled = False
 
-    def connect(self) -> Sequence[str]:
+    def connect(self, plan: LaunchPlan) -> Facts:
         """Check that this machine can start steps, and that the job still has its nodes."""
         missing = [name for name in ("srun", "squeue", "scancel") if shutil.which(name) is None]
         if missing:
@@ -101,25 +99,25 @@ class AllocationLauncher(SlurmLauncher):
         if allocation is None or allocation.over or allocation.waits:
             state = "GONE" if allocation is None else allocation.state
             raise LaunchError(
-                f"Slurm job {self._plan.allocation}, in which this shell runs, is {state}: it has no nodes",
+                f"Slurm job {plan.allocation}, in which this shell runs, is {state}: it has no nodes",
                 hint="omit --here to queue a job",
             )
         with self._host_errors():
-            shown = self._host.run(["scontrol", "--details", "--oneliner", "show", "job", str(self._plan.allocation)])
-            self._plan = with_cards_of_job(self._plan, shown.stdout)
+            shown = self._host.run(["scontrol", "--details", "--oneliner", "show", "job", str(plan.allocation)])
+            cards = cards_of_job(plan, shown.stdout)
             self._host.endpoint()
-        return few_cores(self._plan, shown.stdout)
+        return Facts(tuple(few_cores(plan, shown.stdout)), gres=cards)
 
-    def start(self, bundle: Bundle, check: Callable[[], None] = no_check) -> str | None:
-        """Write the files to the shared workdir and start the steps; returns the id of the job that has the nodes."""
+    def start(self, plan: LaunchPlan, bundle: Bundle) -> str | None:
+        """Write the files and start the steps; returns the id of the job that has the nodes."""
+        self._plan = plan
+        self.write(plan, bundle)
         with self._host_errors():
-            self._plan = self.push(self._plan, bundle)
-            check()
             self._may_be_submitted = True
             self._process = self._start_steps()
             threading.Thread(target=self._process.wait, daemon=True).start()  # reaps it, if this process lives longer
             self._wait_for_step(self._process)
-        return self._plan.allocation
+        return plan.allocation
 
     def undo(self) -> list[str]:
         """End the processes that start the steps, then the steps."""

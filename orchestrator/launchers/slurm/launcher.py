@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, NodeError, NodesError
-from orchestrator.launchers.base import AttemptFolder, no_check
+from orchestrator.launchers.base import AttemptFolder
 from orchestrator.launchers.direct import DirectLauncher, push_bundle, write_files
 from orchestrator.launchers.job import GONE, SILENT, JobStatus
 from orchestrator.launchers.slurm import environment, unshared_workdir
@@ -20,9 +20,10 @@ from orchestrator.launchers.slurm.queue import array_id, job_statuses, queue_pos
 from orchestrator.launchers.slurm.submit import FATAL, NOT_REACHED
 from orchestrator.names.hostlist import expand
 from orchestrator.names.slurm_options import option_value, requests_gpus, time_limit_s
-from orchestrator.plan.files import node_files
+from orchestrator.plan.files import node_files, shared_files
 from orchestrator.plan.plan import LaunchPlan
-from orchestrator.plan.sbatch import needs_cpus, sbatch_options, with_core_per_rank, with_time_limit
+from orchestrator.plan.resolve import Facts
+from orchestrator.plan.sbatch import needs_cpus, sbatch_options
 
 if TYPE_CHECKING:
     from orchestrator.code.bundle import Bundle
@@ -58,10 +59,10 @@ class SlurmLauncher:
 
     @property
     def plan(self) -> LaunchPlan:
-        """The plan, adapted to what the cluster and the nodes turned out to have."""
+        """The plan that was started; before that, the one that is to be."""
         return self._plan
 
-    def connect(self) -> Sequence[str]:
+    def connect(self, plan: LaunchPlan) -> Facts:
         """Check that the host can submit, that the cluster can run the job, and that the nodes' Python is there."""
         from orchestrator.launchers.slurm.checks import (  # only before a submission
             cards_not_requested,
@@ -72,52 +73,51 @@ class SlurmLauncher:
 
         with self._host_errors():
             self._host.require_sbatch()
-            variables, options = self._host.environment(), sbatch_options(self._plan)
+            run, variables, options = self._host.run, self._host.environment(), sbatch_options(plan)
             applied = environment.applied(variables, options)
             partition = applied.get("SBATCH_PARTITION")
-            warnings = check(self._host.run, self._plan, partition, has_qos="SBATCH_QOS" in applied)
-            is_open = (
-                needs_cpus(self._plan) and requests_gpus(self._plan.slurm) and "SBATCH_CPUS_PER_GPU" not in applied
-            )
-            if is_open and not gives_gpus_cores(self._host.run, self._plan, partition):
-                self._plan = with_core_per_rank(self._plan)
-            if option_value(self._plan.slurm, "time") is None:
+            warnings = check(run, plan, partition, has_qos="SBATCH_QOS" in applied)
+            is_open = needs_cpus(plan) and requests_gpus(plan.slurm) and "SBATCH_CPUS_PER_GPU" not in applied
+            lacks_cores = is_open and not gives_gpus_cores(run, plan, partition)
+            limit_s = None
+            if option_value(plan.slurm, "time") is None:
                 given = time_limit_s(applied.get("SBATCH_TIMELIMIT", ""))
-                limit_s = given or time_limit_of_partition_s(self._host.run, self._plan, partition)
-                self._plan = with_time_limit(self._plan, limit_s)
-            warnings += cards_not_requested(self._host.run, self._plan, applied)
+                limit_s = given or time_limit_of_partition_s(run, plan, partition)
+            warnings += cards_not_requested(run, plan, applied)
             warnings += environment.warnings(variables, options, self._host.name)
             self._host.endpoint()
-        return warnings
+        return Facts(tuple(warnings), lacks_cores=lacks_cores, time_limit_s=limit_s)
 
-    def start(self, bundle: Bundle, check: Callable[[], None] = no_check) -> str | None:
-        """Write the files to the shared workdir and submit; returns Slurm's job id."""
+    def push(self, plan: LaunchPlan, bundle: Bundle) -> Facts:
+        """Write the code to the workdir; find out whether the nodes share it."""
         with self._host_errors():
-            self._plan = self.push(self._plan, bundle)
-            check()
+            endpoint = self._host.endpoint()
+            push_bundle(endpoint, plan.head.workdir, bundle)
+            write_files(endpoint, plan.run_dir(plan.head), shared_files(plan, plan.head))
+            if self._is_unshared is None:
+                self._is_unshared = unshared_workdir.nodes_lack_files(plan, self._host)
+        return Facts(is_shared=not self._is_unshared)
+
+    def write(self, plan: LaunchPlan, bundle: Bundle) -> None:
+        """Write all files of a run to the workdir, and on each node if the nodes do not share it."""
+        files = node_files(plan)[plan.head.name]
+        with self._host_errors():
+            write_files(self._host.endpoint(), plan.run_dir(plan.head), files)
+        if unshared_workdir.is_unshared(plan):
+            nodes = self._nodes_over_ssh()
+            nodes.push(plan, bundle)
+            nodes.write(plan, {node.name: files for node in plan.nodes})
+
+    def start(self, plan: LaunchPlan, bundle: Bundle) -> str | None:
+        """Write the files and submit; returns Slurm's job id."""
+        self._plan = plan
+        self.write(plan, bundle)
+        with self._host_errors():
             self._may_be_submitted = True
             try:
-                return self._host.submit(self._plan)
+                return self._host.submit(plan)
             except LaunchError as refusal:
                 return self._accepted_job(refusal)
-
-    def push(self, plan: LaunchPlan, bundle: Bundle) -> LaunchPlan:
-        """Write the run's files to the workdir, on each node if it is not shared; returns the plan, adapted to that."""
-        self._push_to_host(plan, bundle)
-        if self._is_unshared is None:
-            self._is_unshared = unshared_workdir.nodes_lack_files(plan, self._host)
-        if not self._is_unshared:
-            return plan
-        plan = unshared_workdir.for_unshared(plan)
-        self._push_to_host(plan, bundle)
-        files = node_files(plan)[plan.head.name]
-        self._nodes_over_ssh().push(bundle, {node.name: files for node in plan.nodes})
-        return plan
-
-    def _push_to_host(self, plan: LaunchPlan, bundle: Bundle) -> None:
-        endpoint = self._host.endpoint()
-        push_bundle(endpoint, plan.head.workdir, bundle)
-        write_files(endpoint, plan.run_dir(plan.head), node_files(plan)[plan.head.name])
 
     def undo(self) -> list[str]:
         """Cancel the job if it was submitted or is being submitted."""

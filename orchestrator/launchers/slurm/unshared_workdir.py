@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator.endpoint.access import Terminal, transport_factory
-from orchestrator.errors import UsageError
 from orchestrator.fanout import map_parallel
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan
@@ -27,26 +26,6 @@ _REASONS = ("NonZeroExitCode", "JobLaunchFailure", "RaisedSignal:53")
 def is_unshared(plan: LaunchPlan) -> bool:
     """True if each node has its own copy of the run's files, as found when the run was submitted."""
     return not plan.slurm.get("shared", True)
-
-
-def for_unshared(plan: LaunchPlan) -> LaunchPlan:
-    """
-    Return the plan without retries: a checkpoint is on one node only, so another attempt could not resume from it.
-
-    Raises:
-        UsageError: the other nodes cannot see that the program of the first one is done.
-    """
-    if plan.program.until_head:
-        raise UsageError(
-            f"--until-head needs a workdir that all nodes share, and {plan.head.workdir} is not",
-            hint="name a shared folder as workdir in the inventory, or start the run with `orch ssh-launch`",
-        )
-    warning = (
-        f"workdir {plan.head.workdir} is not shared with the nodes: files and logs travel over SSH, checkpoints stay on the "
-        "node of rank 0, the nodes are not checked, and a job that fails or is preempted does not restart by itself"
-    )
-    slurm = {**plan.slurm, "shared": False, "requeue": "never"}
-    return replace(plan, slurm=slurm, max_retries=0, is_checked_in_job=False, warnings=(*plan.warnings, warning))
 
 
 def nodes_lack_files(plan: LaunchPlan, host: SlurmHost) -> bool:

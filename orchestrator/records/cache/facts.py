@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.records.store import Store, json_object, write_file
 
 if TYPE_CHECKING:
+    from orchestrator.checks.cluster import Cluster
+    from orchestrator.findings import Finding
     from orchestrator.node.facts import NodeFacts
 
 KEPT_S = 300.0
@@ -57,3 +59,19 @@ class KeptFacts:
             return {node: entry for node, entry in json_object(self.path).items() if 0 <= now - entry["time"] < KEPT_S}
         except (OSError, ValueError, KeyError, TypeError):  # there are none, or another version wrote them
             return {}
+
+
+def facts_to_keep(cluster: Cluster, findings: Sequence[Finding]) -> dict[str, NodeFacts | None]:
+    """
+    The facts that the next launches may use; None for a node that they must query.
+
+    Those are nodes with a finding or without an answer, and nodes with cards, which others may begin to use. The code and the
+    folder of checkpoints are left out: another launch may have others.
+    """
+    named = {node for finding in findings for node in finding.nodes}
+    return {
+        node: {**facts, "code": None, "disks": [disk for disk in facts["disks"] if disk["use"] != "out"]}
+        if facts is not None and node not in named and not facts["cards"]
+        else None
+        for node, facts in ((node, cluster.facts.get(node)) for node in cluster.expected)
+    }

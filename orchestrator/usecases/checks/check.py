@@ -16,15 +16,15 @@ from orchestrator.checks.quick import CHECKS, check
 from orchestrator.errors import OrchError, UsageError
 from orchestrator.fanout import map_parallel
 from orchestrator.findings import Finding, Severity
+from orchestrator.inventory.proposed import with_inventory
+from orchestrator.launch.preflight import Reach, checked_nodes, survey
 from orchestrator.launchers import direct_launcher
 from orchestrator.names.hostlist import fold
 from orchestrator.plan.make import make_plan
-from orchestrator.records.cache.facts import KeptFacts
+from orchestrator.records.cache.facts import KeptFacts, facts_to_keep
 from orchestrator.records.runs import home_store
 from orchestrator.run import Program, Request
-from orchestrator.usecases.checks.preflight import Reach, checked_nodes, survey
 from orchestrator.usecases.inventory import load_inventory
-from orchestrator.usecases.proposed import with_inventory
 
 if TYPE_CHECKING:
     from orchestrator.endpoint.client import Endpoint
@@ -134,22 +134,6 @@ def connected(plan: LaunchPlan, reach: Callable[[NodePlan], Endpoint]) -> Reach:
         return reach(node)
 
     return of_name
-
-
-def facts_to_keep(cluster: Cluster, findings: Sequence[Finding]) -> dict[str, NodeFacts | None]:
-    """
-    The facts that the next launches may use; None for a node that they must query.
-
-    Those are nodes with a finding or without an answer, and nodes with cards, which others may begin to use. The code and the
-    folder of checkpoints are left out: another launch may have others.
-    """
-    named = {node for finding in findings for node in finding.nodes}
-    return {
-        node: {**facts, "code": None, "disks": [disk for disk in facts["disks"] if disk["use"] != "out"]}
-        if facts is not None and node not in named and not facts["cards"]
-        else None
-        for node, facts in ((node, cluster.facts.get(node)) for node in cluster.expected)
-    }
 
 
 def require_known(skipped: Sequence[str]) -> None:

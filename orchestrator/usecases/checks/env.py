@@ -21,6 +21,8 @@ from orchestrator.findings import Finding
 from orchestrator.inventory.redaction import REDACTED
 from orchestrator.inventory.slurm import SlurmOptions
 from orchestrator.inventory.variables import parse_variables
+from orchestrator.launch.node_check import nothing_to_discover
+from orchestrator.launch.preflight import checked_nodes
 from orchestrator.launchers.cards import close_all, detect_cards
 from orchestrator.names.hostlist import fold
 from orchestrator.node.agent.environment import defaults, node_environment, rank_variables
@@ -31,8 +33,7 @@ from orchestrator.plan.plan import LaunchPlan, NodePlan, redacted
 from orchestrator.plan.shell import shell_quote
 from orchestrator.progress import no_progress
 from orchestrator.run import Program, Request
-from orchestrator.usecases.checks.network import nothing_to_discover, query, saved_facts
-from orchestrator.usecases.checks.preflight import checked_nodes
+from orchestrator.usecases.checks.network import query, saved_facts
 from orchestrator.usecases.inventory import load_inventory
 
 if TYPE_CHECKING:

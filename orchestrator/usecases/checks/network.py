@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from orchestrator.plan.plan import LaunchPlan, NodePlan
 
 
-def nothing_to_discover(plan: LaunchPlan) -> str:
-    """The reason why discovery has nothing to do for a plan; empty if it has."""
-    if plan.launcher == "slurm":
-        return "Slurm chooses the nodes, and the job discovers the variables in its allocation"
-    if plan.transport == "local" and len(plan.nodes) > 1:
-        return "the ranks are on this machine, so there is no network to choose"
-    return ""
-
-
 def query(
     inventory: Inventory, plan: LaunchPlan, connected: Mapping[str, Endpoint]
 ) -> tuple[dict[str, NodeFacts], list[str]]:

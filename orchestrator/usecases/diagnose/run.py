@@ -18,6 +18,7 @@ from orchestrator.diagnosis.rank_causes import RECORD, Diagnosis, rank_causes
 from orchestrator.diagnosis.signature import Signature
 from orchestrator.errors import OrchError, Unreachable
 from orchestrator.fanout import failed_nodes, map_parallel, map_within
+from orchestrator.inventory.proposed import with_inventory
 from orchestrator.launchers.base import AttemptFolder, Launcher
 from orchestrator.names.hostlist import fold
 from orchestrator.node.search import KERNEL_LOG
@@ -29,7 +30,6 @@ from orchestrator.run import RankExit, RunRecord
 from orchestrator.usecases.diagnose.context import changes_since_success, findings_of
 from orchestrator.usecases.diagnose.log_files import Diagnosed, user_signatures
 from orchestrator.usecases.diagnose.sent_code import with_module_path
-from orchestrator.usecases.proposed import with_inventory
 from orchestrator.usecases.reports.logs import BATCH_LOG_BYTES, recorded_run
 from orchestrator.verdict.classify import diagnosed
 from orchestrator.verdict.positions import positions

@@ -11,12 +11,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from orchestrator.errors import UsageError
+from orchestrator.launch.planned import Launched
 from orchestrator.launchers import launcher_for
 from orchestrator.names.hostlist import fold
 from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord
 from orchestrator.usecases.durations import seconds
-from orchestrator.usecases.launch.launch import Launched
 from orchestrator.usecases.runs.refresh import refresh
 from orchestrator.usecases.runs.stop import stop
 from orchestrator.verdict import observe

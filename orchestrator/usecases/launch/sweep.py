@@ -16,22 +16,19 @@ from functools import partial
 from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, NodeError, OrchError, RunNotFound, UsageError
 from orchestrator.fanout import map_parallel
+from orchestrator.launch.planned import Planned
+from orchestrator.launch.signals import sigterm_interrupts, survive_sighup
+from orchestrator.launch.start import record_plan
+from orchestrator.launch.undo import undo_on_failure
 from orchestrator.launchers.slurm.host import slurm_host
 from orchestrator.launchers.slurm.launcher import SlurmLauncher
 from orchestrator.launchers.slurm.queue import array_id, job_statuses
-from orchestrator.plan.plan import Sweep
+from orchestrator.plan.plan import LaunchPlan, Sweep
+from orchestrator.plan.resolve import Facts, resolve
 from orchestrator.records.runs import find_sweep, home_store
 from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord, RunState, new_run_id
-from orchestrator.usecases.launch.launch import (
-    Planned,
-    plan_launch,
-    record_changed_plan,
-    record_plan,
-    sigterm_interrupts,
-    survive_sighup,
-    undo_on_failure,
-)
+from orchestrator.usecases.launch.plan_launch import plan_launch
 from orchestrator.usecases.launch.request import trainer_config
 from orchestrator.usecases.launch_arguments import LaunchArguments
 from orchestrator.usecases.runs.stop import cancel_launch, stop, unended_runs, wait_for_launch
@@ -163,22 +160,29 @@ def submit(planned: Sequence[Planned], on_warning: Callable[[str], None]) -> str
 def _start(planned: Sequence[Planned], launcher: SlurmLauncher, on_warning: Callable[[str], None]) -> str:
     """Check that the cluster can run the sweep, write all records, then all files, then submit once."""
     store, folders = home_store(), list[RunFolder]()
-    outcome = "during the launch; no run of the sweep is left running"
-    with _one_record_of_a_failure(folders), undo_on_failure(folders, launcher, outcome):
-        for warning in launcher.connect():
-            on_warning(warning)
+    first, left = planned[0], "no run of the sweep is left running"
+    with _one_record_of_a_failure(folders), undo_on_failure(folders, launcher, when="during the launch", left=left):
+        cluster = launcher.connect(first.plan)
         for run in planned:
             folders.append(store.create(run.record))
             record_plan(folders[-1], run)
-        pushed_plans = [launcher.push(run.plan, run.bundle) for run in planned[1:]]
-        job = str(launcher.start(planned[0].bundle))
+        plans = [_pushed(launcher, run, cluster) for run in planned]
+        for warning in plans[0].warnings[len(first.plan.warnings) :]:
+            on_warning(warning)
+        for folder, plan in zip(folders, plans, strict=True):
+            folder.write_plan(plan)
+        for run, plan in zip(planned[1:], plans[1:], strict=True):
+            launcher.write(plan, run.bundle)
+        job = str(launcher.start(plans[0], first.bundle))
         for task, folder in enumerate(folders):
             folder.update(slurm_job=f"{job}_{task}", started=True, launching=None)
-        for run, plan, folder in zip(planned[1:], pushed_plans, folders[1:], strict=True):
-            record_changed_plan(folder, run.plan, plan)
-        for warning in record_changed_plan(folders[0], planned[0].plan, launcher.plan):
-            on_warning(warning)
     return job
+
+
+def _pushed(launcher: SlurmLauncher, run: Planned, cluster: Facts) -> LaunchPlan:
+    """Write the code of a run; return its plan by what is found."""
+    plan = resolve(run.plan, cluster)
+    return resolve(plan, launcher.push(plan, run.bundle))
 
 
 @contextmanager

@@ -20,16 +20,18 @@ from typing import Any
 from orchestrator.endpoint.access import require_file_size
 from orchestrator.errors import BUG, LaunchError, NodesError, OrchError, UsageError, machine_error
 from orchestrator.gc_tuning import default_gc
+from orchestrator.launch.planned import Launched, Planned
+from orchestrator.launch.recorded_launch import recorded_launch
+from orchestrator.launch.start import started
 from orchestrator.launchers import direct_launcher
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.records.runs import find_run
 from orchestrator.records.store import RunFolder
 from orchestrator.supervision.link import ANSWER_S, OwnerLink, ViewerGone
+from orchestrator.supervision.restart import Restarts
 from orchestrator.supervision.supervisor import supervise
 from orchestrator.supervision.viewers_terminal import ViewersTerminal
-from orchestrator.usecases.launch.launch import Launched, Planned, plan_launch, started
-from orchestrator.usecases.launch.recorded_launch import recorded_launch
-from orchestrator.usecases.launch.restart import restarts_of
+from orchestrator.usecases.launch.plan_launch import plan_launch
 from orchestrator.usecases.launch.watch import Watch, watched_lines
 from orchestrator.usecases.launch_arguments import LaunchArguments
 from orchestrator.usecases.reports.log_reader import LogReader
@@ -169,7 +171,7 @@ def _supervise(link: OwnerLink, launched: Launched) -> bool:
 
     link.answer_s = ANSWER_S  # a prompt keeps the other logins and the end of the run waiting
     try:
-        restarts = restarts_of(launched, launcher, link.warn)
+        restarts = Restarts.of(launched, launcher, link.warn)
         return supervise(launched.folder, launcher, begin, diagnose, restarts=restarts)
     except Exception as exc:
         cause, run = machine_error(exc) or exc, launched.folder.path.name
@@ -185,11 +187,8 @@ def _import_for_failures() -> None:
     """Import what only a failure needs: in the middle of a run of weeks, an upgrade may replace the files of orch for a moment."""
     with suppress(ImportError):
         from orchestrator.checks import variables  # noqa: F401
+        from orchestrator.launch import node_check, spare_check  # noqa: F401
         from orchestrator.usecases.diagnose import failure as diagnose_failure  # noqa: F401
-        from orchestrator.usecases.launch import (
-            launch_check,  # noqa: F401
-            spare_check,  # noqa: F401
-        )
 
 
 def _watch(link: OwnerLink, folder: RunFolder, launcher: DirectLauncher) -> None:

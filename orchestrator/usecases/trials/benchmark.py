@@ -13,9 +13,10 @@ from orchestrator.checks.full import check_results
 from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import NodesError, UsageError
 from orchestrator.findings import Finding
+from orchestrator.launch.planned import Planned
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.run import LauncherName
-from orchestrator.usecases.launch.launch import Planned, plan_launch
+from orchestrator.usecases.launch.plan_launch import plan_launch
 from orchestrator.usecases.launch_arguments import LaunchArguments
 from orchestrator.usecases.reports.copy import copy
 

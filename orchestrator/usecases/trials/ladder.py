@@ -24,7 +24,7 @@ from orchestrator.records.runs import find_run
 from orchestrator.run import RunRecord, RunState
 from orchestrator.supervision.queries import observe_by_owner
 from orchestrator.usecases.durations import clock, seconds
-from orchestrator.usecases.launch.launch import plan_launch
+from orchestrator.usecases.launch.plan_launch import plan_launch
 from orchestrator.usecases.launch_arguments import LaunchArguments
 from orchestrator.usecases.runs.stop import stop
 from orchestrator.verdict.observe import observe_reachable

@@ -20,7 +20,7 @@ from orchestrator.records.runs import find_run
 from orchestrator.run import RunRecord, RunState
 from orchestrator.usecases.diagnose.log_files import Diagnosed, is_run, user_signatures
 from orchestrator.usecases.diagnose.run import diagnose_run
-from orchestrator.usecases.launch.launch import plan_launch
+from orchestrator.usecases.launch.plan_launch import plan_launch
 from orchestrator.usecases.launch.rerun import rerun_arguments
 from orchestrator.usecases.launch_arguments import LaunchArguments
 from orchestrator.usecases.trials.ladder import (

@@ -12,10 +12,11 @@ import pytest
 from orchestrator.errors import LaunchError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.inventory.slurm import SlurmOptions
-from orchestrator.launchers.slurm.allocation import AllocationLauncher, few_cores, with_cards_of_job
+from orchestrator.launchers.slurm.allocation import AllocationLauncher, cards_of_job, few_cores
 from orchestrator.launchers.slurm.this_machine import ThisMachine
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.plan.resolve import Facts, resolve
 from orchestrator.plan.sbatch import step_script
 from orchestrator.run import Allocation, Program, Request
 
@@ -93,10 +94,10 @@ def test_step_requests_the_cards_of_each_node_or_is_refused(nodes: str, expected
     plan = make_plan(inventory, request, run_id="demo-20260102-030405-0abc", bundle="b", home="/home/u")
     if expected.startswith("gpu"):
         with pytest.raises(LaunchError, match=expected) as caught:
-            with_cards_of_job(plan, nodes)
+            cards_of_job(plan, nodes)
         assert "salloc --gres=gpu:8" in str(caught.value.hint)
         return
-    script = step_script(with_cards_of_job(plan, nodes))
+    script = step_script(resolve(plan, Facts(gres=cards_of_job(plan, nodes))))
     assert ("--gres=gpu" in script) == bool(expected)
     assert expected in script
 

@@ -26,6 +26,7 @@ from orchestrator.launchers.slurm.this_machine import ThisMachine
 from orchestrator.names.slurm_options import time_limit_s
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan, Sweep
+from orchestrator.plan.resolve import resolve
 from orchestrator.run import Program, Request
 from orchestrator.transports.local import LocalTransport
 
@@ -185,9 +186,9 @@ class QosHost(ThisMachine):
 def test_qos_of_the_environment_counts_in_the_check_before_a_submission() -> None:
     plan = _plan(SlurmOptions(partition="debug", time="61"))
     launcher = SlurmLauncher(plan, QosHost(plan, {"SBATCH_QOS": "high"}))
-    assert [warning.partition(",")[0] for warning in launcher.connect()] == ["SBATCH_QOS=high"]
+    assert [warning.partition(",")[0] for warning in launcher.connect(plan).warnings] == ["SBATCH_QOS=high"]
     with pytest.raises(UsageError, match="is more than partition debug allows"):
-        SlurmLauncher(plan, QosHost(plan, {})).connect()
+        SlurmLauncher(plan, QosHost(plan, {})).connect(plan)
 
 
 @pytest.mark.parametrize(
@@ -207,8 +208,7 @@ def test_job_is_warned_in_time_although_the_cluster_sets_its_limit(
     host = QosHost(plan, variables)
     host.run = Site(time="01:00:00", nodes="n[0-1] DefaultTime=00:04:00")  # type: ignore[method-assign]
     launcher = SlurmLauncher(plan, host)
-    launcher.connect()
-    assert launcher.plan.slurm["warn_s"] == warn_s
+    assert resolve(plan, launcher.connect(plan)).slurm["warn_s"] == warn_s
 
 
 @pytest.mark.parametrize("nodes", ["(null)", "n[0-99999999]", "rack{1-2}"])

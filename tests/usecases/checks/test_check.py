@@ -16,10 +16,10 @@ from orchestrator.errors import LoginRefused, UsageError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import NodePlan
-from orchestrator.records.cache.facts import KEPT_S, KeptFacts
+from orchestrator.records.cache.facts import KEPT_S, KeptFacts, facts_to_keep
 from orchestrator.records.store import Store
 from orchestrator.run import Program, Request
-from orchestrator.usecases.checks.check import Checked, check_nodes, connected, facts_to_keep
+from orchestrator.usecases.checks.check import Checked, check_nodes, connected
 from tests.checks.facts import cluster, cpu_node, gpu_node
 from tests.usecases.stub_nodes import StubNodes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,12 @@ from orchestrator.records.store import RunFolder
 from orchestrator.run import Failure, Program, RankExit, Request, RunRecord, RunState
 from orchestrator.supervision.restart import DirectAttempt, Restarts
 from orchestrator.usecases.checks.nodes import history_rows, suspicions
-from orchestrator.usecases.launch.launch import plan_launch
+from orchestrator.usecases.launch.plan_launch import plan_launch
 from orchestrator.usecases.launch.suspects import without_suspects
 from orchestrator.usecases.launch_arguments import LaunchArguments
 from orchestrator.verdict.judge import Verdict
 from orchestrator.verdict.record_outcome import record_outcome
+from tests.supervision.attempts import StubAttempts
 
 NODES = tuple(Node(name=f"n{index}", address=f"10.0.0.{index}", workdir="/w") for index in range(8))
 PROGRAM = Program("executable", ("true",))
@@ -93,16 +94,11 @@ def test_node_that_is_gone_is_kept_although_no_rank_reported_its_exit() -> None:
     assert (failure.kind, failure.text) == (kind, "n2 is gone")
 
 
-def _start(plan: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
-    on_connected()
-    return plan
-
-
 def test_attempts_that_were_followed_by_another_one_are_kept_too() -> None:
     folder = _started(1)
     verdict = Verdict(RunState.FAILED, RankExit("n3", 3, None, "SIGKILL"), "rank 3 was killed")
     attempt = DirectAttempt.of(verdict, [], (), ("n3",))
-    assert Restarts(folder, 3, _start).begin(folder.read_plan(), verdict, attempt) == ""
+    assert Restarts(folder, 3, StubAttempts()).begin(folder.read_plan(), verdict, attempt) == ""
     record_outcome(folder, Verdict(RunState.DONE), attempt=2)
     histories = node_histories(home_store())
     assert [(failure.run, failure.kind) for failure in histories["10.0.0.3"].failures] == [
@@ -115,12 +111,11 @@ def test_failure_counts_once_if_the_next_attempt_cannot_start() -> None:
     folder = _started(1)
     verdict = Verdict(RunState.FAILED, RankExit("n3", 3, None, "SIGKILL"), "rank 3 was killed")
 
-    def refuse(_: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
-        on_connected()
+    def refuse(_: LaunchPlan) -> None:
         raise LaunchError("no port is free")
 
     attempt = DirectAttempt.of(verdict, [], (), ("n3",))
-    reason = Restarts(folder, 3, refuse).begin(folder.read_plan(), verdict, attempt)
+    reason = Restarts(folder, 3, StubAttempts(start=refuse)).begin(folder.read_plan(), verdict, attempt)
     assert reason == "attempt 2 could not be started: no port is free"
     record = record_outcome(folder, verdict, attempt=1)
     assert record.attempt == 2

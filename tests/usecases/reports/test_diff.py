@@ -12,10 +12,11 @@ import pytest
 
 from orchestrator.cli import app
 from orchestrator.errors import UsageError
+from orchestrator.launch.start import record_plan
 from orchestrator.records.runs import home_store
 from orchestrator.records.store import RunFolder
 from orchestrator.run import RankExit, RunState
-from orchestrator.usecases.launch.launch import plan_launch, record_plan
+from orchestrator.usecases.launch.plan_launch import plan_launch
 from orchestrator.usecases.launch.rerun import Changes, rerun_arguments
 from orchestrator.usecases.launch_arguments import LaunchArguments
 from orchestrator.usecases.reports.diff import Difference, RecordedRun, diff

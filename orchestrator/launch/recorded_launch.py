@@ -15,15 +15,15 @@ from pathlib import Path
 from orchestrator.code.bundle import Bundle
 from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, OrchError, os_error_text
+from orchestrator.inventory import model as inventories
 from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.redaction import REDACTED
+from orchestrator.launch.planned import Planned
+from orchestrator.launch.preflight import checked_nodes
 from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord
-from orchestrator.usecases.checks.preflight import checked_nodes
-from orchestrator.usecases.inventory import load_inventory
-from orchestrator.usecases.launch.launch import Planned
 from orchestrator.version import __version__
 
 
@@ -82,7 +82,7 @@ def _inventory(record: RunRecord, names: set[str]) -> Inventory:
     """The inventory of the launch, as it is now."""
     path = Path(record.code.get("folder", "/")) / record.inventory["file"]
     try:
-        return load_inventory(str(path), None)
+        return inventories.load(path)
     except OrchError as error:
         raise LaunchError(f"the values of {fold(sorted(names))} cannot be read: {error}") from error
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.inventory.model import Inventory, Node
+from orchestrator.launch.editable import editable_warnings
 from orchestrator.plan.make import make_plan
 from orchestrator.run import Program, Request
-from orchestrator.usecases.launch.editable import editable_warnings
 
 
 @pytest.mark.parametrize(

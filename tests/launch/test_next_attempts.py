@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from orchestrator.code.bundle import Bundle
 from orchestrator.endpoint.access import Destination
 from orchestrator.errors import LaunchError, NodesError, Unreachable
 from orchestrator.inventory.model import Inventory, Node
+from orchestrator.launch.next_attempts import NextAttempts
+from orchestrator.launch.planned import Planned
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.plan.resolve import Facts
 from orchestrator.records.store import Store
 from orchestrator.run import Program, Request, RunRecord, RunState
 from orchestrator.supervision.restart import DirectAttempt, Restarts
 from orchestrator.transports.local import LocalTransport
-from orchestrator.usecases.launch.launch import Planned
-from orchestrator.usecases.launch.restart import _start
 from orchestrator.verdict.judge import Verdict
 
 
 class FailingLauncher(DirectLauncher):
     """Fails to start an agent, and cannot end another one."""
 
-    def prepare_attempt(self, plan: LaunchPlan) -> None:
-        pass
+    def push(self, plan: LaunchPlan, bundle: Bundle) -> Facts:
+        return Facts()
 
-    def start(self, _: object, check: Callable[[], None] = lambda: None) -> None:
-        check()
+    def start(self, plan: LaunchPlan, bundle: Bundle) -> None:
         raise NodesError([Unreachable("s0", "no route")], 2)
 
     def undo(self) -> list[str]:
@@ -48,11 +48,12 @@ def test_node_whose_agent_may_run_is_not_replaced(
     plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
     record = RunRecord(plan.run_id, "ssh", RunState.STARTING, "", {}, {"digest": "d"}, {}, {})
     folder = Store(tmp_path).create(record)
-    on_connected = folder.request_stop if stopped else lambda: None
+    if stopped:
+        folder.request_stop()
     planned = Planned(plan, cast("Any", None), record, (), (), cast("Any", None), {})
     launcher = FailingLauncher(plan, lambda node: LocalTransport(node.name))
     with pytest.raises(LaunchError) as caught:
-        _start(planned, launcher, folder, lambda _: None, on_connected=on_connected)
+        NextAttempts(planned, folder, launcher, pytest.fail).start(plan)
     first, *rest = str(caught.value).splitlines()
     assert cause in first
     assert [line.strip() for line in rest][-2:] == ["not everything could be stopped:", "s0: no route"]
@@ -69,15 +70,11 @@ def test_run_that_is_stopped_while_the_next_attempt_connects_stays_ended(
     record = RunRecord(plan.run_id, "ssh", RunState.RUNNING, "", {}, {}, {}, {}, started=True)
     folder = Store(tmp_path).create(record)
     launcher = DirectLauncher(plan, lambda node: LocalTransport(node.name))
-    monkeypatch.setattr(launcher, "prepare_attempt", lambda _: folder.update(state=RunState.STOPPED))
-
-    def start(following: LaunchPlan, on_connected: Callable[[], None]) -> LaunchPlan:
-        planned = Planned(following, *cast("Any", [None] * 7))
-        return _start(planned, launcher, folder, pytest.fail, on_connected=on_connected)
-
+    monkeypatch.setattr(launcher, "connect", lambda _: folder.update(state=RunState.STOPPED))
+    following = NextAttempts(Planned(plan, *cast("Any", [None] * 7)), folder, launcher, pytest.fail)
     verdict = Verdict(RunState.FAILED, message="rank 0 failed")
     attempt = DirectAttempt.of(verdict, [], (), ())
-    reason = Restarts(folder, 1, start).begin(plan, verdict, attempt)
+    reason = Restarts(folder, 1, following).begin(plan, verdict, attempt)
     assert reason == "attempt 2 could not be started: the run was stopped"
     ended = folder.read()
     assert (ended.state, ended.attempt, ended.attempts) == (RunState.STOPPED, 1, ())
@@ -94,7 +91,7 @@ def test_attempt_whose_node_cannot_be_reached_is_not_shown_to_log_readers() -> N
 
     launcher = DirectLauncher(plan, unreachable)
     following = replace(plan, attempt=2, nodes=plan.spares, spares=(), replaced=plan.nodes, earlier=(("n0",),))
-    planned = Planned(following, *cast("Any", [None] * 7))
+    planned = Planned(plan, *cast("Any", [None] * 7))
     with pytest.raises(NodesError):
-        _start(planned, launcher, cast("Any", None), pytest.fail, on_connected=lambda: pytest.fail("it is recorded"))
+        NextAttempts(planned, cast("Any", None), launcher, pytest.fail).connect(following)
     assert launcher.attempt() == 1

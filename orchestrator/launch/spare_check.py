@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from orchestrator.endpoint.client import Endpoint
@@ -12,47 +12,43 @@ from orchestrator.errors import NodeError, Unreachable
 from orchestrator.fanout import map_parallel, map_within, successes
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan, NodePlan
+from orchestrator.plan.resolve import Facts
 
 WAIT_S = 3.0  # for the spare nodes that have not answered when the others have been checked
 
 
-def begin_spare_check(launcher: DirectLauncher) -> Callable[[], list[str]]:
-    """
-    Begin to log in to the spare nodes; return the function that leaves out those that would not see the checkpoints.
-
-    It is to be called once the files of the run are on the other nodes, and returns a warning for each spare node that is left
-    out, or that cannot be checked: that one may be usable when it is needed.
-    """
-    spares = launcher.plan.spares
-    with suppress(RuntimeError):  # the user may have no more threads: then `finish` logs in
+def begin_logins(launcher: DirectLauncher, spares: Sequence[NodePlan]) -> None:
+    """Begin to log in to the spare nodes, in a thread, for `check_spares`."""
+    with suppress(RuntimeError):  # the user may have no more threads: then the check logs in
         threading.Thread(
             target=lambda: map_parallel(spares, launcher.reach, limit=len(spares)), name="spares", daemon=True
         ).start()
 
-    def finish() -> list[str]:
-        plan = launcher.plan
-        with _checkpoint_marker(launcher, plan, plan.head) as reason_if_unseen:
 
-            def reason_against(node: NodePlan) -> str:
-                """Why the node is left out, as the end of a sentence; empty if it is not."""
-                endpoint = launcher.reach(node)
-                if plan.is_shared and endpoint.find(node.workdir, plan.run_id) is None:
-                    return f"it does not share the folder of the run, {plan.run_dir(plan.head)}"
-                return reason_if_unseen(endpoint)
+def check_spares(launcher: DirectLauncher, plan: LaunchPlan) -> Facts:
+    """
+    Find the spare nodes that would not see the checkpoints, once the files of the run are on the other nodes.
 
-            results = map_within(spares, reason_against, limit=len(spares), wait_s=WAIT_S)
-        left_out = {
-            node.name: text for node, text in zip(spares, results, strict=True) if text and isinstance(text, str)
-        }
-        launcher.leave_out_spares(left_out.keys())
-        warnings = [f"the spare node {name} is left out: {text}" for name, text in left_out.items()]
-        for node, result in zip(spares, results, strict=True):
-            if not isinstance(result, str):
-                why = f"no answer for {WAIT_S:g} s" if result is None else getattr(result, "reason", str(result))
-                warnings.append(f"the spare node {node.name} could not be checked: {why}")
-        return warnings
+    A spare node that cannot be checked is warned of only: it may be usable when it is needed.
+    """
+    with _checkpoint_marker(launcher, plan, plan.head) as reason_if_unseen:
 
-    return finish
+        def reason_against(node: NodePlan) -> str:
+            """Why the node is left out, as the end of a sentence; empty if it is not."""
+            endpoint = launcher.reach(node)
+            if plan.is_shared and endpoint.find(node.workdir, plan.run_id) is None:
+                return f"it does not share the folder of the run, {plan.run_dir(plan.head)}"
+            return reason_if_unseen(endpoint)
+
+        results = map_within(plan.spares, reason_against, limit=len(plan.spares), wait_s=WAIT_S)
+    by_name = {node.name: result for node, result in zip(plan.spares, results, strict=True)}
+    left_out = {name: text for name, text in by_name.items() if text and isinstance(text, str)}
+    warnings = [f"the spare node {name} is left out: {text}" for name, text in left_out.items()]
+    for name, result in by_name.items():
+        if not isinstance(result, str):
+            why = f"no answer for {WAIT_S:g} s" if result is None else getattr(result, "reason", str(result))
+            warnings.append(f"the spare node {name} could not be checked: {why}")
+    return Facts(tuple(warnings), unusable_spares=left_out.keys())
 
 
 def require_visible_checkpoints(launcher: DirectLauncher, plan: LaunchPlan) -> None:

@@ -15,13 +15,13 @@ from orchestrator.endpoint.access import Destination
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import NodeError, NodesError, Unreachable
 from orchestrator.inventory.model import Inventory, Node
+from orchestrator.launch import spare_check
+from orchestrator.launch.spare_check import begin_logins, check_spares, require_visible_checkpoints
 from orchestrator.launchers.direct import DirectLauncher
-from orchestrator.plan.files import node_files
 from orchestrator.plan.make import make_plan
+from orchestrator.plan.resolve import resolve
 from orchestrator.run import Program, Request
 from orchestrator.transports.local import LocalTransport
-from orchestrator.usecases.launch import spare_check
-from orchestrator.usecases.launch.spare_check import begin_spare_check, require_visible_checkpoints
 
 pytestmark = pytest.mark.processes
 
@@ -47,10 +47,11 @@ def _checked(tmp_path: Path, *folders: tuple[str, str], out: str = "") -> tuple[
         return LocalTransport(node.name)
 
     with closing(DirectLauncher(plan, transport)) as launcher:
-        launcher.connect()
-        finish = begin_spare_check(launcher)
-        launcher.push(bundle, node_files(plan))
-        return finish(), [node.name for node in launcher.plan.spares]
+        launcher.connect(plan)
+        begin_logins(launcher, plan.spares)
+        plan = resolve(plan, launcher.push(plan, bundle))
+        found = check_spares(launcher, plan)
+        return list(found.warnings), [node.name for node in resolve(plan, found).spares]
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,14 +11,14 @@ import pytest
 from orchestrator.code.bundle import Bundle
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import LaunchError
-from orchestrator.launchers.base import no_check
+from orchestrator.launch import start as action
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.records.store import RunFolder, Store
 from orchestrator.run import RunRecord, RunState
 from orchestrator.transports.local import LocalTransport
 from orchestrator.transports.terminal import Terminal
-from orchestrator.usecases.launch import launch as action
+from orchestrator.usecases.launch.plan_launch import plan_launch
 from orchestrator.usecases.launch_arguments import LaunchArguments
 from tests.until import until
 
@@ -32,8 +31,8 @@ class Interrupted(DirectLauncher):
     end: BaseException
     failures: tuple[str, ...] = ()
 
-    def start(self, bundle: Bundle, check: Callable[[], None] = no_check) -> str | None:
-        super().start(bundle, check)
+    def start(self, plan: LaunchPlan, bundle: Bundle) -> str | None:
+        super().start(plan, bundle)
         raise self.end
 
     def undo(self) -> list[str]:
@@ -67,7 +66,7 @@ def _launched(
 
     words = _arguments(tmp_path, monkeypatch, "sleep", "1000")
     monkeypatch.setattr(action, "launcher_for", launcher_for)
-    with pytest.raises((LaunchError, type(end))) as caught, action.started(action.plan_launch(words), pytest.fail):
+    with pytest.raises((LaunchError, type(end))) as caught, action.started(plan_launch(words), pytest.fail):
         pass
     [folder] = Store(tmp_path / "home").all()
     return caught.value, folder.read()
@@ -92,7 +91,7 @@ def test_launch_continues_over_the_connections_that_counted_the_cards(
         return DirectLauncher(plan, lambda node: pytest.fail(f"{node.name} is connected"), connected)
 
     monkeypatch.setattr(action, "launcher_for", launcher_for)
-    planned = action.plan_launch(arguments)
+    planned = plan_launch(arguments)
     with action.started(planned, pytest.fail) as launched:
         assert launched.launcher.plan == replace(planned.plan, is_shared=True)
     assert passed_on == [planned.terminal]

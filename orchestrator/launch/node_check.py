@@ -10,16 +10,22 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.checks.cluster import Cluster
 from orchestrator.checks.quick import check
+from orchestrator.checks.variables import discovery
 from orchestrator.errors import PreflightRefused
 from orchestrator.findings import Finding, Severity
-from orchestrator.records.cache.facts import KeptFacts
+from orchestrator.inventory.proposed import with_inventory
+from orchestrator.launch.editable import editable_warnings
+from orchestrator.launch.preflight import CheckedNode, Reach, survey
+from orchestrator.plan.resolve import Facts
+from orchestrator.records.cache.facts import KeptFacts, facts_to_keep
 from orchestrator.records.cache.nodes import keep_findings
+from orchestrator.records.runs import home_store
 from orchestrator.records.store import RunFolder
-from orchestrator.usecases.checks.check import facts_to_keep
-from orchestrator.usecases.checks.preflight import CheckedNode, Reach, survey
-from orchestrator.usecases.proposed import with_inventory
 
 if TYPE_CHECKING:
+    from orchestrator.endpoint.client import Endpoint
+    from orchestrator.launch.planned import Planned
+    from orchestrator.launchers.direct import DirectLauncher
     from orchestrator.plan.plan import LaunchPlan
 
 SOFTWARE: Final = (
@@ -36,7 +42,18 @@ class CheckResult:
     cluster: Cluster
 
 
-def begin_check(
+def begin_check(planned: Planned, launcher: DirectLauncher) -> Future[CheckResult]:
+    """Begin to check the nodes of an attempt, as begin_survey does, over the connections of the launcher."""
+    by_name = {node.name: node for node in planned.plan.nodes}
+    kept = KeptFacts.of(home_store(), planned.record.inventory["digest"])
+
+    def reach(name: str) -> Endpoint:
+        return launcher.reach(by_name[name])
+
+    return begin_survey(planned.checked, reach, planned.plan, kept, skipped=planned.skipped)
+
+
+def begin_survey(
     nodes: Sequence[CheckedNode], reach: Reach, plan: LaunchPlan, kept: KeptFacts, *, skipped: Collection[str] = ()
 ) -> Future[CheckResult]:
     """Begin to check the nodes of a launch that is connected, in a thread; nodes whose facts are kept are not queried."""
@@ -76,6 +93,29 @@ def _judged(cluster: Cluster, plan: LaunchPlan, skipped: Collection[str]) -> lis
     return check(cluster, skipped, python_may_differ=may_differ)
 
 
+def facts_of(result: CheckResult, planned: Planned) -> Facts:
+    """The part of the result by which the plan is resolved."""
+    cluster, plan = result.cluster, planned.plan
+    warnings: tuple[str, ...] = ()
+    defaults = None
+    if planned.bundle.root is not None:
+        folders = {name: facts["software"]["import_folders"] for name, facts in cluster.facts.items()}
+        warnings = tuple(editable_warnings(plan, planned.bundle.root, folders))
+    if not nothing_to_discover(plan):
+        found = discovery(cluster)
+        defaults = {node.name: found.environment(node.name) for node in plan.nodes}
+    return Facts(warnings, defaults=defaults)
+
+
+def nothing_to_discover(plan: LaunchPlan) -> str:
+    """The reason why discovery of network variables has nothing to do for a plan; empty if it has."""
+    if plan.launcher == "slurm":
+        return "Slurm chooses the nodes, and the job discovers the variables in its allocation"
+    if plan.transport == "local" and len(plan.nodes) > 1:
+        return "the ranks are on this machine, so there is no network to choose"
+    return ""
+
+
 def software_versions(cluster: Cluster) -> dict[str, dict[str, str]]:
     """The versions of the programs that training uses, by node, without those that a node lacks."""
     versions = {}
@@ -87,16 +127,21 @@ def software_versions(cluster: Cluster) -> dict[str, dict[str, str]]:
     return versions
 
 
-def require_passed(findings: Sequence[Finding], folder: RunFolder, on_warning: Callable[[str], None]) -> None:
+def record(result: CheckResult, folder: RunFolder) -> None:
+    """Record the findings and the versions of the software."""
+    folder.write_software(software_versions(result.cluster))
+    if result.findings:
+        folder.write_findings([finding.to_json() for finding in result.findings])
+        keep_findings(folder, result.findings)
+
+
+def require_passed(findings: Sequence[Finding], inventory: str | None, on_warning: Callable[[str], None]) -> None:
     """
-    Record the findings, and report the warnings.
+    Report the warnings; `inventory` is the file that the proposed commands need.
 
     Raises:
         PreflightRefused: a check failed.
     """
-    if findings:
-        folder.write_findings([finding.to_json() for finding in findings])
-        keep_findings(folder, findings)
     for finding in findings:
         if finding.severity is Severity.WARN:
             on_warning(f"{finding.check}: {finding}")
@@ -104,5 +149,4 @@ def require_passed(findings: Sequence[Finding], folder: RunFolder, on_warning: C
     if failed:
         lines = ["the check of the nodes failed, so nothing was started", *failed]
         hint = "correct that and look again with `orch check`; --skip NAME leaves out one check, --no-check all of them"
-        inventory = folder.read().inventory.get("file")
         raise PreflightRefused(with_inventory("\n  ".join(lines), inventory), hint=with_inventory(hint, inventory))

@@ -15,9 +15,9 @@ from orchestrator.checks.variables import discovery
 from orchestrator.endpoint.connection import ANSWER_S
 from orchestrator.environment.request import NodeRequest
 from orchestrator.fanout import map_within
+from orchestrator.launch import preflight
+from orchestrator.launch.preflight import FACTS_S, PORT_S, TOKEN_S, CheckedNode, survey
 from orchestrator.launchers.direct import INTERFACES
-from orchestrator.usecases.checks import preflight
-from orchestrator.usecases.checks.preflight import FACTS_S, PORT_S, TOKEN_S, CheckedNode, survey
 from tests.checks.facts import cluster, cpu_node, gpu_node
 from tests.environment.nodes import infiniband
 from tests.usecases.stub_nodes import StubNodes

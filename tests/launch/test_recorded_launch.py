@@ -15,12 +15,13 @@ from orchestrator.code.files import Code
 from orchestrator.errors import LaunchError, OrchError
 from orchestrator.inventory import model as inventories
 from orchestrator.inventory.redaction import REDACTED
+from orchestrator.launch.planned import Planned
+from orchestrator.launch.recorded_launch import recorded_launch
+from orchestrator.launch.start import keep_code, record_plan
 from orchestrator.plan.make import make_plan
-from orchestrator.plan.plan import with_defaults
+from orchestrator.plan.resolve import Facts, resolve
 from orchestrator.records.store import RunFolder, Store
 from orchestrator.run import Program, Request, RunRecord, RunState
-from orchestrator.usecases.launch.launch import Planned, keep_code, record_plan
-from orchestrator.usecases.launch.recorded_launch import recorded_launch
 from orchestrator.version import __version__
 from tests.grounds.cli import Orch
 from tests.grounds.components import unavailable
@@ -58,7 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     planned = Planned(plan, bundle, record, (), (), cast("Any", None), {})
     record_plan(folder, planned)
     assert keep_code(folder, planned) == ()
-    folder.write_plan(with_defaults(plan, {"n0": {"NCCL_SOCKET_IFNAME": "eth0"}}))
+    folder.write_plan(resolve(plan, Facts(defaults={"n0": {"NCCL_SOCKET_IFNAME": "eth0"}})))
     monkeypatch.chdir(tmp_path)
     return folder
 

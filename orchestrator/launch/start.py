@@ -1,0 +1,154 @@
+"""Start a run: connect, send the code and check the nodes meanwhile, resolve the plan, then carry it out. A failed launch is undone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator.code.files import revision
+from orchestrator.endpoint.access import count_gateways, require_limits
+from orchestrator.errors import NodesError, Unreachable, os_error_text
+from orchestrator.launch.planned import Launched, Planned
+from orchestrator.launch.preflight import checked_nodes
+from orchestrator.launch.signals import sigterm_interrupts, survive_sighup
+from orchestrator.launch.undo import undo_on_failure
+from orchestrator.launchers import launcher_for
+from orchestrator.launchers.base import Launcher
+from orchestrator.launchers.direct import DirectLauncher
+from orchestrator.names.hostlist import fold
+from orchestrator.plan.elastic import without_nodes
+from orchestrator.plan.plan import LaunchPlan
+from orchestrator.plan.resolve import Facts, resolve
+from orchestrator.progress import OnProgress, no_progress
+from orchestrator.records.runs import home_store
+from orchestrator.records.store import RunFolder
+from orchestrator.run import RunState
+
+
+@contextmanager
+def started(
+    planned: Planned, on_warning: Callable[[str], None], on_progress: OnProgress = no_progress
+) -> Iterator[Launched]:
+    """
+    Start the run; the launcher stays connected until the context ends.
+
+    Raises:
+        OrchError: the launch failed; what had started was stopped, or is named.
+    """
+    launcher = launcher_for(planned.plan, planned.terminal, on_progress, planned.connected)
+    try:
+        if planned.plan.launcher == "ssh" and planned.plan.transport == "ssh":
+            unconnected = [node for node in planned.plan.nodes if node.name not in planned.connected]
+            require_limits(
+                len(planned.plan.nodes),
+                connected=len(planned.connected),
+                on_the_way=lambda: count_gateways(unconnected, planned.plan.ssh),
+            )
+        with survive_sighup() as closed, sigterm_interrupts():
+            folder = _launch(planned, launcher, on_warning)
+        yield Launched(folder, launcher, closed.is_set(), planned)
+    finally:
+        launcher.close()
+
+
+def _launch(planned: Planned, launcher: Launcher, on_warning: Callable[[str], None]) -> RunFolder:
+    """Record the run, then start it; if the launch fails, the run is FAILED, or LOST if some of it may still be running."""
+    folder = home_store().create(planned.record)
+    with undo_on_failure([folder], launcher, when="while connecting", left="nothing was started"):
+        with ThreadPoolExecutor(1) as executor:
+            writing = executor.submit(record_plan, folder, planned)
+            keeping = executor.submit(keep_code, folder, planned)
+            plan = connected(planned.plan, launcher, on_warning)  # waits for the network meanwhile
+            writing.result()
+        if plan.node_count < planned.plan.node_count:
+            folder.update(node_count=plan.node_count)
+            planned = replace(planned, checked=checked_nodes(plan) if planned.checked else ())
+        for warning in keeping.result():
+            on_warning(warning)
+    with undo_on_failure([folder], launcher, when="during the launch", left="what had started was stopped"):
+        plan = push_and_resolve(replace(planned, plan=plan), launcher, folder, on_warning)
+        if plan != planned.plan:
+            folder.write_plan(plan)
+        job = launcher.start(plan, planned.bundle)
+        folder.update(slurm_job=job, started=True, launching=None)
+    return folder
+
+
+def connected(plan: LaunchPlan, launcher: Launcher, on_warning: Callable[[str], None]) -> LaunchPlan:
+    """Connect to what the launch needs; return the plan by what is there. An elastic run begins without nodes that are off."""
+    try:
+        return resolved(plan, launcher.connect(plan), on_warning)
+    except NodesError as error:
+        lost = {failure.node: failure.reason for failure in error.failures if isinstance(failure, Unreachable)}
+        smaller = without_nodes(plan, lost) if len(lost) == len(error.failures) else None
+        if smaller is None:
+            raise
+    size = f"the run begins on {smaller.node_count} of {plan.node_count} nodes (--elastic)"
+    facts = Facts((f"{fold(lost)} cannot be reached: {next(iter(lost.values()))}; {size}",))
+    return resolved(resolved(smaller, facts, on_warning), launcher.connect(smaller), on_warning)
+
+
+def push_and_resolve(
+    planned: Planned, launcher: Launcher, folder: RunFolder, on_warning: Callable[[str], None]
+) -> LaunchPlan:
+    """
+    Send the code of an attempt, and check its nodes meanwhile; return the plan by what is found.
+
+    Spare nodes are checked before the first attempt only, and do not prevent it.
+
+    Raises:
+        PreflightRefused: a check of the nodes failed.
+    """
+    if not isinstance(launcher, DirectLauncher) or not planned.checked:
+        return resolved(planned.plan, launcher.push(planned.plan, planned.bundle), on_warning)
+    from orchestrator.launch import node_check  # only launches over SSH check
+    from orchestrator.launch.spare_check import begin_logins, check_spares
+
+    check = node_check.begin_check(planned, launcher)
+    spares = planned.plan.spares if planned.plan.attempt == 1 and "shared" not in planned.skipped else ()
+    if spares:
+        begin_logins(launcher, spares)
+    plan = resolved(planned.plan, launcher.push(planned.plan, planned.bundle), on_warning)
+    result = check.result()
+    node_check.record(result, folder)
+    node_check.require_passed(result.findings, planned.record.inventory["file"], on_warning)
+    plan = resolved(plan, node_check.facts_of(result, planned), on_warning)
+    return resolved(plan, check_spares(launcher, plan), on_warning) if spares else plan
+
+
+def resolved(plan: LaunchPlan, facts: Facts, on_warning: Callable[[str], None]) -> LaunchPlan:
+    """The plan by these facts; the warnings that it has more are reported."""
+    found = resolve(plan, facts)
+    for warning in found.warnings[len(plan.warnings) :]:
+        on_warning(warning)
+    return found
+
+
+def record_plan(folder: RunFolder, planned: Planned) -> None:
+    """Add the plan and the state of the code to the record, which is written earlier without them."""
+    folder.write_plan(planned.plan)
+    folder.write_code(planned.bundle.code)
+    commit, diff = revision(Path.cwd(), planned.private)
+    if diff:
+        folder.write_diff(diff)
+    folder.update(state=RunState.STARTING, code={"commit": commit, "dirty": bool(diff), "folder": str(Path.cwd())})
+
+
+def keep_code(folder: RunFolder, planned: Planned) -> Sequence[str]:
+    """
+    Keep the code of a run over SSH that may be restarted, for a later owner (launch/recorded_launch.py).
+
+    Returns:
+        A warning if it cannot be kept: this process can restart the run without it.
+    """
+    if planned.plan.launcher != "ssh" or not planned.plan.max_retries:
+        return ()
+    try:
+        folder.write_bundle(planned.bundle.archive[0])
+    except OSError as error:
+        why = os_error_text(error)
+        return (f"the run cannot be restarted after `orch attach`, because its code cannot be kept: {why}",)
+    return ()
