@@ -46,6 +46,8 @@ class Feed:
     nodes: dict[str, NodeLines] = field(default_factory=dict)
     failure: NodeError | None = None
     """Why its files could not be read to their ends."""
+    observes: bool = True
+    """False while the run's supervisor observes its nodes: then `observe` returns none."""
     has_read: bool = False
     """True if the last read returned bytes, even if no line ended in them."""
     _followed_to: str | None = None
@@ -141,12 +143,12 @@ class Feed:
 
     def observe(self) -> list[NodeObservation]:
         """
-        The state of the nodes; none if no event is new and the last observation is too recent for their number.
+        The state of the nodes; none if no event is new and the last observation is too recent for their number, or without `observes`.
 
         Without a new event, only nodes are observed again whose agent runs on the endpoint's machine, or has not started.
         """
         now, events = time.monotonic(), sum(len(node.events) for node in self.nodes.values())
-        if events == self._observed_events and now < self._next_observation_s:
+        if not self.observes or (events == self._observed_events and now < self._next_observation_s):
             return []
         observations = self.folder.endpoint.observe(self.folder.attempt_dir, self.folder.nodes)
         self._observed_events = events

@@ -1,4 +1,4 @@
-"""Watches a run to its end: follows the logs of all attempts, judges how the run ended, and records its outcome."""
+"""Watches a run to its end: follows the logs of all attempts; without a supervisor, judges how the run ended, and records its outcome."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from enum import Enum, auto
 
+from orchestrator.backoff import backoff
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodesError
 from orchestrator.launchers.base import Launcher
@@ -30,6 +31,9 @@ from orchestrator.verdict.observe import Status
 from orchestrator.verdict.record_outcome import record_outcome
 from orchestrator.verdict.replicas import differing_replicas
 from orchestrator.verdict.slow_ranks import NONE_SLOW, SlowRankWatch
+
+
+RECORD_POLL_S = 0.02  # at first, once the logs have ended
 
 
 def watched_lines(*, quiet: bool) -> Selection:
@@ -117,10 +121,8 @@ class Watch:
         """Follow all attempts to the end of the run; return its status, or None if its supervisor has recorded the end."""
         while True:
             phase = self._reader.follow(self._next_phase) or WatchPhase.CONFIRM
-            if phase is WatchPhase.CONFIRM and self._reader.attempt < self._newest_attempt():
-                phase = WatchPhase.NEXT_ATTEMPT
-            elif phase is WatchPhase.CONFIRM and self._has_recorded_end():
-                phase = WatchPhase.RECORDED
+            if phase is WatchPhase.CONFIRM:
+                phase = self._until_recorded()
             if phase is WatchPhase.NEXT_ATTEMPT:
                 self._show_remaining()
                 self._reader.begin(self._reader.attempt + 1)
@@ -136,6 +138,25 @@ class Watch:
                 status = self._confirmed_status()
                 if status is not None:
                     return status
+
+    def _until_recorded(self) -> WatchPhase:
+        """Wait for the next phase of an attempt that appears to have ended; CONFIRM if no supervisor judges and records that."""
+        pauses = backoff(observe.POLL_S, RECORD_POLL_S)
+        while True:
+            if self._reader.attempt < self._newest_attempt():
+                return WatchPhase.NEXT_ATTEMPT
+            if (phase := self._recorded_phase()) is not None:
+                return phase
+            if not self._is_supervised():
+                return WatchPhase.CONFIRM
+            time.sleep(next(pauses))
+
+    def _is_supervised(self) -> bool:
+        """True if a supervisor observes the nodes; then they are not observed a second time for this command."""
+        supervisor = self._run.supervisor() if self._poll is None else None
+        is_supervised = supervisor is not None and observe.stopped_pid(supervisor) is None
+        self._reader.observe(nodes=not is_supervised)
+        return is_supervised
 
     def _confirmed_status(self) -> Status | None:
         """Query the nodes; return the status if the run has ended, else None."""
@@ -180,6 +201,8 @@ class Watch:
         """Return the next phase, judged by the logs and observations so far; None to continue following the attempt."""
         if (phase := self._recorded_phase()) is not None:
             return phase
+        if self._is_supervised():
+            return None
         if self._reader.pending - (self._reader.unreadable.keys() if self._supervisor_unknown else set()):
             return None
         if self._poll is None:

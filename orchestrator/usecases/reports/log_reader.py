@@ -60,6 +60,7 @@ class LogReader:
         self._selection = selection or Selection()
         self._nodes = self._wanted_nodes() if only_wanted_nodes else None
         self._limit = int(plan.ssh["fanout"])
+        self._observes = True
         self.ended: set[str] = set()
         """The nodes whose lines so far report that their ranks were ended on request, which are not shown if no routine is."""
         self._shown_from: dict[str, float] = {}
@@ -84,6 +85,12 @@ class LogReader:
         names = self.folder_names
         self.nodes = {name: node for name, node in self.nodes.items() if name in names}
         self.unreadable = {feed.folder.name: feed.failure for feed in self._feeds if feed.failure is not None}
+
+    def observe(self, *, nodes: bool) -> None:
+        """Keep the last observation of each node from now on, or leave the nodes to the run's supervisor."""
+        self._observes = nodes
+        for feed in self._feeds:
+            feed.observes = nodes
 
     @property
     def folder_names(self) -> set[str]:
@@ -214,7 +221,7 @@ class LogReader:
 
     def _feeds_of(self, attempt: int) -> list[Feed]:
         folders = self._launcher.attempt_folders(attempt, self._nodes)
-        return [Feed(folder, self._selection, failure=folder.failure) for folder in folders]
+        return [Feed(folder, self._selection, failure=folder.failure, observes=self._observes) for folder in folders]
 
     def _wanted_nodes(self) -> frozenset[str] | None:
         """The nodes that can have wanted lines; None if ranks may have moved to other nodes."""
