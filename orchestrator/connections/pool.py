@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 
 from orchestrator.endpoint.access import TransportFactory
-from orchestrator.endpoint.client import Endpoint
+from orchestrator.endpoint.client import HEARTBEAT_ANSWER_S, Endpoint
 from orchestrator.errors import Unreachable
 from orchestrator.fanout import map_parallel
 from orchestrator.plan.plan import NodePlan
+
+KEEP_S = 20.0  # between two requests to an endpoint, which ends after 60 s without one, and its standby with it
 
 
 class ConnectionPool:
@@ -61,6 +64,31 @@ class ConnectionPool:
         """The seconds that all logins to the node so far have waited for a login slot."""
         opening = self._opening.get(node.name)
         return self._queued_s.get(node.name, 0.0) + (opening.queued_s if opening else 0.0)
+
+    @contextmanager
+    def kept_alive(self, nodes: Sequence[NodePlan]) -> Iterator[None]:
+        """Send requests to the endpoints of these nodes while no others are sent; without a connection, none is opened."""
+        is_over = threading.Event()
+
+        def request(node: NodePlan) -> None:
+            endpoint = self.connected(node)
+            if endpoint is not None:
+                endpoint.clock_ahead(wait_s=HEARTBEAT_ANSWER_S)
+
+        def keep() -> None:
+            while not is_over.is_set():
+                map_parallel(nodes, request, limit=len(nodes))
+                is_over.wait(KEEP_S)
+
+        thread = threading.Thread(target=keep, name="keep", daemon=True)
+        with suppress(RuntimeError):  # no more threads: the next request starts the endpoints that have ended
+            thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            if thread.ident is not None:
+                thread.join()
 
     def close(self) -> None:
         """Close all connections at once, also those that other threads open or wait on; no more are opened."""

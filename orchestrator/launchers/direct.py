@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -261,6 +262,10 @@ class DirectLauncher:
     def queued_s(self, node: NodePlan) -> float:
         """The seconds that all logins to the node so far have waited for a login slot."""
         return self._connections.queued_s(node)
+
+    def kept_alive(self, nodes: Sequence[NodePlan]) -> AbstractContextManager[None]:
+        """See ConnectionPool."""
+        return self._connections.kept_alive(nodes)
 
     def without_reconnects(self, until: threading.Event) -> DirectLauncher:
         """This launcher with the same connections; until the event, it leaves it to the other one to replace lost ones."""

@@ -116,6 +116,10 @@ class Poller:
         if died := [name for name, thread in self._threads.items() if thread.ident and not thread.is_alive()]:
             raise OrchError(f"the threads that poll {fold(died)} have died")
 
+    def observations(self) -> list[NodeObservation]:
+        """The last observation of each node that has answered."""
+        return [state.observation for state in self.states.values() if state.observation is not None]
+
     def silent_s(self, state: NodeState) -> float:
         """The seconds since the node's last answer, without the time in the queue for a login."""
         return time.monotonic() - state.answered_s - (self._launcher.queued_s(state.node) - state.queued_s)

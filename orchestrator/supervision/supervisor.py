@@ -12,63 +12,38 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
-from orchestrator.endpoint.client import HEARTBEAT_ANSWER_S
-from orchestrator.endpoint.replies import AgentRecord, NodeObservation
-from orchestrator.errors import LoginRefused, NotListening, OrchError, Unreachable
 from orchestrator.failure_class import FailureClass
 from orchestrator.fanout import map_parallel, successes
-from orchestrator.launchers.direct import DirectLauncher, parse_rendezvous
+from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.names.hostlist import fold
-from orchestrator.node.isolation import SILENT_S
-from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
+from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord, RunState
 from orchestrator.supervision.answers import Answers
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.supervision.queries import Queries, make_folder
 from orchestrator.supervision.restart import DirectAttempt, Restarts, saves_per_node
+from orchestrator.supervision.silence import RETRY_S, Silence
 from orchestrator.supervision.spares import Spares
+from orchestrator.supervision.termination import EndedAttempt, Termination
 from orchestrator.verdict import failing
 from orchestrator.verdict.hangs import positions_without_progress, ras_facts
 from orchestrator.verdict.judge import Verdict, judge
-from orchestrator.verdict.last_lines import with_last_lines
 from orchestrator.verdict.launching import is_launching
-from orchestrator.verdict.missing_files import explain_by_nodes
 from orchestrator.verdict.record_outcome import record_outcome_if_writable
 from orchestrator.verdict.replicas import differing_replicas
 from orchestrator.verdict.separate import SeparateWatch
 from orchestrator.verdict.slow_ranks import NONE_SLOW, SlowRankWatch
 
 TICK_S = 0.5
-RETRY_S = 1.0
-SUSPECT_S = 7.0  # after this silence of a node, other nodes are queried whether they reach it
-WITNESS_RETRY_S = 5.0
-WITNESSES = 3
 SLOW_RANKS_EVERY_S = 5.0  # the comparison reads the progress of all ranks
-_OF_NODE = (FailureClass.NODE, FailureClass.NODE.retry)
-END_S = 5.0  # that an agent needs to kill its ranks after the grace
-KEEP_S = 20.0  # between two requests to an endpoint, which ends after 60 s without one, and its standby with it
 BACK_EVERY_S = 5.0  # between two decisions whether the run can be restarted without the nodes that are lost
 BOOT_S = 15.0  # from when a node that boots is reached until it answers
-RETURN_S = 30.0  # after the isolation timeout and this margin, a node that is cut off has ended its ranks itself
-
-
-@dataclass(frozen=True, slots=True)
-class EndedAttempt:
-    """An attempt after its processes were ended where that was possible."""
-
-    verdict: Verdict
-    unreached: Sequence[NodePlan]
-    """The nodes on which its processes may still run, and which may be reached later."""
-    refusing: frozenset[str]
-    """The unreached nodes that refuse connections: their hosts are up, so their ranks are not isolated and do not end."""
-    running: frozenset[str]
-    """The nodes that were reached, or refused the login, and on which processes may still run."""
 
 
 class Supervisor:
@@ -98,8 +73,8 @@ class Supervisor:
         self._separate_watch = SeparateWatch(self._plan)
         self._slow_ranks = SlowRankWatch()
         self._slow_ranks_due_s = 0.0
-        self._refused_timeout_s: float | None = self._plan.ssh.get("refused_timeout_s")
-        self._return_s = (self._plan.isolation_timeout_s or 0.0) + RETURN_S
+        self._silence = Silence(folder, self._plan, launcher, self._poller)
+        self._termination = Termination(folder, self._plan, launcher, self._poller)
         self.cleanup: threading.Thread | None = None
         """Ends what is left on lost nodes if they answer, while the next attempt runs; None if that is not needed."""
 
@@ -138,13 +113,13 @@ class Supervisor:
     def _finish(self, verdict: Verdict, on_failed: Callable[[], None], restarts: Restarts | None) -> bool:
         """End the attempt, and restart the run or record its outcome; return whether it was restarted."""
         if verdict.state is RunState.DONE and self._plan.program.until_head:
-            verdict = self._end(verdict).verdict
+            verdict = self._termination.end(verdict).verdict
         if verdict.state is RunState.DONE:
             self._end_standbys(name for name in self._states if name in self._poller.prepared)
             self._record(verdict)
             return False
         self._keep_failure(verdict)
-        ended = self._end(verdict)
+        ended = self._termination.end(verdict)
         verdict, unreached = ended.verdict, ended.unreached
         self._keep_failure(verdict)
         if restarts is not None and verdict.state is RunState.FAILED and not self._is_over():
@@ -168,7 +143,10 @@ class Supervisor:
             self._on_record(self._folder.read())
 
         if unreached:  # a diagnosis takes seconds, in which a node that answers again must not keep its ranks
-            works: list[Callable[[], None]] = [report, partial(self._free_returning_nodes, unreached, lambda _: False)]
+            works: list[Callable[[], None]] = [
+                report,
+                partial(self._termination.free_returning_nodes, unreached, lambda _: False),
+            ]
             successes(map_parallel(works, lambda work: work(), limit=2))
         else:
             report()
@@ -208,20 +186,22 @@ class Supervisor:
             if not reason or self._folder.read().attempt > self._plan.attempt:
                 return reason
             self._folder.add_event("restart-put-off", f"{reason}; {fold(cut_off)} may answer again")
-        wait_s = self._isolation_wait_s(ended.unreached) if ended.unreached else 0.0
+        wait_s = self._silence.isolation_wait_s(ended.unreached, self._polled_until_s) if ended.unreached else 0.0
         deadline_s = time.monotonic() + max(wait_s, self._plan.wait_for_nodes_s)
         if ended.unreached:
             can_replace = restarts.can_replace(self._launcher.plan, attempt)
             self._report_wait(ended, wait_s, deadline_s, can_replace=can_replace)
-        isolated = self._isolated(cut_off, ended.refusing)
+        isolated = self._silence.isolated(cut_off, ended.refusing)
 
         def is_over() -> bool:
             nonlocal isolated
-            isolated &= self._isolated(cut_off, ended.refusing)  # a node that reaches the head measures from 0 again
+            isolated &= self._silence.isolated(
+                cut_off, ended.refusing
+            )  # a node that reaches the head measures from 0 again
             return self._is_over()
 
         unreached, running = self._until_isolated(ended.unreached, wait_s, is_over)
-        isolated &= self._isolated({node.name for node in unreached}, ended.refusing)
+        isolated &= self._silence.isolated({node.name for node in unreached}, ended.refusing)
 
         def can_restart(lost: set[str]) -> bool:
             attempt = self._attempt(ended, lost, cut_off)
@@ -264,18 +244,18 @@ class Supervisor:
         running = frozenset[str]()
         lost = {node.name for node in unreached}
         kept = [node for node in self._plan.nodes if node.name not in lost]
-        with self._endpoints_kept([*kept, *self._spares.nodes]):
+        with self._launcher.kept_alive([*kept, *self._spares.nodes]):
             while (
                 lost and not running and not can_restart(lost) and time.monotonic() < deadline_s and not self._is_over()
             ):
                 wait_s = min(BACK_EVERY_S, deadline_s - time.monotonic())
-                unreached, running = self._end_returning_nodes(unreached, wait_s, self._is_over)
+                unreached, running = self._termination.end_returning_nodes(unreached, wait_s, self._is_over)
                 lost = {node.name for node in unreached}
         return unreached, running
 
     def _attempt(self, ended: EndedAttempt, lost: Collection[str], cut_off: Collection[str]) -> DirectAttempt:
         per_node = saves_per_node(self._plan)
-        return DirectAttempt.of(ended.verdict, self._observations(), lost, cut_off, saves_per_node=per_node)
+        return DirectAttempt.of(ended.verdict, self._poller.observations(), lost, cut_off, saves_per_node=per_node)
 
     def _may_leave_ranks(self, ended: EndedAttempt) -> bool:
         """
@@ -294,8 +274,8 @@ class Supervisor:
             and bool(lost)
             and head.node.name not in lost
             and not ended.running
-            and not any(map(self._is_stopped, lost))
-            and unqueried == self._isolated(unqueried, ended.refusing)
+            and not any(map(self._silence.is_stopped, lost))
+            and unqueried == self._silence.isolated(unqueried, ended.refusing)
         )
 
     def _restart_at_once(self, restarts: Restarts, ended: EndedAttempt, attempt: DirectAttempt) -> str:
@@ -304,9 +284,9 @@ class Supervisor:
         remark = f"it does not wait for {names}, whose ranks save nothing without rank 0, which has ended on {head}"
         reason = restarts.begin(self._launcher.plan, ended.verdict, attempt, self._on_record, remark=remark)
         if not reason:
-            text = f"ranks may still run on {names}: they end within {self._return_s:.0f} s, or as soon as it answers"
+            text = f"ranks may still run on {names}: they end within {self._termination.return_s:.0f} s, or as soon as it answers"
             self._folder.add_event("ranks-left", text)
-            work = partial(self._free_returning_nodes, ended.unreached, self._is_used)
+            work = partial(self._termination.free_returning_nodes, ended.unreached, self._is_used)
             thread = threading.Thread(target=work, daemon=True)
             with contextlib.suppress(RuntimeError):  # no more threads: the nodes end their ranks themselves
                 thread.start()
@@ -317,62 +297,6 @@ class Supervisor:
         """True if the newest attempt runs on this node."""
         return any(node.name == name for node in self._launcher.plan.nodes)
 
-    def _isolated(self, lost: Collection[str], refusing: Collection[str]) -> set[str]:
-        """
-        The lost nodes that end their ranks after the isolation timeout: no peer reaches them.
-
-        The head is the only peer of another node. If the head itself is lost, another lost node may still reach it, so nothing is
-        proved unless it is the only one.
-        """
-        head = self._states[self._plan.head.name]
-        agent = head.observation.agent if head.observation else None
-        if self._plan.isolation_timeout_s is None or agent is None or not lost:
-            return set()
-        if head.node.name in lost:
-            is_isolated = set(lost) == {head.node.name} and not refusing and self._is_head_isolated(head, agent)
-            return set(lost) if is_isolated else set()
-        addresses = {
-            name: _address_of(self._states[name])
-            for name in lost
-            if name not in refusing and not self._is_stopped(name)
-        }
-        try:
-            reached = self._launcher.reach(head.node).reach(
-                sorted(addresses.values()), parse_rendezvous(agent.rendezvous).port
-            )
-        except OrchError:
-            return set()
-        return {name for name, address in addresses.items() if address not in reached}
-
-    def _is_head_isolated(self, head: NodeState, agent: AgentRecord) -> bool:
-        """
-        True if the head's agent has reached a peer before, so that it ends its ranks when isolated, and no other node reaches it now.
-
-        All other nodes are queried: any of them may be one of the peers that its agent tries to reach.
-        """
-        peers = [state.node for state in self._states.values() if state is not head]
-        if not peers or self._is_stopped(head.node.name) or not (head.observation and head.observation.peer_answered):
-            return False
-        rendezvous = parse_rendezvous(agent.rendezvous)
-        addresses = sorted({rendezvous.address, _address_of(head)})
-        answers = map_parallel(
-            peers, lambda peer: self._launcher.reach(peer).reach(addresses, rendezvous.port), limit=len(peers)
-        )
-        return all(answer == set() for answer in answers)
-
-    def _is_stopped(self, name: str) -> bool:
-        """True if a signal (SIGSTOP) has stopped the node's agent, which then ends no ranks."""
-        observation = self._states[name].observation
-        return observation is not None and observation.stopped
-
-    def _isolation_wait_s(self, unreached: Sequence[NodePlan]) -> float:
-        """The time after which nodes that are cut off have ended their ranks themselves."""
-        # the attempt on the other nodes was ended meanwhile; a node that was not queried may have been cut off just now
-        now, cut_s = time.monotonic(), [self._states[node.name].unreached_s for node in unreached]
-        passed_s = min(0.0 if since_s is None else now - max(since_s, self._polled_until_s) for since_s in cut_s)
-        # the node counts its isolation only from SILENT_S after the last heartbeat
-        return max(RETRY_S, (self._plan.isolation_timeout_s or 0.0) + SILENT_S + GRACE_S + END_S - passed_s)
-
     def _until_isolated(
         self, unreached: Sequence[NodePlan], wait_s: float, is_over: Callable[[], bool]
     ) -> tuple[Sequence[NodePlan], frozenset[str]]:
@@ -381,33 +305,8 @@ class Supervisor:
             return (), frozenset()
         lost = {node.name for node in unreached}
         kept = [node for node in self._plan.nodes if node.name not in lost]
-        with self._endpoints_kept([*kept, *self._spares.nodes]):
-            return self._end_returning_nodes(unreached, wait_s, is_over)
-
-    @contextlib.contextmanager
-    def _endpoints_kept(self, nodes: Sequence[NodePlan]) -> Iterator[None]:
-        """Send requests to the endpoints of these nodes, as no heartbeats are sent any more; without a connection, none is opened."""
-        is_over = threading.Event()
-
-        def keep_endpoint(node: NodePlan) -> None:
-            endpoint = self._launcher.connected_endpoint(node)
-            if endpoint is not None:
-                endpoint.clock_ahead(wait_s=HEARTBEAT_ANSWER_S)
-
-        def keep_endpoints() -> None:
-            while not is_over.is_set():
-                map_parallel(nodes, keep_endpoint, limit=len(nodes))
-                is_over.wait(KEEP_S)
-
-        thread = threading.Thread(target=keep_endpoints, name="keep", daemon=True)
-        with contextlib.suppress(RuntimeError):  # no more threads: the restart starts the endpoints that have ended
-            thread.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            if thread.ident is not None:
-                thread.join()
+        with self._launcher.kept_alive([*kept, *self._spares.nodes]):
+            return self._termination.end_returning_nodes(unreached, wait_s, is_over)
 
     def _until_over(self) -> Verdict | None:
         """The verdict that ends the run; None if no node can be polled any more."""
@@ -432,7 +331,7 @@ class Supervisor:
             if verdict is not None and not verdict.state.final:
                 record_outcome_if_writable(self._folder, verdict)
             self._record_hang()
-            verdict = self._node_gone()
+            verdict = self._silence.node_gone()
             if verdict is not None:
                 return verdict
             if no_news and launched:
@@ -440,13 +339,13 @@ class Supervisor:
 
     def _separate(self) -> Verdict | None:
         """The verdict if the ranks train separately, although one training was launched."""
-        message = self._separate_watch.message(self._observations())
+        message = self._separate_watch.message(self._poller.observations())
         failure = (FailureClass.CONFIG, FailureClass.CONFIG.retry)
         return Verdict(RunState.FAILED, message=message, failure=failure) if message else None
 
     def _judge(self) -> Verdict | None:
         """Judge the observations so far; None if they do not suffice yet."""
-        nodes = self._observations()
+        nodes = self._poller.observations()
         verdict = judge(self._plan, nodes, None, stop_requested=self._folder.is_stop_requested())
         # of a supervisor that has died while it ended the attempt
         verdict = failing.known_failure(self._folder.read(), verdict, self._plan.attempt)
@@ -456,7 +355,7 @@ class Supervisor:
 
     def _report_replicas(self, record: RunRecord) -> None:
         """Record, once, that ranks have different copies of the model; the run continues."""
-        differing = None if record.replicas else differing_replicas(self._observations())
+        differing = None if record.replicas else differing_replicas(self._poller.observations())
         if differing is None:
             return
         with contextlib.suppress(OSError):  # a full disk must not end the supervision
@@ -468,7 +367,7 @@ class Supervisor:
         if time.monotonic() < self._slow_ranks_due_s:
             return
         self._slow_ranks_due_s = time.monotonic() + SLOW_RANKS_EVERY_S
-        change = self._slow_ranks.change(self._observations())
+        change = self._slow_ranks.change(self._poller.observations())
         if change is None or (change.text is None and record.slow is None):
             return
         names = change.finding.nodes if change.finding else ()
@@ -479,189 +378,31 @@ class Supervisor:
     def _record_hang(self) -> None:
         """Record once that no rank makes progress, and which ranks and which silent nodes the others wait for."""
         silent = [name for name, state in self._states.items() if state.failure is not None]
-        text = positions_without_progress(self._observations())
+        text = positions_without_progress(self._poller.observations())
         if text and not self._without_progress:
             no_answer = f"; {fold(silent)} {'does' if len(silent) == 1 else 'do'} not answer" if silent else ""
             self._folder.add_event("no-progress", f"the ranks make no progress: {text}{no_answer}")
         self._without_progress = bool(text)
-        ras = ras_facts(self._observations())
+        ras = ras_facts(self._poller.observations())
         if ras and ras != self._ras:
             self._folder.add_event("nccl-ras", ras)
         self._ras = ras
 
-    def _observations(self) -> list[NodeObservation]:
-        return [state.observation for state in self._states.values() if state.observation is not None]
-
-    def _node_gone(self) -> Verdict | None:
-        """The verdict if no machine reaches a node; a node that only this machine cannot reach continues."""
-        answering = [
-            state
-            for state in self._states.values()
-            if state.observation and not state.failure and self._poller.silent_s(state) < SUSPECT_S / 2
-        ]
-        for state in self._states.values():
-            witnesses = [peer for peer in answering[: WITNESSES + 1] if peer is not state][:WITNESSES]
-            if not witnesses:
-                # this machine may be cut off: that no node answers, or all refuse connections, proves nothing
-                state.witnesses_queried_s = time.monotonic()
-                state.refusing_s = None
-            elif not state.login_refused and self._poller.silent_s(state) >= SUSPECT_S:
-                verdict = self._judge_silence(state, witnesses)
-                if verdict is not None:
-                    return verdict
-        return None
-
-    def _judge_silence(self, state: NodeState, witnesses: Sequence[NodeState]) -> Verdict | None:
-        """The verdict if the node is gone: no witness reaches it, or it has refused connections for too long; else None."""
-        now, name, silence = time.monotonic(), state.node.name, f"{self._poller.silent_s(state):.0f} s"
-        refusing_s, failure = state.refusing_s, state.failure  # the poll thread may reset both at any time
-        refused_s = 0.0 if refusing_s is None else now - refusing_s
-        if self._refused_timeout_s is not None and failure is not None and refused_s >= self._refused_timeout_s:
-            text = f"{name} has refused connections for {refused_s:.0f} s, longer than ssh.refused_timeout_s: {failure}"
-            return Verdict(RunState.FAILED, message=text, failure=_OF_NODE, failed_nodes=(name,))
-        if now < state.witnesses_queried_s + WITNESS_RETRY_S:
-            return None
-        state.witnesses_queried_s = now
-        reached_from = self._reached_from(state, witnesses)
-        if reached_from and not any(reached_from.values()):
-            state.unreached_s = time.monotonic() if self._plan.head.name in reached_from else None
-            text = f"{name} is gone: it has not answered for {silence}, and {', '.join(reached_from)} cannot reach it either"
-            return Verdict(RunState.FAILED, message=text, failure=_OF_NODE, failed_nodes=(name,))
-        report = "but others reach it" if reached_from else "and no other node can check whether it is up"
-        if report != state.witness_report:
-            state.witness_report = report
-            self._folder.add_event("node-silent", f"{name} does not answer this machine, {report}: the run continues")
-        return None
-
-    def _reached_from(self, state: NodeState, witnesses: Sequence[NodeState]) -> dict[str, bool]:
-        """Let the witnesses connect to the host of a silent node; return the result of each that could try."""
-        agents = [
-            witness.observation.agent for witness in witnesses if witness.observation and witness.observation.agent
-        ]
-        if not agents:
-            return {}
-        rendezvous = parse_rendezvous(agents[0].rendezvous)
-        address = rendezvous.address if state.node is self._plan.head else _address_of(state)
-
-        def is_reached_by(witness: NodeState) -> bool:
-            return address in self._launcher.reach(witness.node).reach([address], rendezvous.port)
-
-        answers = zip(witnesses, map_parallel(witnesses, is_reached_by, limit=WITNESSES), strict=True)
-        return {witness.node.name: answer for witness, answer in answers if not isinstance(answer, OrchError)}
-
-    def _end(self, verdict: Verdict) -> EndedAttempt:
-        """
-        End the remaining processes, and add the cause to the verdict.
-
-        Lost connections are not replaced: the login to a node that is cut off would delay the record until its timeout.
-        """
-        if verdict.state is RunState.LOST:
-            verdict = replace(verdict, state=RunState.FAILED, failure=_OF_NODE)
-        refusing = [name for name, state in self._states.items() if isinstance(state.failure, NotListening)]
-        refused = {name for name, state in self._states.items() if state.login_refused and not _has_ended(state)}
-        silent = {name for name, state in self._states.items() if self._is_silent(state)} | refused
-        reached = [state.node for name, state in self._states.items() if name not in silent and not _has_ended(state)]
-        connected = self._launcher.without_reconnects(threading.Event())
-        results = map_parallel(reached, partial(self._stop, connected), limit=len(reached))
-        outcomes = {node.name: outcome for node, outcome in zip(reached, results, strict=True)}
-        refused |= {name for name, outcome in outcomes.items() if isinstance(outcome, LoginRefused)}
-        left = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, list) and outcome}
-        lost = silent | {name for name, outcome in outcomes.items() if _is_worth_a_retry(outcome)}
-        unreached = [node for node in self._plan.nodes if node.name in lost]
-        last = judge(self._plan, self._observations(), None)
-        if last.state is RunState.FAILED and last.exit is not None:
-            verdict = last
-        verdict = explain_by_nodes(verdict, self._plan, connected, self._plan.attempt)
-        if refused:
-            text = f"the run may still run on {fold(refused)}, which refused the login"
-            verdict = replace(verdict, message="; ".join(filter(None, (verdict.message, text))))
-        if left or (lost and verdict.state is RunState.STOPPED):
-            texts = [
-                f"left on {name} at the end: {process}" for name, processes in left.items() for process in processes
-            ]
-            texts += (
-                [f"the run may still run on {fold(lost - refused)}, which does not answer"] if lost - refused else []
-            )
-            verdict = replace(verdict, message="; ".join(filter(None, (verdict.message, *texts))))
-        verdict = with_last_lines(verdict, connected, self._plan.attempt)
-        return EndedAttempt(verdict, unreached, frozenset(refusing), frozenset((refused - lost) | left.keys()))
-
-    def _is_silent(self, state: NodeState) -> bool:
-        return isinstance(state.failure, Unreachable) or self._poller.silent_s(state) >= SUSPECT_S
-
-    def _stop(self, launcher: DirectLauncher, node: NodePlan) -> list[str]:
-        """End the processes on a node; return those that are left."""
-        endpoint = launcher.reach(node)
-        # first a request that is answered at once: a silent node would delay the end of the run by the time that a stop may take
-        endpoint.clock_ahead(wait_s=HEARTBEAT_ANSWER_S)
-        results = endpoint.stop(self._plan.attempt_dir(node), [node.name], grace_s=GRACE_S, keeps_standby=True)
-        [self._states[node.name].observation] = endpoint.observe(self._plan.attempt_dir(node), [node.name])
-        return [left for result in results for left in result.left]
-
     def _record(self, verdict: Verdict) -> None:
         record, unwritten = record_outcome_if_writable(
-            self._folder, verdict, self._observations(), attempt=self._plan.attempt
+            self._folder, verdict, self._poller.observations(), attempt=self._plan.attempt
         )
         while unwritten:  # as long as the disk is full, the run is unfinished for every other command
             time.sleep(RETRY_S)
             record, unwritten = record_outcome_if_writable(
-                self._folder, verdict, self._observations(), attempt=self._plan.attempt
+                self._folder, verdict, self._poller.observations(), attempt=self._plan.attempt
             )
         self._folder.add_event("run-ended", f"{record.state.value}: {record.message or 'nothing is left running'}")
-
-    def _free_returning_nodes(self, unreached: Sequence[NodePlan], is_used: Callable[[str], bool]) -> None:
-        """End what is left on lost nodes that answer again, and free the memory of those that are not used."""
-        left, running = self._end_returning_nodes(unreached, self._return_s)
-        kept = running.union(node.name for node in left)
-        unused = [node for node in unreached if node.name not in kept and not is_used(node.name)]
-        map_parallel(unused, self._launcher.end_standby, limit=max(1, len(unused)))
-
-    def _end_returning_nodes(
-        self, unreached: Sequence[NodePlan], wait_s: float, is_over: Callable[[], bool] = lambda: False
-    ) -> tuple[Sequence[NodePlan], frozenset[str]]:
-        """
-        Retry unreachable nodes and end their processes, for the time in which they end their ranks themselves or until `is_over`.
-
-        Returns:
-            The nodes that are still unreachable, and the names of those on which processes may still run: they refused the
-            login, or some processes could not be ended.
-        """
-        deadline, running = time.monotonic() + wait_s, set[str]()
-        while unreached and time.monotonic() < deadline and not is_over():
-            outcomes = map_parallel(unreached, partial(self._stop, self._launcher), limit=len(unreached))
-            for node, outcome in zip(unreached, outcomes, strict=True):
-                if isinstance(outcome, LoginRefused):
-                    running.add(node.name)
-                elif not isinstance(outcome, Exception):
-                    result = (
-                        f"these could not be ended: {'; '.join(outcome)}"
-                        if outcome
-                        else "its remaining processes are ended"
-                    )
-                    self._folder.add_event("node-answered", f"{node.name} answers again, and {result}")
-                    running.update([node.name] if outcome else [])
-            unreached = [node for node, outcome in zip(unreached, outcomes, strict=True) if _is_worth_a_retry(outcome)]
-            time.sleep(RETRY_S if unreached else 0.0)
-        return unreached, frozenset(running)
-
-
-def _address_of(state: NodeState) -> str:
-    agent = state.observation.agent if state.observation else None
-    return agent.address if agent and agent.address else state.node.address
 
 
 def _is_done(state: NodeState) -> bool:
     """True if no news of the node is expected: it refused the login, or its agent has finished."""
     return state.login_refused or (state.observation is not None and state.observation.finished is not None)
-
-
-def _has_ended(state: NodeState) -> bool:
-    """True if the node's agent has finished, after its ranks, and is gone."""
-    return state.observation is not None and state.observation.finished is not None and not state.observation.alive
-
-
-def _is_worth_a_retry(outcome: object) -> bool:
-    return isinstance(outcome, OrchError) and not isinstance(outcome, LoginRefused)
 
 
 def _continue() -> None:

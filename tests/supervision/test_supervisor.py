@@ -37,8 +37,10 @@ from orchestrator.supervision.link import OwnerLink, frame, messages
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.supervision.queries import STOP
 from orchestrator.supervision.restart import DirectAttempt, Restarts
+from orchestrator.supervision.silence import END_S
 from orchestrator.supervision.spares import Spares
-from orchestrator.supervision.supervisor import END_S, EndedAttempt, Supervisor, supervise
+from orchestrator.supervision.supervisor import Supervisor, supervise
+from orchestrator.supervision.termination import EndedAttempt
 from orchestrator.transports.local import LocalTransport
 from orchestrator.usecases.owner import owner
 from orchestrator.verdict.failing import waits
@@ -72,7 +74,7 @@ def test_node_that_answers_while_it_is_judged_does_not_end_the_supervision(tmp_p
     folder.write_plan(plan)
     supervisor = Supervisor(folder, DirectLauncher(plan, lambda node: LocalTransport(node.name)))
     state = Answering(plan.nodes[1], time.monotonic() - 60, failure=NotListening("n1", "connection refused"))
-    verdict = supervisor._judge_silence(state, [])  # the poll thread cannot be timed
+    verdict = supervisor._silence._judge_silence(state, [])  # the poll thread cannot be timed
     assert verdict is not None
     text = "n1 has refused connections for 60 s, longer than ssh.refused_timeout_s: n1: connection refused"
     assert verdict.message == text
@@ -184,7 +186,7 @@ def test_lost_and_silent_nodes_delay_the_end_by_one_unanswered_query_and_no_logi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait for the answer to a stop would be 50 s, and that for the first answer after a login 30 s."""
-    monkeypatch.setattr("orchestrator.supervision.supervisor.HEARTBEAT_ANSWER_S", 5.0)
+    monkeypatch.setattr("orchestrator.supervision.termination.HEARTBEAT_ANSWER_S", 5.0)
     monkeypatch.setattr("orchestrator.transports.local.EXIT_WAIT_S", 0.1)
     inventory = Inventory(name="here", nodes=tuple(Node(name=f"n{index}") for index in range(4)))
     request = Request("ssh", Program("executable", ("true",)))
@@ -207,7 +209,7 @@ def test_lost_and_silent_nodes_delay_the_end_by_one_unanswered_query_and_no_logi
         supervisor._states["n3"].login_refused = True  # nothing is polled here
         begun = time.monotonic()
         failure = RankExit("n2", 2, 7, None)  # its last lines are on a lost node
-        ended = supervisor._end(Verdict(RunState.FAILED, failure, "n9 is gone"))  # the end alone
+        ended = supervisor._termination.end(Verdict(RunState.FAILED, failure, "n9 is gone"))  # the end alone
         assert time.monotonic() - begun < 25
     assert sorted(logins) == ["n0", "n1", "n2", "n3"]
     assert [node.name for node in ended.unreached] == ["n1", "n2", "n3"]
@@ -315,7 +317,7 @@ def test_supervisor_without_threads_continues_and_records_the_end_of_the_run(
 ) -> None:
     folder, launcher = _run(tmp_path)
     monkeypatch.setattr(threading.Thread, "start", _refuse)
-    monkeypatch.setattr("orchestrator.supervision.supervisor.RETURN_S", 0.0)
+    monkeypatch.setattr("orchestrator.supervision.termination.RETURN_S", 0.0)
     failed: list[bool] = []
     with contextlib.closing(launcher):
         assert supervise(folder, launcher, partial(_end, folder), lambda: failed.append(True))
@@ -368,11 +370,13 @@ def test_node_that_refuses_the_login_or_keeps_processes_after_it_was_lost_may_st
         "n2": LoginRefused("n2", "no key"),
         "n3": Unreachable("n3", "no route"),
     }
-    monkeypatch.setattr("orchestrator.supervision.supervisor.RETRY_S", 0.01)
+    monkeypatch.setattr("orchestrator.supervision.termination.RETRY_S", 0.01)
     monkeypatch.setattr(
-        "orchestrator.supervision.supervisor.map_parallel", lambda nodes, *_, **__: [outcomes[n.name] for n in nodes]
+        "orchestrator.supervision.termination.map_parallel", lambda nodes, *_, **__: [outcomes[n.name] for n in nodes]
     )
-    unreached, running = supervisor._end_returning_nodes(supervisor._plan.nodes, 0.1)  # the end of a run alone
+    unreached, running = supervisor._termination.end_returning_nodes(
+        supervisor._plan.nodes, 0.1
+    )  # the end of a run alone
     assert [node.name for node in unreached] == ["n3"]
     assert running == {"n1", "n2"}
     events = [json.loads(line)["text"] for line in (tmp_path / "events.jsonl").read_text("utf-8").splitlines()]
@@ -388,7 +392,7 @@ def test_processes_of_a_returning_node_are_ended_during_the_diagnosis(
     supervisor = _supervisor_of(tmp_path, 2)
     verdict = Verdict(RunState.FAILED, message="n1 is gone")
     ended = EndedAttempt(verdict, supervisor._plan.nodes[1:], frozenset(), frozenset())
-    monkeypatch.setattr(supervisor, "_end", lambda _: ended)
+    monkeypatch.setattr(supervisor._termination, "end", lambda _: ended)
     has_returned, calls = threading.Event(), list[str]()
 
     def stop(_: DirectLauncher, node: NodePlan) -> list[str]:
@@ -401,7 +405,7 @@ def test_processes_of_a_returning_node_are_ended_during_the_diagnosis(
         assert supervisor._folder.read().state is RunState.FAILED
         calls.append("diagnosed")
 
-    monkeypatch.setattr(supervisor, "_stop", stop)
+    monkeypatch.setattr(supervisor._termination, "stop", stop)
     assert not supervisor._finish(verdict, diagnose, None)  # the end of a run alone
     assert calls == ["n1", "diagnosed"]
 
@@ -413,8 +417,8 @@ def test_diagnosis_that_fails_ends_the_supervision_with_its_error(
     supervisor = _supervisor_of(tmp_path, 2)
     verdict = Verdict(RunState.FAILED, message="n1 is gone")
     ended = EndedAttempt(verdict, supervisor._plan.nodes[:lost], frozenset(), frozenset())
-    monkeypatch.setattr(supervisor, "_end", lambda _: ended)
-    monkeypatch.setattr(supervisor, "_stop", lambda *_: [])
+    monkeypatch.setattr(supervisor._termination, "end", lambda _: ended)
+    monkeypatch.setattr(supervisor._termination, "stop", lambda *_: [])
 
     def diagnose() -> None:
         raise RunNotFound("the record cannot be read")
@@ -428,7 +432,7 @@ def test_failure_is_diagnosed_without_another_thread_if_no_node_is_lost(
 ) -> None:
     supervisor = _supervisor_of(tmp_path, 1)
     verdict = Verdict(RunState.FAILED, message="rank 0 failed")
-    monkeypatch.setattr(supervisor, "_end", lambda _: EndedAttempt(verdict, (), frozenset(), frozenset()))
+    monkeypatch.setattr(supervisor._termination, "end", lambda _: EndedAttempt(verdict, (), frozenset(), frozenset()))
     diagnosed = list[bool]()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", _refuse)
@@ -440,7 +444,7 @@ def test_wait_for_lost_nodes_ends_when_the_run_is_stopped(tmp_path: Path) -> Non
     supervisor = _supervisor_of(tmp_path, 1)
     supervisor._folder.request_stop()
     nodes = supervisor._plan.nodes
-    assert supervisor._end_returning_nodes(nodes, 600.0, supervisor._is_over) == (nodes, frozenset())
+    assert supervisor._termination.end_returning_nodes(nodes, 600.0, supervisor._is_over) == (nodes, frozenset())
 
 
 def test_node_that_reached_the_head_during_the_wait_may_still_run(
@@ -450,9 +454,9 @@ def test_node_that_reached_the_head_during_the_wait_may_still_run(
     supervisor = _supervisor_of(tmp_path, 2)
     supervisor._plan = replace(supervisor._plan, wait_for_nodes_s=0.0)
     monkeypatch.setattr("orchestrator.supervision.supervisor.BOOT_S", 0.0)
-    monkeypatch.setattr(supervisor, "_isolation_wait_s", lambda _: 0.0)
+    monkeypatch.setattr(supervisor._silence, "isolation_wait_s", lambda *_: 0.0)
     isolated = {"n1"}
-    monkeypatch.setattr(supervisor, "_isolated", lambda *_: set(isolated))
+    monkeypatch.setattr(supervisor._silence, "isolated", lambda *_: set(isolated))
 
     def wait(nodes: Sequence[NodePlan], _: float, is_over: Callable[[], bool]) -> object:
         isolated.clear()
@@ -460,7 +464,7 @@ def test_node_that_reached_the_head_during_the_wait_may_still_run(
         isolated.add("n1")
         return nodes, frozenset[str]()
 
-    monkeypatch.setattr(supervisor, "_end_returning_nodes", wait)
+    monkeypatch.setattr(supervisor._termination, "end_returning_nodes", wait)
     restarts = Restarts(supervisor._folder, 3, StubAttempts(connect=lambda _: pytest.fail("it restarts")))
     ended = EndedAttempt(Verdict(RunState.FAILED), supervisor._plan.nodes[1:], frozenset(), frozenset())
     assert supervisor._restart(restarts, ended) == "not restarted: processes of the run may still run on n1"
@@ -479,7 +483,7 @@ def test_lost_node_is_waited_for_until_it_is_back_or_replaced(
     folder, [_, lost] = supervisor._folder, supervisor._plan.nodes  # nothing is polled here
     answers = iter([(lost,), (lost,), ()])
     records, started = list[RunRecord](), list[list[str]]()
-    monkeypatch.setattr(supervisor, "_isolated", lambda *_: set() if is_reached and records else {"n1"})
+    monkeypatch.setattr(supervisor._silence, "isolated", lambda *_: set() if is_reached and records else {"n1"})
 
     def wait(*_: object) -> tuple[Sequence[NodePlan], frozenset[str]]:
         records.append(folder.read())
@@ -488,7 +492,7 @@ def test_lost_node_is_waited_for_until_it_is_back_or_replaced(
     def start(plan: LaunchPlan) -> None:
         started.append([node.name for node in plan.nodes])
 
-    monkeypatch.setattr(supervisor, "_end_returning_nodes", wait)
+    monkeypatch.setattr(supervisor._termination, "end_returning_nodes", wait)
     verdict = Verdict(RunState.FAILED, message="n1 is gone", failed_nodes=("n1",))
     ended = EndedAttempt(verdict, [lost], frozenset(), frozenset())
     assert supervisor._restart(Restarts(folder, 3, StubAttempts(start=start)), ended) == ""
@@ -506,9 +510,9 @@ def test_lost_node_is_waited_for_no_longer_than_wait_for_nodes(tmp_path: Path, m
     supervisor = _supervisor_of(tmp_path, 2)
     supervisor._plan = replace(supervisor._plan, wait_for_nodes_s=0.0)
     monkeypatch.setattr("orchestrator.supervision.supervisor.BOOT_S", 0.0)
-    monkeypatch.setattr(supervisor, "_isolation_wait_s", lambda _: 0.0)
-    monkeypatch.setattr(supervisor, "_isolated", lambda *_: {"n1"})
-    monkeypatch.setattr(supervisor, "_end_returning_nodes", lambda nodes, *_: (nodes, frozenset()))
+    monkeypatch.setattr(supervisor._silence, "isolation_wait_s", lambda *_: 0.0)
+    monkeypatch.setattr(supervisor._silence, "isolated", lambda *_: {"n1"})
+    monkeypatch.setattr(supervisor._termination, "end_returning_nodes", lambda nodes, *_: (nodes, frozenset()))
     ended = EndedAttempt(Verdict(RunState.FAILED), supervisor._plan.nodes[1:], frozenset(), frozenset())
     reason = supervisor._restart(Restarts(supervisor._folder, 3, StubAttempts()), ended)
     text = "no spare node is left; waited for 0 s (--wait-for-nodes)"
@@ -537,7 +541,7 @@ def test_cause_of_an_attempt_is_known_to_all_while_its_ranks_are_ended(
         messages.append(verdict_of_later.message)
         return EndedAttempt(verdict, (), frozenset(), frozenset())
 
-    monkeypatch.setattr(supervisor, "_end", end)
+    monkeypatch.setattr(supervisor._termination, "end", end)
     assert not supervisor._finish(cause, lambda: None, None)
     assert messages == [cause.message, cause.message]
     assert (folder.read().message, folder.read().failing) == (cause.message, None)
@@ -608,7 +612,7 @@ def test_lost_node_is_waited_for_if_no_other_can_replace_it_at_once(
     """It may answer, and is used again then."""
     supervisor = _supervisor_of(tmp_path, names=names)
     monkeypatch.setattr(supervisor, "_may_leave_ranks", lambda _: True)
-    monkeypatch.setattr(supervisor, "_isolated", lambda *_: {"n1"})
+    monkeypatch.setattr(supervisor._silence, "isolated", lambda *_: {"n1"})
     started, was_ended = list[list[str]](), threading.Event()
 
     def wait(*_: object) -> tuple[Sequence[NodePlan], frozenset[str]]:
@@ -623,7 +627,7 @@ def test_lost_node_is_waited_for_if_no_other_can_replace_it_at_once(
         started.append([node.name for node in plan.nodes])
 
     monkeypatch.setattr(supervisor, "_until_isolated", wait)
-    monkeypatch.setattr(supervisor, "_stop", end)
+    monkeypatch.setattr(supervisor._termination, "stop", end)
     restarts = Restarts(supervisor._folder, 3, StubAttempts(start=start))
     ended = EndedAttempt(
         Verdict(RunState.FAILED, message="n1 is gone"),
@@ -656,7 +660,7 @@ def test_node_lost_in_a_restart_at_once_keeps_its_memory_only_if_a_later_attempt
     launcher, plan = supervisor._launcher, supervisor._plan  # the cleanup alone
     nodes = plan.nodes if is_used else (plan.head, *plan.spares)
     launcher.begin_attempt(replace(plan, attempt=2, nodes=nodes))
-    monkeypatch.setattr(supervisor, "_stop", lambda *_: [])
+    monkeypatch.setattr(supervisor._termination, "stop", lambda *_: [])
     monkeypatch.setattr(launcher, "end_standby", lambda node: freed.append(node.name))
     restarts = Restarts(supervisor._folder, 3, None)
     monkeypatch.setattr(restarts, "begin", lambda *_, **__: "")
@@ -681,7 +685,9 @@ def test_lost_node_that_answers_before_the_restart_and_is_replaced_keeps_no_stat
         supervisor.cleanup = threading.Thread() if is_left else None
         return ""
 
-    monkeypatch.setattr(supervisor, "_end", lambda _: EndedAttempt(verdict, plan.nodes[1:], frozenset(), frozenset()))
+    monkeypatch.setattr(
+        supervisor._termination, "end", lambda _: EndedAttempt(verdict, plan.nodes[1:], frozenset(), frozenset())
+    )
     monkeypatch.setattr(supervisor, "_restart", restart)
     monkeypatch.setattr(launcher, "connected_endpoint", lambda node: node)
     monkeypatch.setattr(launcher, "end_standby", lambda node: freed.append(node.name))
@@ -703,10 +709,10 @@ def test_node_whose_agent_is_stopped_does_not_end_itself(tmp_path: Path, monkeyp
     monkeypatch.setattr(supervisor._launcher, "reach", lambda _: Peer())
     for name in ("n0", "n1"):
         state = supervisor._states[name]
-        assert supervisor._isolated({name}, ()) == {name}
+        assert supervisor._silence.isolated({name}, ()) == {name}
         assert state.observation is not None
         state.observation = replace(state.observation, stopped=True)
-        assert supervisor._isolated({name}, ()) == set()
+        assert supervisor._silence.isolated({name}, ()) == set()
         state.observation = replace(state.observation, stopped=False)
 
 
@@ -741,7 +747,7 @@ def test_lost_node_ends_itself_only_if_the_head_answers_and_does_not_reach_it(
             return reached & set(addresses)
 
     monkeypatch.setattr(supervisor._launcher, "reach", lambda _: Head())
-    assert supervisor._isolated(lost, refusing) == isolated
+    assert supervisor._silence.isolated(lost, refusing) == isolated
 
 
 @pytest.mark.parametrize(
@@ -783,7 +789,7 @@ def test_lost_head_ends_itself_only_if_it_has_reached_a_peer_and_no_other_node_r
             return answer
 
     monkeypatch.setattr(supervisor._launcher, "reach", Peer)
-    assert supervisor._isolated(lost, refusing) == (lost if is_isolated else set())
+    assert supervisor._silence.isolated(lost, refusing) == (lost if is_isolated else set())
 
 
 def test_lost_node_that_answers_after_the_failure_keeps_no_state_in_memory(
@@ -792,8 +798,8 @@ def test_lost_node_that_answers_after_the_failure_keeps_no_state_in_memory(
     supervisor, freed = _supervisor_of(tmp_path, 4), list[str]()
     lost = supervisor._plan.nodes[1:]  # the end of a run alone
     verdict = Verdict(RunState.FAILED, message="n1-3 are gone")
-    monkeypatch.setattr(supervisor, "_end", lambda _: EndedAttempt(verdict, lost, frozenset(), frozenset()))
-    monkeypatch.setattr(supervisor, "_end_returning_nodes", lambda *_: (lost[1:2], frozenset(["n3"])))
+    monkeypatch.setattr(supervisor._termination, "end", lambda _: EndedAttempt(verdict, lost, frozenset(), frozenset()))
+    monkeypatch.setattr(supervisor._termination, "end_returning_nodes", lambda *_: (lost[1:2], frozenset(["n3"])))
     monkeypatch.setattr(supervisor._launcher, "connected_endpoint", lambda node: node)
     monkeypatch.setattr(supervisor._launcher, "end_standby", lambda node: freed.append(node.name))
     assert not supervisor._finish(verdict, lambda: None, None)
@@ -808,19 +814,20 @@ def test_restart_waits_from_when_the_head_did_not_reach_the_lost_nodes(
     head, lost, lost_later = (supervisor._states[name] for name in ("n0", "n1", "n2"))  # nothing is polled here
     for witnesses, has_moment in (([lost_later], False), ([head, lost_later], True)):
         answers = {state.node.name: False for state in witnesses}
-        monkeypatch.setattr(supervisor, "_reached_from", lambda *_, answers=answers: answers)
+        monkeypatch.setattr(supervisor._silence, "_reached_from", lambda *_, answers=answers: answers)
         lost.witnesses_queried_s = float("-inf")
-        verdict = supervisor._judge_silence(lost, witnesses)
+        verdict = supervisor._silence._judge_silence(lost, witnesses)
         assert verdict is not None
         assert (lost.unreached_s is not None) is has_moment
     lost.unreached_s = time.monotonic() - 30  # the end of the others took so long
-    waited = [supervisor._isolation_wait_s([lost.node])]
-    waited.append(supervisor._isolation_wait_s([lost.node, lost_later.node]))  # n2 was lost meanwhile
+    wait_s = supervisor._silence.isolation_wait_s
+    waited = [wait_s([lost.node], 0.0)]
+    waited.append(wait_s([lost.node, lost_later.node], 0.0))  # n2 was lost meanwhile
     whole_s = 60 + SILENT_S + GRACE_S + END_S
     assert waited[0] <= whole_s - 30
     assert waited[1] == whole_s
-    lost.unreached_s, supervisor._polled_until_s = time.monotonic() - 74, time.monotonic()
-    waited.append(supervisor._isolation_wait_s([lost.node]))  # a heartbeat may have arrived after the query
+    lost.unreached_s = time.monotonic() - 74
+    waited.append(wait_s([lost.node], time.monotonic()))  # a heartbeat may have arrived after the query
     assert waited[2] > waited[0] - 30
 
 
@@ -829,7 +836,7 @@ def test_endpoints_of_the_other_nodes_get_requests_while_the_restart_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An endpoint ends after a minute without one, and the wait may be longer."""
-    monkeypatch.setattr("orchestrator.supervision.supervisor.KEEP_S", 0.01)
+    monkeypatch.setattr("orchestrator.connections.pool.KEEP_S", 0.01)
     supervisor = _supervisor_of(tmp_path, 3)
     launcher, (n0, lost, _) = supervisor._launcher, supervisor._plan.nodes
     times_s: list[float] = []
@@ -846,7 +853,7 @@ def test_endpoints_of_the_other_nodes_get_requests_while_the_restart_waits(
     with closing(launcher):
         launcher.reach(n0)
         launcher.reach(lost)
-        monkeypatch.setattr(supervisor, "_end_returning_nodes", wait)
+        monkeypatch.setattr(supervisor._termination, "end_returning_nodes", wait)
         monkeypatch.setattr(Endpoint, "clock_ahead", clock_ahead)
         assert supervisor._until_isolated([lost], 0.0, lambda: False) == ([lost], frozenset())  # the wait alone
         times_s.clear()

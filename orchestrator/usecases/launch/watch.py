@@ -32,7 +32,6 @@ from orchestrator.verdict.record_outcome import record_outcome
 from orchestrator.verdict.replicas import differing_replicas
 from orchestrator.verdict.slow_ranks import NONE_SLOW, SlowRankWatch
 
-
 RECORD_POLL_S = 0.02  # at first, once the logs have ended
 
 
@@ -199,10 +198,9 @@ class Watch:
 
     def _next_phase(self) -> WatchPhase | None:
         """Return the next phase, judged by the logs and observations so far; None to continue following the attempt."""
-        if (phase := self._recorded_phase()) is not None:
+        phase = self._recorded_phase()
+        if phase is not None or self._is_supervised():
             return phase
-        if self._is_supervised():
-            return None
         if self._reader.pending - (self._reader.unreadable.keys() if self._supervisor_unknown else set()):
             return None
         if self._poll is None:
