@@ -18,7 +18,7 @@ from orchestrator.launchers.slurm.launcher import SlurmLauncher
 from orchestrator.launchers.slurm.login_node import login_node
 from orchestrator.names.hostlist import fold
 from orchestrator.node.endpoint import report
-from orchestrator.plan.make import assign_ranks
+from orchestrator.plan.node_plans import assign_ranks
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Program
 

@@ -2,14 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from math import lcm
+from typing import TYPE_CHECKING
 
 from orchestrator.errors import UsageError
+from orchestrator.names.hostlist import counted, fold
+from orchestrator.plan.choose_nodes import Chosen, difference, unequal
 from orchestrator.plan.plan import LaunchPlan, Sizes
-from orchestrator.run import Elastic, Program
+from orchestrator.plan.restart_settings import max_retries
+from orchestrator.run import Elastic, Program, Request
+
+if TYPE_CHECKING:
+    from orchestrator.inventory.model import Inventory, Node
+
+
+def first_attempt(
+    inventory: Inventory, request: Request, chosen: Chosen
+) -> tuple[Chosen, Sizes | None, Sequence[Node]]:
+    """
+    The nodes of the first attempt of an elastic run, its sizes, and the chosen nodes above the most; without --elastic, all nodes.
+
+    Raises:
+        UsageError: the run is not restarted, or the chosen nodes do not fit the option.
+    """
+    elastic = request.elastic
+    if elastic is None:
+        return chosen, None, ()
+    option = f"--elastic {elastic.least}:{elastic.most}"
+    if not max_retries(inventory, request):
+        raise UsageError(
+            f"{option} needs restarts, and there are none", hint="give --max-retries N, or restart: in the inventory"
+        )
+    if request.shape is not None and chosen.node_count > elastic.most:
+        raise UsageError(
+            f"-j {request.shape.nodes}x{request.shape.ranks} needs more nodes than {option} allows",
+            hint="omit -j, or raise MAX",
+        )
+    if chosen.node_count < elastic.least:
+        names = fold(node.name for node in chosen.nodes)
+        raise UsageError(
+            f"{option} needs at least {counted(elastic.least, 'node')}; there are {chosen.node_count}: {names}",
+            hint="lower MIN",
+        )
+    if len(set(chosen.ranks_each)) > 1:
+        cause = difference((str(node.devices), node.name) for node in unequal(chosen.nodes))
+        raise UsageError(
+            f"{option} needs nodes with equal numbers of ranks: {cause}", hint="give one number with -j NxR"
+        )
+    count = min(chosen.node_count, elastic.most)
+    unused = chosen.nodes[count:]
+    chosen = replace(chosen, nodes=chosen.nodes[:count], ranks_each=chosen.ranks_each[:count], node_count=count)
+    return chosen, elastic_sizes(elastic, count, chosen.ranks_each[0]), unused
 
 
 def elastic_sizes(elastic: Elastic, count: int, ranks: int) -> Sizes:
