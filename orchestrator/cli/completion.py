@@ -7,14 +7,14 @@ import click
 
 def runs(_context: click.Context, _parameter: click.Parameter, beginning: str) -> list[str]:
     """Complete a run."""
-    from orchestrator.usecases.reports.completion import run_names
+    from orchestrator.usecases.completion import run_names
 
     return [name for name in run_names() if name.startswith(beginning)]
 
 
 def inventories(_context: click.Context, _parameter: click.Parameter, beginning: str) -> list[str]:
     """Complete an inventory file, or the name of a shipped one."""
-    from orchestrator.usecases.reports import completion
+    from orchestrator.usecases import completion
 
     return [name for name in completion.inventories(beginning) if name.startswith(beginning)]
 
@@ -28,7 +28,7 @@ def shipped_inventories(_context: click.Context, _parameter: click.Parameter, be
 
 def nodes_of_run(context: click.Context, _parameter: click.Parameter, beginning: str) -> list[str]:
     """Complete a host list of the run that was typed before it."""
-    from orchestrator.usecases.reports import completion
+    from orchestrator.usecases import completion
 
     typed = next(iter(context.args), "")  # click does not assign words before an option that has no value yet
     return _after_comma(completion.nodes_of_run(typed.partition(":")[0] or "latest"), beginning)
@@ -36,7 +36,7 @@ def nodes_of_run(context: click.Context, _parameter: click.Parameter, beginning:
 
 def nodes_of_inventory(context: click.Context, _parameter: click.Parameter, beginning: str) -> list[str]:
     """Complete a host list of the inventory that was typed before it."""
-    from orchestrator.usecases.reports import completion
+    from orchestrator.usecases import completion
 
     return _after_comma(completion.nodes_of_inventory(context.params.get("inventory")), beginning)
 

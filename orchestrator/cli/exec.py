@@ -15,7 +15,7 @@ from orchestrator.errors import CTRL_C
 @click.argument("words", nargs=-1, required=True, metavar="[--] COMMAND [ARGS...]")
 def exec_(inventory: str | None, nodes: str | None, words: tuple[str, ...]) -> int:
     """Run a command once per node. One word is a line for the shell. Ends with the largest exit code."""
-    from orchestrator.usecases.checks.execute import execute
+    from orchestrator.usecases.execute import execute
 
     view = NodeOutput()
     try:

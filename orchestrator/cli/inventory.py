@@ -51,7 +51,7 @@ def new(name: str) -> int:
 @click.argument("file", type=options.PATH, required=False)
 def import_(source: str, file: Path | None) -> int:
     """Print an inventory made from a hostfile, an ssh_config or `scontrol show node`; from standard input without FILE."""
-    from orchestrator.usecases.checks.import_inventory import import_inventory
+    from orchestrator.usecases.inventory import import_inventory
 
     print_text(import_inventory(source, file))
     return 0

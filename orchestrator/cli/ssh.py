@@ -16,7 +16,7 @@ from orchestrator.errors import UsageError
 @click.argument("node", shell_complete=completion.nodes_of_inventory)
 def ssh(inventory: str | None, node: str) -> NoReturn:
     """Log in to a node of the inventory. With its address, user, port, jump host and host key rule."""
-    from orchestrator.usecases.checks.execute import login_command
+    from orchestrator.usecases.execute import login_command
 
     argv = login_command(inventory, node)
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,27 @@ def shipped_text(name: str) -> str:
 def shipped_names() -> list[str]:
     """The names of the inventories that orch ships."""
     return sorted(path.stem for path in inventory_folder().glob("*.yaml"))
+
+
+def import_inventory(source: str, file: Path | None) -> str:
+    """
+    The text of an inventory made from another tool's file; None reads standard input, or ~/.ssh/config.
+
+    Raises:
+        UsageError: there is no such source, or the file cannot be read or imported.
+    """
+    from orchestrator.inventory.importing import import_hostfile, import_scontrol, import_ssh_config
+
+    of_text: dict[str, Callable[[str], str]] = {"hostfile": import_hostfile, "scontrol": import_scontrol}
+    if source == "ssh-config":
+        return import_ssh_config((file or Path("~/.ssh/config")).expanduser())
+    if source not in of_text:
+        raise UsageError(f"{source!r} cannot be imported", hint=f"one of {', '.join(sorted([*of_text, 'ssh-config']))}")
+    try:
+        text = sys.stdin.read() if file is None else file.expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise UsageError(f"{file}: {exc}", hint="name a readable text file") from exc
+    return of_text[source](text)
 
 
 def _similar_shipped(path: Path) -> str:

@@ -7,13 +7,13 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import click
 import pytest
 
 from orchestrator.cli import app, stop
 from orchestrator.errors import UsageError
+from tests.cli.two_nodes import LOADED, SLOW_MODULES, finished_run, open_gate
 from tests.grounds.cli import Orch
 from tests.until import until
 
@@ -149,14 +149,6 @@ def test_unknown_option_without_a_program_is_reported_as_such(capsys: pytest.Cap
     assert "--dry-run" in stderr
 
 
-@pytest.fixture
-def orch(tmp_path: Path) -> Orch:
-    """A working folder with an inventory of one node on this machine."""
-    text = f"name: here\naccelerator: cpu\ntransport: local\ndefaults: {{workdir: {tmp_path}/work}}\nnodes: [{{name: n0}}]\n"
-    (tmp_path / "inventory.yaml").write_text(text)
-    return Orch(tmp_path)
-
-
 def _into_closed_pipe(orch: Orch, *words: str) -> subprocess.CompletedProcess[str]:
     reader, writer = os.pipe()
     os.close(reader)
@@ -180,6 +172,7 @@ def test_closed_stdout_exits_141(orch: Orch) -> None:
 
 @pytest.mark.processes
 def test_closed_stdout_ends_watching_with_141_and_the_run_continues(orch: Orch) -> None:
+    open_gate(orch)
     watching = _into_closed_pipe(orch, "ssh-launch", "--", "echo", "up")
     assert watching.returncode == 141
     assert "nobody reads the output any more; the run continues" in watching.stderr
@@ -191,3 +184,55 @@ def test_closed_stdout_ends_watching_with_141_and_the_run_continues(orch: Orch) 
 def test_lines_of_a_run_that_is_not_watched_cannot_be_folded(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run([*words.split(), "--fold", "--detach"]) == UsageError.exit_code
     assert "--fold and --detach exclude each other" in capsys.readouterr().err
+
+
+def test_homes_of_the_records_are_private_whatever_the_umask(orch: Orch) -> None:
+    finished_run(orch, "true")
+    assert {path.stat().st_mode & 0o777 for path in (orch.home, orch.home / "runs")} == {0o700}
+
+
+def test_closed_or_ascii_output_prints_no_traceback(orch: Orch) -> None:
+    finished_run(orch, "printf", "\\303\\251\\n")
+    for command in ("list >&-", "logs >&-", "logs 2>&-", "logs >/dev/full"):
+        words = f'"$0" -m orchestrator {command}'
+        done = subprocess.run(
+            ["sh", "-c", words, sys.executable],
+            cwd=orch.cwd,
+            env=orch.environ(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr
+    ascii_only = Orch(orch.cwd, env={"PYTHONIOENCODING": "ascii"})
+    assert "\\xe9" in ascii_only("logs", "--rank", "0").stdout
+
+
+def test_error_message_of_a_rank_neither_moves_the_cursor_nor_is_read_as_markup(orch: Orch) -> None:
+    open_gate(orch)
+    message = r'{"message": "no [/data] [red]x \u001b]0;title\u0007"}'
+    program = ("sh", "-c", 'printf %s "$1" > "$TORCHELASTIC_ERROR_FILE"; exit 1', "sh", message)
+    followed = orch("ssh-launch", "--", *program, code=1)
+    shown = [followed.stderr, orch("list").stdout, orch("status", code=1).stdout]
+    for text in shown:
+        assert r"no [/data] [red]x \x1b]0;title\x07" in text
+        assert "\x1b" not in text
+
+
+def test_command_that_needs_no_inventory_imports_no_slow_module(orch: Orch) -> None:
+    finished_run(orch, "true")
+    for words in (["--help"], ["status", "--json"], ["logs"], ["stop"], ["list", "--json"]):
+        argv = [sys.executable, "-c", LOADED, *words]
+        done = subprocess.run(argv, cwd=orch.cwd, env=orch.environ(), capture_output=True, text=True, check=True)
+        assert not {name.partition(".")[0] for name in done.stderr.split()}.intersection(SLOW_MODULES), words
+
+
+@pytest.mark.processes
+def test_ssh_transport_does_not_import_the_modules_that_check_an_inventory() -> None:
+    program = (
+        "import sys, orchestrator.supervision.supervisor, orchestrator.transports.ssh.transport; print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "paramiko" in loaded
+    assert not loaded.intersection({"pydantic", "ruamel.yaml", "jinja2", "rich", "orchestrator.inventory.model"})
