@@ -38,7 +38,6 @@ class Pair:
 
     @property
     def nodes(self) -> tuple[str, str]:
-        """Both nodes."""
         return self.first, self.second
 
     def text(self, nominal: Mapping[str, float]) -> str:
@@ -88,7 +87,6 @@ class _Report:
         return Finding(severity, "bandwidth", f"{text}; {comparison}", pair.nodes, self.evidence([pair]), LINK_REMEDY)
 
     def evidence(self, pairs: Sequence[Pair]) -> str:
-        """The first pairs with their bandwidths."""
         shown = [pair.text(self.nominal) for pair in pairs[:MOST_SHOWN]]
         more = [f"and {len(pairs) - MOST_SHOWN} more"] if len(pairs) > MOST_SHOWN else []
         return "; ".join([*shown, *more])

@@ -6,7 +6,6 @@ import click
 
 
 def runs(_context: click.Context, _parameter: click.Parameter, beginning: str) -> list[str]:
-    """Complete a run."""
     from orchestrator.usecases.completion import run_names
 
     return [name for name in run_names() if name.startswith(beginning)]
@@ -20,7 +19,6 @@ def inventories(_context: click.Context, _parameter: click.Parameter, beginning:
 
 
 def shipped_inventories(_context: click.Context, _parameter: click.Parameter, beginning: str) -> list[str]:
-    """Complete the name of a shipped inventory."""
     from orchestrator.usecases.inventory import shipped_names
 
     return [name for name in shipped_names() if name.startswith(beginning)]

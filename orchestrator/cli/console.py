@@ -47,7 +47,6 @@ def inform(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Print a warning on stderr."""
     inform(f"warning: {text}")
 
 
@@ -77,7 +76,6 @@ def print_text(text: str, stream: TextIO | None = None) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print a result as JSON, on stdout."""
     print_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -109,7 +107,6 @@ class ProgressLine:
         self.end()
 
     def update(self, progress: Progress) -> None:
-        """Show the progress."""
         with self._lock:
             if self._ended.is_set():
                 return  # the work continues in its thread after Ctrl-C
@@ -128,7 +125,6 @@ class ProgressLine:
         self.inform(f"warning: {text}")
 
     def inform(self, text: str) -> None:
-        """Print a message, as `warn`."""
         with self._lock:
             if not self._ended.is_set():
                 self._erase()
@@ -205,7 +201,6 @@ class LogView:
             inform(text)
 
     def warn(self, text: str) -> None:
-        """Print a warning."""
         warn(text)
 
     def write(self, lines: Iterable[LogLines]) -> None:
@@ -260,7 +255,6 @@ class NodeOutput:
         print_text(f"{prefix} {printable(line)}\n")
 
     def inform_of(self, nodes: Sequence[str], text: str) -> None:
-        """Print a message about nodes."""
         inform(f"{fold(nodes)}: {text}")
 
 
@@ -300,7 +294,6 @@ def _plain_table(columns: Sequence[str], cells: Sequence[Sequence[str]], cut: Se
 
 
 def size_text(count: float) -> str:
-    """Format a number of bytes for a person."""
     if count < _THOUSAND:
         return f"{count:.0f} B"
     for unit in ("kB", "MB", "GB"):

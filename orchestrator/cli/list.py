@@ -71,7 +71,6 @@ def _print(entries: list[RunEntry], *, newest: RunEntry) -> None:
 
 
 def _age(entry: RunEntry) -> str:
-    """The time since the launch."""
     created = _time(entry.created)
     return "" if created is None else clock((datetime.now(timezone.utc) - created).total_seconds())
 

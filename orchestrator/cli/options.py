@@ -19,7 +19,6 @@ PATH = click.Path(path_type=Path)
 
 
 def inventory_option(help_text: str) -> Decorator:
-    """Add -i with this help text."""
     return click.option("-i", "--inventory", metavar="FILE", shell_complete=completion.inventories, help=help_text)
 
 

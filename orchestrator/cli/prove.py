@@ -43,7 +43,6 @@ class _Trials:
         self._signatures = signatures
 
     def run(self, arguments: LaunchArguments, options: LadderOptions, trial: Trial, must_report: bool) -> Trial:  # noqa: FBT001  RunRung
-        """Run a rung, and diagnose it if it fails."""
         title = f"{trial.rung}, with {trial.change}" if trial.change else trial.rung
         ran = run_rung(arguments, options, self._screen, title, must_report=must_report)
         ended = replace(trial, outcome=ran.outcome, run=ran.run, steps=ran.steps, took_s=ran.took_s)

@@ -67,12 +67,7 @@ def _stop_recorded(run: str | None) -> None:
 
 
 def _chosen(choices: Sequence[tuple[str, str]]) -> str:
-    """
-    The run or sweep that the user chooses at the terminal.
-
-    Raises:
-        UsageError: the answer names none of them.
-    """
+    """The run or sweep that the user chooses at the terminal; UsageError if the answer names none of them."""
     for number, (name, described) in enumerate(choices, start=1):
         inform(f"{number}  {name}   {described}")
     print_text("orch: which one is to end? (number; Enter: none) ", sys.stderr)

@@ -33,12 +33,7 @@ def submit_sweep(arguments: LaunchArguments, axes: Sequence[str], at_once: int |
 
 
 def list_sweep(name: str, *, as_json: bool) -> int:
-    """
-    Refresh and compare the runs of a sweep; returns 0.
-
-    Raises:
-        RunNotFound: no sweep here, or more than one, has the name.
-    """
+    """Refresh and compare the runs of a sweep, and return 0; RunNotFound if no sweep here, or more than one, has the name."""
     if not find_sweep(name):
         raise RunNotFound(
             f"no sweep {name!r}, or more than one",

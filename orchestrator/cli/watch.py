@@ -37,7 +37,6 @@ class WatchedRun:
         self._folder, self._launcher, self._quiet, self._tail = launched.folder, launched.launcher, quiet, tail
 
     def to_end(self, view: Viewer) -> RunRecord:
-        """Show the run to its end; return its record."""
         from orchestrator.usecases.launch.watch import Watch, watched_lines  # as above
         from orchestrator.usecases.reports.log_reader import LogReader  # the viewer of a run over SSH needs none of it
 
@@ -47,7 +46,6 @@ class WatchedRun:
         return Watch(self._folder, self._launcher, reader, view, ends_failed=True).to_end()
 
     def diagnosed(self, on_warning: Callable[[str], None] = warn) -> RunRecord | None:
-        """The record of a run that has failed, with its diagnosis."""
         from orchestrator.usecases.diagnose.failure import diagnose_failure  # only if the run has failed
 
         return diagnose_failure(self._folder, self._launcher, on_warning)

@@ -37,22 +37,18 @@ class Change:
 
     @property
     def call_variables(self) -> dict[str, str]:
-        """The variable by which the ranks change the call."""
         return {} if self.call is None else {CHANGED_CALLS: json.dumps([asdict(self.call)])}
 
 
 def unset(*names: str) -> Change:
-    """Take variables away."""
     return Change(f"unset {' '.join(names)}", dict.fromkeys(names))
 
 
 def variables(**values: str) -> Change:
-    """Set variables."""
     return Change(" ".join(f"{name}={value}" for name, value in values.items()), values)
 
 
 def call(text: str, module: str, function: str, setting: str = "", **arguments: object) -> Change:
-    """Change the arguments of a call."""
     return Change(text, call=Call(module, function, arguments), setting=setting)
 
 

@@ -52,7 +52,6 @@ class Hit:
 
     @property
     def text(self) -> str:
-        """The line with its location and origin."""
         origin = ranks_on_nodes([] if self.rank is None else [self.rank], [self.node] if self.node else [])
         return f"{self.location}: {f'[{origin}] ' if origin else ''}{self.origin.text[:MOST_SHOWN]}"
 
@@ -111,7 +110,6 @@ def search_log(
 def hits_of(
     bodies: Iterable[HitBody], file: str, signatures: Mapping[str, Signature], *, node: str | None, rank: int | None
 ) -> Iterator[Hit]:
-    """The hits of a search, with their origins."""
     specific = [row for row in signatures.values() if row.lines == 1 and row.role not in {Role.ERROR, Role.UNKNOWN}]
     for body in bodies:
         row = signatures[body["id"]]

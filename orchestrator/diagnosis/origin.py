@@ -42,7 +42,6 @@ class Origin:
 
 
 def origin_of(line: str) -> Origin:
-    """Read the prefixes of a line."""
     found = Origin(line)
     for _ in range(MOST_PREFIXES):
         match = next(filter(None, (pattern.match(found.text) for pattern in _PREFIXES)), None)

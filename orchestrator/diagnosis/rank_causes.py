@@ -70,7 +70,6 @@ class Diagnosis:
     errors: tuple[Hit, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able form."""
         folded = ("alternatives", "consequences", "observations")
         return {
             "cause": self.cause or None,
@@ -89,7 +88,6 @@ class Diagnosis:
 
 
 def rank_causes(evidence: Evidence) -> Diagnosis:
-    """Name the cause."""
     hits = _most_specific(_in_order(_with_ranks_of_the_run(evidence.hits)))
     ended = [hit for hit in hits if not _is_survived(hit, evidence)]
     groups = (

@@ -88,22 +88,15 @@ class Signature:
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
-        """The literals."""
         return self.literals or (plain_text(self.pattern),)
 
     @cached_property
     def expression(self) -> re.Pattern[str]:
-        """The compiled pattern."""
         return re.compile(self.pattern)
 
 
 def plain_text(pattern: str) -> str:
-    """
-    The text that a regular expression without special characters matches.
-
-    Raises:
-        ValueError: it has special characters.
-    """
+    """The text that a regular expression matches; ValueError if it has special characters."""
     if _SPECIAL.search(_ESCAPE.sub("", pattern)):
         raise ValueError(f"the pattern {pattern!r} is not plain text, so it needs literals")
     return _ESCAPE.sub(r"\1", pattern)
@@ -150,7 +143,6 @@ def signature(
     retry: str | None = None,
     change: Change | None = None,
 ) -> Signature:
-    """A row."""
     samples = (sample,) if isinstance(sample, str) else sample
     literals = (literal,) if isinstance(literal, str) else literal
     return Signature(

@@ -46,12 +46,7 @@ class _Section:
 
 
 def read_signatures(text: str, file: str, known: Mapping[str, Signature]) -> dict[str, Signature]:
-    """
-    The signatures of a file, by id.
-
-    Raises:
-        SignatureError: the file is wrong.
-    """
+    """The signatures of a file by id; SignatureError if it is wrong."""
     found: dict[str, Signature] = {}
     for section in _sections(text, file):
         position = f"{file}:{section.line}: [{section.name}]"

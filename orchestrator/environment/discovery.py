@@ -166,7 +166,6 @@ def _rdma(adapters: Mapping[str, Adapters], requests: Mapping[str, NodeRequest])
 
 
 def _unconnected(layers: Mapping[str, str]) -> _Rdma:
-    """The decision for nodes of different networks."""
     (layer, node), (other_layer, other_node) = list(layers.items())[:2]
     text = f"{node} has {KINDS.get(layer, layer)} and {other_node} {KINDS.get(other_layer, other_layer)}: NCCL cannot connect them"
     remedy = "choose nodes of one network with --nodes, or set network: ethernet"

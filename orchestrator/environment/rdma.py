@@ -244,7 +244,6 @@ def _routable_gids(port: Port, facts: NodeFacts) -> Iterable[int]:
 
 
 def _ipv4(gid: str) -> str | None:
-    """The IPv4 address of an IPv4-mapped GID."""
     try:
         address = ip_address(gid)
     except ValueError:

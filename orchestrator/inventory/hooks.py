@@ -115,12 +115,7 @@ class Hook(BaseModel):
         return self.model_copy(update=changed)
 
     def program(self) -> str:
-        """
-        The path of the program that the hook starts.
-
-        Raises:
-            UsageError: it does not exist.
-        """
+        """The path of the program that the hook starts; UsageError if it does not exist."""
         if self.command is not None:
             name, path, hint = str(Path(self.command[0]).expanduser()), None, "name an executable file"
         elif self.email is not None:

@@ -94,12 +94,7 @@ def import_ssh_config(path: Path) -> str:
 
 
 def import_scontrol(text: str) -> str:
-    """
-    Parse the output of `scontrol show node`, with or without -o.
-
-    Raises:
-        UsageError: the text names no node.
-    """
+    """Parse the output of `scontrol show node`, with or without -o; UsageError if the text names no node."""
     records = [
         {key: _value(block, key) for key in ("NodeName", "NodeAddr", "Gres", "State", "Partitions")}
         for block in re.split(r"(?m)^(?=NodeName=)", text)

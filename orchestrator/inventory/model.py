@@ -190,12 +190,7 @@ class _InventoryFile(_Cluster):
 
 
 def load(path: Path) -> Inventory:
-    """
-    Read an inventory file.
-
-    Raises:
-        InventoryError: every problem found, one per line.
-    """
+    """Read an inventory file; InventoryError has every problem found, one per line."""
     document = read(path)
     written, problems = _parse(document)
     problems = [*document.problems, *problems, *name_problems(document)]

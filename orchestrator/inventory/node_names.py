@@ -40,12 +40,7 @@ def _expand_or_empty(pattern: Tree) -> list[str]:
 
 
 def expand_nodes_option(names: str) -> list[str]:
-    """
-    Expand the host list of --nodes.
-
-    Raises:
-        UsageError: it is not a host list.
-    """
+    """Expand the host list of --nodes; UsageError if it is not a host list."""
     try:
         return expand(names)
     except ValueError as error:

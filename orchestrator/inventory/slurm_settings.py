@@ -43,12 +43,7 @@ class SlurmSetting:
 
 
 def parse_setting(option: str, word: str) -> SlurmSetting:
-    """
-    Parse the KEY=VALUE of `--set slurm.KEY=VALUE`.
-
-    Raises:
-        UsageError: the word is not of that form.
-    """
+    """Parse the KEY=VALUE of `--set slurm.KEY=VALUE`; UsageError if the word is not of that form."""
     found = re.fullmatch(r"slurm\.([A-Za-z_.-]+)=(.*)", word, re.DOTALL)
     if found is None:
         raise UsageError(

@@ -53,7 +53,6 @@ Reach = Callable[[str], "Endpoint"]
 
 
 def checked_nodes(plan: LaunchPlan, *, is_program_known: bool = True) -> tuple[CheckedNode, ...]:
-    """The nodes of a plan."""
     needs_torch = plan.program.kind == "trainer" if is_program_known else None
 
     def checked(node: NodePlan) -> CheckedNode:

@@ -82,7 +82,6 @@ class Folding:
             yield self._pop()
 
     def rest(self) -> Iterator[Fold]:
-        """Yield all folds that are left."""
         while self._folds:
             yield self._pop()
 

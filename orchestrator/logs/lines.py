@@ -51,7 +51,6 @@ class LogLines:
 
     @property
     def count(self) -> int:
-        """The number of lines."""
         return self.text.count("\n") + 1
 
     def last(self, count: int) -> LogLines:

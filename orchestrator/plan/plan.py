@@ -147,7 +147,6 @@ class LaunchPlan:
 
     @property
     def job_name(self) -> str:
-        """The name of the Slurm job."""
         return str(self.slurm.get("job_name") or (self.sweep.id if self.sweep else self.run_id))
 
     @property
@@ -211,11 +210,9 @@ class LaunchPlan:
         return f"{self.attempt_dir(node)}/setup.sh" if self.setup else None
 
     def kept_dir(self, node: NodePlan) -> str:
-        """The folder of the kept folders on that node."""
         return f"{node.workdir}/{KEPT}/{self.kept_name}"
 
     def bundle_dir(self, node: NodePlan) -> str:
-        """The bundle's folder on that node."""
         return f"{node.workdir}/bundles/{self.bundle}"
 
 

@@ -73,12 +73,7 @@ def slurm_node_script(plan: LaunchPlan) -> str:
 
 
 def sbatch_script(plan: LaunchPlan) -> str:
-    """
-    The batch script of a Slurm job.
-
-    Raises:
-        UsageError: the user's template cannot be rendered, or orch could not follow its job.
-    """
+    """The batch script of a Slurm job; UsageError if the user's template cannot be rendered, or orch could not follow its job."""
     values = {
         "run_id": plan.run_id,
         "options": sbatch_options(plan),
@@ -136,7 +131,6 @@ def sbatch_options(plan: LaunchPlan) -> list[str]:
 
 
 def _array(sweep: Sweep) -> str:
-    """The tasks of a sweep as sbatch takes them."""
     return f"0-{len(sweep.runs) - 1}" + (f"%{sweep.at_once}" if sweep.at_once else "")
 
 

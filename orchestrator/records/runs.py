@@ -23,7 +23,6 @@ class RunSelection:
     tags: Sequence[str] = ()
 
     def of(self, runs: Sequence[tuple[RunFolder, RunEntry]]) -> list[tuple[RunFolder, RunEntry]]:
-        """The selected runs, in their order."""
         selected = [
             (folder, entry)
             for folder, entry in runs
@@ -100,7 +99,6 @@ def find_sweep(name: str) -> list[tuple[RunFolder, RunRecord]]:
 
 
 def is_sweep(name: str) -> bool:
-    """Return whether the name is that of a sweep, and not of a run."""
     try:
         home_store().find(name)
     except RunNotFound:

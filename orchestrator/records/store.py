@@ -33,7 +33,6 @@ RECORD_WAIT_S = 5.0  # the longest delay by a process that is stopped (SIGSTOP) 
 
 
 def home(environ: Mapping[str, str]) -> Path:
-    """$ORCH_HOME, by default ~/.orch."""
     return Path(environ.get("ORCH_HOME") or Path.home() / ".orch").expanduser().absolute()
 
 
@@ -122,7 +121,6 @@ class RunFolder:
 
     @property
     def record_file(self) -> Path:
-        """The file of the run's record."""
         return self.path / "run.json"
 
     @property
@@ -132,7 +130,6 @@ class RunFolder:
 
     @property
     def plan_folder(self) -> Path:
-        """The folder of the plan and all rendered files."""
         return self.path / "plan"
 
     @property
@@ -141,12 +138,7 @@ class RunFolder:
         return self.plan_folder / "code.diff"
 
     def read(self) -> RunRecord:
-        """
-        Read the record, written by any version of orch.
-
-        Raises:
-            RunNotFound: it is missing or cannot be read.
-        """
+        """Read the record, written by any version of orch; RunNotFound if it is missing or cannot be read."""
         try:
             return RunRecord.from_json(json_object(self.record_file))
         except (OSError, KeyError, TypeError, ValueError) as exc:
@@ -157,7 +149,6 @@ class RunFolder:
         write_file(self.record_file, json.dumps(record.to_json(), indent=1) + "\n")
 
     def update(self, **changes: Any) -> RunRecord:  # fields of RunRecord, checked by replace()
-        """Change some fields of the record."""
         return self.change(lambda record: replace(record, **changes))
 
     def change(self, change: Callable[[RunRecord], RunRecord]) -> RunRecord:
@@ -192,7 +183,6 @@ class RunFolder:
             yield is_ours
 
     def supervisor(self) -> SupervisorProcess | None:
-        """The supervisor of the run; None if there is none."""
         try:
             with self._lock_file.open("r", encoding="utf-8") as lock:
                 return None if _lock(lock, 0.0, fcntl.LOCK_SH) else SupervisorProcess.parse(lock.read())
@@ -210,7 +200,6 @@ class RunFolder:
 
     @property
     def hook_log_file(self) -> Path:
-        """The file of the output of hooks."""
         return self.path / "hooks.log"
 
     def add_event(self, event: str, text: str) -> None:
@@ -263,7 +252,6 @@ class RunFolder:
         return self.plan_folder / "bundle.tar.gz"
 
     def write_bundle(self, archive: bytes) -> None:
-        """Keep the archive of the code."""
         write_file(self.bundle_file, archive, sync=False)
 
     def write_software(self, versions: Mapping[str, Mapping[str, str]]) -> None:
@@ -283,7 +271,6 @@ class RunFolder:
         write_file(self._stats_file, json.dumps(times, indent=1) + "\n", sync=False)
 
     def read_stats(self) -> dict[str, Any] | None:
-        """The kept times; None if there are none."""
         return _json_or_none(self._stats_file)
 
     def write_findings(self, findings: Sequence[Mapping[str, Any]]) -> None:
@@ -445,16 +432,10 @@ class Store:
 
     @property
     def runs(self) -> Path:
-        """The folder of all records."""
         return self.path / "runs"
 
     def create(self, record: RunRecord) -> RunFolder:
-        """
-        Make the run's folder and write its first record.
-
-        Raises:
-            UsageError: the folder cannot be made.
-        """
+        """Make the run's folder and write its first record; UsageError if the folder cannot be made."""
         folder = RunFolder(self.runs / record.id)
         try:
             working_folder(str(self.path))
@@ -535,13 +516,11 @@ def _has_record(folder: RunFolder) -> bool:
 
 
 def second(run_id: str) -> str:
-    """The second in a run's id."""
     _, day, second, _ = run_id.rsplit("-", 3)
     return day + second
 
 
 def _created(folder: RunFolder) -> str:
-    """The creation time in the record."""
     try:
         return folder.read().created
     except RunNotFound:

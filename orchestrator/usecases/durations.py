@@ -10,12 +10,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def seconds(option: str, text: str) -> float:
-    """
-    Convert a time span to seconds; `option` is its option, for the message.
-
-    Raises:
-        UsageError: the text is not a time span.
-    """
+    """Convert a time span to seconds; UsageError names `option` if the text is not one."""
     match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
     if match is None:
         raise UsageError(f"{option} {text}: not a time span", hint="as in 30s, 5m, 2h or 1d")

@@ -63,12 +63,7 @@ def validate_inventory(given: str | None) -> str:
 
 
 def shipped_text(name: str) -> str:
-    """
-    The text of an inventory that orch ships, to begin one's own with.
-
-    Raises:
-        UsageError: there is none of this name.
-    """
+    """The text of an inventory that orch ships, to begin one's own with; UsageError if there is none of this name."""
     path = _shipped(name)
     if path is None:
         raise UsageError(f"there is no shipped inventory {name!r}", hint=f"one of {', '.join(shipped_names())}")

@@ -42,7 +42,6 @@ def classify(verdict: Verdict, diagnosis: Diagnosis | None = None) -> Failure | 
 
 
 def failure_of_launch(error: BaseException) -> Failure:
-    """The class of a launch that failed."""
     errors = error.failures if isinstance(error, NodesError) else [error]
     if any(isinstance(each, Unreachable) for each in errors):
         found = FailureClass.NODE

@@ -76,7 +76,6 @@ class Evidence:
         return sorted(finished, key=lambda entry: entry[1].time)
 
     def finished_as(self, *states: StateName) -> list[tuple[str, Finished]]:
-        """The finished nodes in one of the states."""
         return [(node, finished) for node, finished in self.finished if finished.state in states]
 
     @property
@@ -90,7 +89,6 @@ class Evidence:
 
     @property
     def first_exit(self) -> RankExit | None:
-        """The exit of the first rank that failed."""
         failed = ((node, finished.exit) for node, finished in self.finished_as(State.FAILED))
         return next((diagnose_hang(_exit_of(node, exit_), self.nodes) for node, exit_ in failed if exit_), None)
 
@@ -141,7 +139,6 @@ def judge_slurm(evidence: Evidence, queue: JobStatus | None) -> Verdict:
 
 
 def every_node_done(evidence: Evidence) -> Verdict | None:
-    """DONE if every node is."""
     is_done = evidence.all_finished and evidence.finished_as(State.DONE) == evidence.finished
     return Verdict(RunState.DONE) if is_done else None
 

@@ -133,12 +133,7 @@ def _reports(folder: AttemptFolder) -> list[NodeObservation]:
 def _missing(
     folders: Sequence[AttemptFolder], results: Sequence[list[NodeObservation] | OrchError | None]
 ) -> NodesError | None:
-    """
-    The failures of the folders that were not read.
-
-    Raises:
-        OrchError: a failure that is not a node's.
-    """
+    """The failures of the folders that were not read; OrchError for a failure that is not a node's."""
     named = zip(folders, results, strict=True)
     return failed_nodes([Unreachable(folder.name, NO_ANSWER) if result is None else result for folder, result in named])
 

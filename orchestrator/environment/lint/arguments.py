@@ -28,7 +28,6 @@ class ArgumentFault:
 
 
 def argument_faults(command: Sequence[Word]) -> Iterator[ArgumentFault]:
-    """Yield the faults of a command line."""
     begin = _after_torchrun(command)
     if begin is not None:
         options, begin = _options(command, begin)

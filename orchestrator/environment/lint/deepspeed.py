@@ -155,15 +155,12 @@ class _Report:
                 self._lines.setdefault(match[1], number)
 
     def line(self, name: str) -> int:
-        """The first line with a key of this name."""
         return self._lines.get(name, 1)
 
     def key(self, severity: Severity, name: str, text: str, remedy: str = "", *, source: str = SOURCE) -> None:
-        """Add a finding on a key."""
         self.add(severity, name, f"{name}: {text}", line=self.line(name), remedy=remedy, source=source)
 
     def add(self, severity: Severity, check: str, text: str, *, line: int, remedy: str = "", source: str) -> None:
-        """Add a finding on a line."""
         self.findings.append(
             LintFinding(Finding(severity, check, text, remedy=remedy, source=source), self._file, line)
         )

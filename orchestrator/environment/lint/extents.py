@@ -139,7 +139,6 @@ class _Scan:
             self._begin(symbol, start)
 
     def _begin(self, symbol: str, start: int) -> None:
-        """Begin a quotation or an expansion."""
         if symbol == '"':
             self._open.append(_Open(start, '"'))
         elif symbol == "'":
@@ -170,7 +169,6 @@ class _Scan:
             self._cases.pop()
 
     def _skip_documents(self, line_end: int) -> None:
-        """Skip the texts of the here-documents of a line."""
         for document in self._pending:
             tabs = "\t*" if document.has_tabs else ""
             last = re.compile(f"^{tabs}{re.escape(document.delimiter)}\r?$", re.MULTILINE)

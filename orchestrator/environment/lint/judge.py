@@ -53,7 +53,6 @@ class LintFinding:
         return replace(self, line=self.line + lines, start=start, end=end)
 
     def nodes_text(self) -> str:
-        """The nodes as a host list."""
         return fold(self.finding.nodes)
 
     def to_json(self) -> dict[str, Any]:
@@ -220,7 +219,6 @@ def _harm(row: Row, better: str | None, context: Context) -> _Remark | None:
 
 
 def _reader_remarks(row: Row, context: Context) -> Iterable[_Remark]:
-    """The cases in which nothing reads the row."""
     library, accelerator = row.library, context.accelerator
     installed = {} if library not in context.versions else {library: context.versions[library]}
     if row.until and holds(f"{library}>={row.until}", context) is not False:

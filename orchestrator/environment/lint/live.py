@@ -76,7 +76,6 @@ def _with_adapters(found: LintFinding, facts: NodeFacts) -> LintFinding:
 
 
 def common_context(nodes: Mapping[str, NodeFacts]) -> Context:
-    """The versions, network and accelerator that all nodes have."""
     contexts = [node_context(facts) for facts in nodes.values()]
     first, *more = contexts or [Context()]
     return Context(

@@ -29,7 +29,6 @@ _OPERATORS = "\n;&|()"
 
 
 def read_shell(text: str, file: str) -> Script:
-    """Read a script."""
     return _Reader(text, file).read()
 
 

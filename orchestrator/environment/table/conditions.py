@@ -37,12 +37,7 @@ class Context:
 
 
 def version(text: str) -> tuple[int, ...]:
-    """
-    Parse the numbers at the beginning of a version: `2.21.5+cuda12` is (2, 21, 5).
-
-    Raises:
-        ValueError: it begins with no number.
-    """
+    """Parse the numbers at the beginning of a version: `2.21.5+cuda12` is (2, 21, 5); ValueError if it begins with no number."""
     match = re.match(r"v?(\d+(?:\.\d+)*)", text)
     if match is None:
         raise ValueError(f"{text!r} is not a version, as in 2.21 or 2.21.5")

@@ -45,7 +45,6 @@ class Anything:
     text: str = "text"
 
     def fault(self, value: str) -> Fault | None:  # noqa: ARG002
-        """No fault."""
         return None
 
 
@@ -60,7 +59,6 @@ class NcclInteger:
 
     @property
     def text(self) -> str:
-        """The range or the choices."""
         if self.choices:
             return ", ".join(map(str, self.choices))
         unit = f" {self.unit}" if self.unit else ""
@@ -118,7 +116,6 @@ class Integer:
 
     @property
     def text(self) -> str:
-        """The range."""
         unit = f" {self.unit}" if self.unit else ""
         return f"integer{unit} from {self.low}" if self.high is None else f"{self.low} to {self.high}{unit}"
 
@@ -142,7 +139,6 @@ class TorchBool:
     text: str = "0 or 1 (also yes, no, true, false)"
 
     def fault(self, value: str) -> Fault | None:
-        """Refuse any other word."""
         if value.lower() in {"y", "yes", "1", "t", "true", "n", "no", "0", "f", "false"}:
             return None
         better = {"on": "1", "off": "0"}.get(value.lower())
@@ -160,11 +156,9 @@ class Word:
 
     @property
     def text(self) -> str:
-        """The words."""
         return ", ".join(self.choices) + (" (in this case)" if self.case_sensitive else "")
 
     def fault(self, value: str) -> Fault | None:
-        """Refuse any other word."""
         word = value if self.case_sensitive else value.strip().upper()
         if word in {choice if self.case_sensitive else choice.upper() for choice in self.choices}:
             return None
@@ -181,7 +175,6 @@ class WordList:
 
     @property
     def text(self) -> str:
-        """The words."""
         return f"list of {', '.join(self.choices)}; `^` excludes"
 
     def fault(self, value: str) -> Fault | None:
@@ -203,11 +196,9 @@ class Selection:
 
     @property
     def text(self) -> str:
-        """The words."""
         return f"list of {', '.join(self.choices)}; `^` excludes; from 2.24 on also by function: `allreduce:ring;broadcast:tree`"
 
     def fault(self, value: str) -> Fault | None:
-        """Refuse an unknown word."""
         known = {choice.lower() for choice in self.choices}
         for part in value.split(";"):
             for word in part.rpartition(":")[2].strip().removeprefix("^").split(","):
@@ -228,7 +219,6 @@ class PathLevel:
 
     @property
     def text(self) -> str:
-        """The words."""
         return f"{', '.join(self.choices)} (in capitals)"
 
     def fault(self, value: str) -> Fault | None:

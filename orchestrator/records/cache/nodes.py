@@ -80,7 +80,6 @@ class NodeHistory:
         return len(self.suspected) >= LEAST_FAILURES and self.chance < CHANCE
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able form."""
         failures = [
             {"time": each.time, "run": each.run, "class": each.kind.value, "text": each.text} for each in self.failures
         ]

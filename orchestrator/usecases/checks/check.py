@@ -45,7 +45,6 @@ class Checked:
 
     @property
     def has_failed(self) -> bool:
-        """True if at least one finding refuses a start."""
         return any(finding.severity is Severity.FAIL for finding in self.findings)
 
     def result(self, node: str) -> str:
@@ -64,7 +63,6 @@ class Checked:
             yield (fold(nodes), *cells)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able form."""
         return {
             "nodes": {node: self.result(node) for node in self.cluster.expected},
             "findings": [finding.to_json() for finding in self.findings],

@@ -290,7 +290,6 @@ def _given(name: str, value: str, inventory: Inventory, node: Node) -> Variable:
 
 
 def _field(name: str, inventory: Inventory, node: Node) -> str:
-    """The field of the inventory that sets a variable."""
     if name in node.secrets:
         return "env_file: of the node or of defaults"
     if name in node.env:

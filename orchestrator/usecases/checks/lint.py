@@ -112,7 +112,6 @@ def _names(findings: Sequence[LintFinding]) -> list[str]:
 
 
 def _facts(inventory: str | None, names: str) -> dict[str, NodeFacts]:
-    """Query the nodes of a host list."""
     loaded = load_inventory(inventory, names)
     nodes = loaded.select(names)
     transport = transport_factory(loaded.transport, loaded.ssh, Terminal())

@@ -49,12 +49,7 @@ def query(
 
 
 def saved_facts(file: Path) -> tuple[dict[str, NodeFacts], list[str]]:
-    """
-    Read the facts by node from the output of `orch env --explain --json`.
-
-    Raises:
-        UsageError: the file does not hold them.
-    """
+    """Read the facts by node from the output of `orch env --explain --json`; UsageError if the file does not hold them."""
     hint = "write the file with: orch env --explain --json >FILE"
     try:
         value = json.loads(file.read_text("utf-8"))

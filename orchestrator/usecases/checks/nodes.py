@@ -59,7 +59,6 @@ def histories(inventory: str | None, names: str | None) -> dict[str, NodeHistory
 
 
 def history_rows(found: Mapping[str, NodeHistory]) -> list[tuple[object, ...]]:
-    """The rows of the table with HISTORY_COLUMNS."""
     rows: list[tuple[object, ...]] = []
     for name, history in found.items():
         kinds = Counter(failure.kind.value for failure in history.failures)
@@ -77,7 +76,6 @@ def suspicions(found: Mapping[str, NodeHistory]) -> list[str]:
 
 
 def suspicion(name: str, history: NodeHistory) -> str:
-    """The evidence against a node."""
     runs = ", ".join(failure.run for failure in history.suspected[-MOST_RUNS:])
     return (
         f"{name} is a suspect: {len(history.suspected)} failures of the last 28 days began on it, where chance explains "
@@ -86,7 +84,6 @@ def suspicion(name: str, history: NodeHistory) -> str:
 
 
 def summary(facts: Mapping[str, NodeFacts]) -> list[tuple[str, ...]]:
-    """The rows of the table with COLUMNS."""
     nodes: dict[tuple[str, ...], list[str]] = {}
     for name, of_node in facts.items():
         nodes.setdefault(_row(of_node), []).append(name)

@@ -64,7 +64,6 @@ class Diagnosed:
     """The differences from that run."""
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able form."""
         return {
             **self.diagnosis.to_json(),
             "run": self.run,
@@ -111,12 +110,7 @@ def diagnose_files(words: Sequence[str], signatures_file: Path | None) -> Diagno
 
 
 def user_signatures(file: Path | None) -> dict[str, Signature]:
-    """
-    The user's signatures by id.
-
-    Raises:
-        UsageError: the file cannot be read, or is wrong.
-    """
+    """The user's signatures by id; UsageError if the file cannot be read, or is wrong."""
     path = home(os.environ) / USER_SIGNATURES if file is None else file
     if file is None and not path.exists():
         return {}

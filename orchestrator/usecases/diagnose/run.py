@@ -232,7 +232,6 @@ def folded_remarks(remarks: Iterable[str]) -> tuple[str, ...]:
 
 
 def _evidence_of(body: messages.LogBody, signatures: Mapping[str, Signature]) -> Evidence:
-    """The hits in one log of a node."""
     stem = body["name"].partition(".")[0].removeprefix("rank-")
     file = f"{body['node']}/{body['name']}"
     if body["skipped"]:

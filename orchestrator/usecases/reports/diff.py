@@ -32,7 +32,6 @@ class Difference:
     second: object
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able form."""
         return asdict(self)
 
 
@@ -46,12 +45,7 @@ class RecordedRun:
 
     @classmethod
     def find(cls, name: str) -> RecordedRun:
-        """
-        The run of this name.
-
-        Raises:
-            RunNotFound: there is none, or its record or plan cannot be read.
-        """
+        """The run of this name; RunNotFound if there is none, or its record or plan cannot be read."""
         return cls.of(find_run(name))
 
     @classmethod

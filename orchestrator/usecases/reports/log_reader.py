@@ -68,7 +68,6 @@ class LogReader:
         self.begin(1)
 
     def begin(self, attempt: int) -> None:
-        """Read that attempt from now on."""
         self.attempt = attempt
         self._feeds = self._feeds_of(attempt)
         self.nodes: dict[str, NodeObservation] = {}
@@ -94,7 +93,6 @@ class LogReader:
 
     @property
     def folder_names(self) -> set[str]:
-        """The names of the folders that are read."""
         return {feed.folder.name for feed in self._feeds}
 
     @property

@@ -36,12 +36,7 @@ class Filter:
 
 
 def recorded_run(name: str, on_progress: OnProgress = no_progress) -> tuple[KeptRun, Launcher]:
-    """
-    Return a run that is recorded here, and its launcher.
-
-    Raises:
-        RunNotFound: there is no such run, or more than one.
-    """
+    """Return a run that is recorded here, and its launcher; RunNotFound if there is no such run, or more than one."""
     try:
         folder = find_run(name)
     except RunNotFound as exc:

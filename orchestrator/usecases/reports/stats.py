@@ -71,7 +71,6 @@ class History:
         return {part: sum(timeline.lost.get(part, 0.0) for timeline in self.timelines) for part in LOST}
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able form."""
         measured = {"runs": len(self.timelines), "ettr": self.ettr, "lost_s": self.lost}
         mttf = {"mttf_s": self.mttf_s, "mttf_node_s": self.mttf_node_s, "untimed": self.untimed}
         counts = {"states": self.states, "failures": self.failures, "classes": self.classes}
@@ -99,7 +98,6 @@ class Interval:
         return expected_ettr(self.save_s, self.mttf_s, interval_s, self.restart_s)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able form."""
         expected = {"best_ettr": self.ettr(self.best_s), "in_use_ettr": self.ettr(self.in_use_s)}
         return {**asdict(self), "best_s": self.best_s, **expected}
 
@@ -118,7 +116,6 @@ class Scaling:
         return self.factor / self.nodes_factor
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able form."""
         return {**asdict(self), "efficiency": self.efficiency, "target": SCALING_TARGET}
 
 
@@ -146,7 +143,6 @@ class RunStats:
         return self.timeline.wall_s / self.timeline.failures if self.timeline.failures else None
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able form."""
         names = ("id", "state", "nodes", "ranks", "attempts", "failure_class", "rates")
         run = {name: getattr(self, name) for name in names}
         parts = {"interval": self.interval, "scaling": self.scaling}
@@ -232,12 +228,7 @@ def _rates(record: RunRecord) -> dict[str, float]:
 
 
 def scaling(run: RecordedRun, against: RecordedRun) -> Scaling:
-    """
-    Compare the throughput of two runs.
-
-    Raises:
-        UsageError: one of them has not reported any.
-    """
+    """Compare the throughput of two runs; UsageError if one of them has not reported any."""
     first, second = _rates(run.record), _rates(against.record)
     unit = next((name for name in RATES if first.get(name) and second.get(name)), None)
     if unit is None:

@@ -65,7 +65,6 @@ class Refreshed:
 
     @property
     def queue(self) -> JobStatus | None:
-        """The scheduler's answer."""
         return self.status.queue if self.status else None
 
     @property
@@ -208,7 +207,6 @@ def _refreshed_by_owner(folder: RunFolder, plan: LaunchPlan, record: RunRecord) 
 
 
 def _recordable(folder: RunFolder, plan: LaunchPlan, status: Status) -> Verdict:
-    """The verdict that this process may record."""
     verdict = observe.recordable_verdict(plan, status.verdict, status.nodes)
     if observe.is_left_to_supervisor(folder, plan, verdict):
         return Verdict(RunState.RUNNING, message=verdict.message)

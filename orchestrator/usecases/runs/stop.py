@@ -176,7 +176,6 @@ def _active_run(inventory: str) -> str:
 
 
 def _end(run: KeptRun, record: RunRecord, launcher: Launcher, on_message: Callable[[str], None]) -> RunRecord:
-    """End the run on its nodes and record its state."""
     _require_stopped(record, launcher.stop(record.slurm_job, grace_s=GRACE_S))
     if launch_host := remote_launch_host(record):
         raise LaunchError(
@@ -269,12 +268,7 @@ def cancel_launch(folder: RunFolder, on_message: Callable[[str], None]) -> RunRe
 
 
 def wait_for_launch(folder: RunFolder) -> RunRecord:
-    """
-    Wait until a cancelled launch has ended; returns the record after that.
-
-    Raises:
-        LaunchError: its process does not end.
-    """
+    """Wait until a cancelled launch has ended, and return its record; LaunchError if its process does not end."""
     deadline = time.monotonic() + CANCEL_S
     while is_launching(record := folder.read()):
         if time.monotonic() > deadline:

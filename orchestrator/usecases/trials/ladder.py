@@ -120,7 +120,6 @@ class Ladder:
     warnings: tuple[str, ...]
 
     def arguments_of(self, rung: Rung) -> LaunchArguments:
-        """The arguments of the launch of a rung."""
         given, number = self.arguments, self.rungs.index(rung) + 1
         is_part = rung.kind in (RungKind.ONE_RANK, RungKind.TWO_RANKS)
         return replace(
@@ -149,12 +148,7 @@ def _trainer_settings(options: LadderOptions) -> Iterator[str]:
 
 
 def plan_ladder(arguments: LaunchArguments, options: LadderOptions, on_progress: OnProgress = no_progress) -> Ladder:
-    """
-    Plan the launch on all nodes, and derive the rungs from it; nothing is started.
-
-    Raises:
-        OrchError: as from plan_launch.
-    """
+    """Plan the launch on all nodes without a start, and derive the rungs from it; OrchError as from plan_launch."""
     arguments = as_trial(arguments)
     planned = plan_launch(replace(arguments, debug=True), on_progress)
     planned.close()
@@ -339,7 +333,6 @@ class StepLimit:
 
 
 def reported_steps(nodes: Sequence[NodeObservation]) -> dict[int, int]:
-    """The step of each rank that has reported one."""
     steps = {rank: progress.get("step") for node in nodes for rank, progress in node.progress.items()}
     return {rank: step for rank, step in steps.items() if isinstance(step, int)}
 

@@ -86,11 +86,9 @@ class Trial:
 
     @property
     def is_passed(self) -> bool:
-        """True if nothing failed."""
         return not self.outcome.exit_code
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able form."""
         return {
             "rung": self.rung,
             "change": self.change or None,
@@ -125,7 +123,6 @@ class Proof:
 
     @property
     def text(self) -> str:
-        """The result in one sentence."""
         last = self.trials[-1]
         if self.result is Result.PROVED:
             return f"{last.rung} failed as {self.run} did, and passes with the remedy"
@@ -135,7 +132,6 @@ class Proof:
         return "no rung failed" if last.is_passed else f"{last.rung} fails{how}, so nothing can be proved"
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able form."""
         return {
             "run": self.run,
             "signature": self.signature.id,
@@ -217,7 +213,6 @@ def provable(found: Diagnosed, record: RunRecord, signatures: Mapping[str, Signa
 
 
 def _by_hand(found: Diagnosed) -> str:
-    """The steps that a person must take."""
     return "; ".join(found.diagnosis.remedy)
 
 
