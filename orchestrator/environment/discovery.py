@@ -1,5 +1,5 @@
 """
-The network variables of every node of a launch, discovered from the facts of all of them. Pure.
+The variables of every node of a launch, discovered from the facts of all of them: network, threads and visible cards. Pure.
 
 When in doubt a variable stays unset, and its reason has the cause: NCCL and gloo then choose for themselves.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.environment.devices import mig_findings, threads, visible_gcus
 from orchestrator.environment.overrides import contradictions, is_disabled
 from orchestrator.environment.rdma import (
     FAR,
@@ -26,6 +25,8 @@ from orchestrator.environment.sockets import Sockets, choose_interfaces
 from orchestrator.environment.variable import Origin, Variable
 from orchestrator.findings import Finding, Severity
 from orchestrator.node.facts import NodeFacts
+
+MAX_THREADS = 8  # beside a card: more threads take CPUs from the data loaders and save nothing
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,13 @@ def discover(facts: Mapping[str, NodeFacts], requests: Mapping[str, NodeRequest]
     adapters = {
         node: choose_adapters(of_node, LAYERS.get(requests[node].network))
         for node, of_node in known.items()
-        if _uses_nccl(of_node)
+        if any(card["kind"] == "cuda" for card in of_node["cards"])
     }
     adapters = _of_common_layer(adapters, known, requests)
-    settings = {node: replace(requests[node], env={**_site(facts[node]), **requests[node].env}) for node in known}
+    settings = {  # with the variables that the node itself sets; NCCL prefers the environment to nccl.conf
+        node: replace(requests[node], env={**_nccl_conf(of_node), **of_node["environment"], **requests[node].env})
+        for node, of_node in known.items()
+    }
     network = _rdma(adapters, settings)
     absent = next((node for node in requests if node not in known), None)
     if absent is not None:
@@ -85,15 +89,52 @@ def discover(facts: Mapping[str, NodeFacts], requests: Mapping[str, NodeRequest]
         final = request.env if request.has_setup else given
         shown = {name: value for name, value in final.items() if name not in request.private}
         findings += contradictions(node, shown, of_node, chosen)
-        findings += mig_findings(node, of_node)
+        findings += _mig_findings(node, of_node)
         findings += _slow_sockets(node, sockets, variables[node])
     return Discovery(variables, _merged(findings))
 
 
 def _of_node(facts: NodeFacts, request: NodeRequest, *, shares_cpus: bool = False) -> list[Variable]:
     """The variables that follow from the node alone; all of them if it has no peers."""
-    found = (None if shares_cpus else threads(facts, request.ranks), visible_gcus(facts, request.ranks))
+    found = (None if shares_cpus else _threads(facts, request.ranks), _visible_gcus(facts, request.ranks))
     return [_overridden(variable, request.env, facts) for variable in found if variable]
+
+
+def _threads(facts: NodeFacts, ranks: int) -> Variable | None:
+    """OMP_NUM_THREADS by the CPUs per rank; None for the default, 1, and for a single rank, which uses all CPUs."""
+    cpus = facts["cpus"]
+    usable = min(cpus["usable"], int(cpus["quota"]) if cpus["quota"] else cpus["usable"])
+    per_rank = usable // ranks if ranks > 1 else 1
+    count = min(per_rank, MAX_THREADS) if facts["cards"] else per_rank
+    if count <= 1:
+        return None
+    reason = f"{usable} usable CPUs for {ranks} ranks"
+    reason += f", at most {MAX_THREADS} beside a card" if count < per_rank else ""
+    return Variable("OMP_NUM_THREADS", str(count), Origin.DISCOVERED, reason)
+
+
+def _visible_gcus(facts: NodeFacts, ranks: int) -> Variable | None:
+    """TOPS_VISIBLE_DEVICES if one of the first cards is not healthy and there are enough others; else all cards are visible."""
+    cards = sorted((card for card in facts["cards"] if card["kind"] == "gcu"), key=lambda card: card["index"])
+    faulty = [card["index"] for card in cards if card["health"].get("Health", "").lower() == "false"]
+    healthy = [card["index"] for card in cards if card["index"] not in faulty]
+    if not faulty or len(healthy) < ranks or healthy[:ranks] == list(range(ranks)):
+        return None
+    reason = f"card {faulty[0]} reports Health: False, and {ranks} others are healthy"
+    return Variable("TOPS_VISIBLE_DEVICES", ",".join(map(str, healthy[:ranks])), Origin.DISCOVERED, reason)
+
+
+def _mig_findings(node: str, facts: NodeFacts) -> Iterator[Finding]:
+    """Warn about cards in MIG mode: a process sees one instance of them only."""
+    cards = [str(card["index"]) for card in facts["cards"] if card["mig"]]
+    if cards:
+        yield Finding(
+            Severity.WARN,
+            "mig",
+            f"MIG is enabled on card {', '.join(cards)}: a rank can use one instance of a card only",
+            (node,),
+            remedy="for training on whole cards, the administrator turns it off: nvidia-smi -i CARD -mig 0",
+        )
 
 
 def _slow_sockets(node: str, sockets: Sockets, variables: Sequence[Variable]) -> Iterator[Finding]:
@@ -122,10 +163,6 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
     for finding in findings:
         nodes.setdefault(replace(finding, nodes=()), []).extend(finding.nodes)
     return [replace(finding, nodes=tuple(dict.fromkeys(of_finding))) for finding, of_finding in nodes.items()]
-
-
-def _uses_nccl(facts: NodeFacts) -> bool:
-    return any(card["kind"] == "cuda" for card in facts["cards"])
 
 
 def _of_common_layer(
@@ -273,7 +310,7 @@ def _nccl(request: NodeRequest, facts: NodeFacts, adapters: Adapters, network: _
 
 
 def _sockets(node: str, sockets: Sockets, given: Mapping[str, str], *, uses_nccl: bool) -> Iterator[Variable]:
-    """The interfaces for NCCL's start-up (and data without RDMA), gloo and torch's RPC; `given` are the values of the user and of the node."""
+    """The interfaces for NCCL's start-up (and data without RDMA), gloo and torch's RPC; `given` has the values of user and node."""
     names = [*(["NCCL_SOCKET_IFNAME"] if uses_nccl else []), "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"]
     attachment = sockets.chosen.get(node)
     if attachment is None:
@@ -285,11 +322,6 @@ def _sockets(node: str, sockets: Sockets, given: Mapping[str, str], *, uses_nccl
         yield Variable(name, value, Origin.DISCOVERED, sockets.reason)
     if sockets.is_ipv6 and uses_nccl and "NCCL_SOCKET_IFNAME" not in given:
         yield Variable("NCCL_SOCKET_FAMILY", "AF_INET6", Origin.DISCOVERED, "the nodes share no IPv4 subnet")
-
-
-def _site(facts: NodeFacts) -> dict[str, str]:
-    """The variables that the node itself sets; NCCL prefers the environment to nccl.conf."""
-    return {**_nccl_conf(facts), **facts["environment"]}
 
 
 def _nccl_conf(facts: NodeFacts) -> dict[str, str]:
@@ -308,11 +340,7 @@ def _overridden(variable: Variable, env: Mapping[str, str], facts: NodeFacts) ->
     if variable.name in env:
         origin, value, reason = Origin.INVENTORY, env[variable.name], "env: in the inventory"
     elif variable.name in facts["environment"]:
-        origin, value, reason = (
-            Origin.NODE,
-            facts["environment"][variable.name],
-            "the environment of the node",
-        )
+        origin, value, reason = Origin.NODE, facts["environment"][variable.name], "the environment of the node"
     elif variable.name in (conf := _nccl_conf(facts)):
         origin, value, reason = Origin.NODE, conf[variable.name], "nccl.conf on the node"
     else:

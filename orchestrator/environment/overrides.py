@@ -80,12 +80,9 @@ def _adapters(node: str, value: str | None, facts: NodeFacts, adapters: Adapters
     if not any(ports[name]["state"] == "ACTIVE" for name in matched):
         yield finding(Severity.WARN, "matches no active adapter, so NCCL uses TCP", f"adapters: {present}")
         return
-    absent = [
-        entry
-        for entry in _entries(value)
-        if not value.startswith("^") and not _matching_ports(_alone(value, entry), ports)
-    ]
-    if absent:
+    exact = "=" if value.startswith("=") else ""
+    absent = [entry for entry in _entries(value) if not _matching_ports(exact + entry, ports)]
+    if absent and not value.startswith("^"):
         yield finding(Severity.WARN, f"names {absent[0]}, which is not on this node", f"adapters: {present}")
     if layers := sorted({ports[name]["link_layer"] or "" for name in matched} - {""})[1:]:
         yield finding(
@@ -99,10 +96,6 @@ def _adapters(node: str, value: str | None, facts: NodeFacts, adapters: Adapters
 
 def _entries(value: str) -> list[str]:
     return [entry for entry in value.lstrip("^=").split(",") if entry]
-
-
-def _alone(value: str, entry: str) -> str:
-    return f"={entry}" if value.startswith("=") else entry
 
 
 def _matching_ports(value: str, ports: Mapping[str, HcaPort]) -> list[str]:
@@ -129,14 +122,9 @@ def _gid_index(node: str, value: str | None, facts: NodeFacts, adapters: Adapter
     setting = f"NCCL_IB_GID_INDEX={value}"
     if adapters.layer == LAYERS["infiniband"]:
         ignored = version is not None and version > LOOKS_UP_GID_FROM and version[:2] != LOOKS_UP_GID_FROM
-        effect = (
-            "has no effect on InfiniBand"
-            if ignored
-            else "is a setting of RoCE; on InfiniBand NCCL up to 2.21 may fail with it"
-        )
-        yield Finding(
-            Severity.WARN, "NCCL_IB_GID_INDEX", f"{setting} {effect}", (node,), remedy="remove it", source=NCCL_ENV
-        )
+        effect = "is a setting of RoCE; on InfiniBand NCCL up to 2.21 may fail with it"
+        text = f"{setting} {'has no effect on InfiniBand' if ignored else effect}"
+        yield Finding(Severity.WARN, "NCCL_IB_GID_INDEX", text, (node,), remedy="remove it", source=NCCL_ENV)
         return
     for port in adapters.ports:
         gid = next((gid for gid in port.port["gids"] if str(gid["index"]) == value), None)

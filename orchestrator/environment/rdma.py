@@ -74,20 +74,14 @@ def choose_adapters(facts: NodeFacts, layer: str | None = None) -> Adapters:
     excluded.update((port.name, fault) for port in near if (fault := _fault(port, layer)))
     usable = [port for port in near if port.name not in excluded]
     if not usable:
-        return Adapters((), _fault_of_all([port.name for port in near], excluded), excluded=excluded)
+        reason = f"{near[0].name}: {excluded[near[0].name]}" if near else "there is no RDMA device"
+        reason += f", and {len(near) - 1} more cannot be used" if len(near) > 1 else ""
+        return Adapters((), reason, excluded=excluded)
     chosen = _unbonded(_fastest(usable, excluded), excluded)
     doubt = _doubt(chosen)
     if doubt:
         return Adapters((), doubt, is_certain=False, excluded=excluded)
     return Adapters(chosen, _reason(chosen, excluded), excluded=excluded)
-
-
-def _fault_of_all(near: Sequence[str], excluded: Mapping[str, str]) -> str:
-    """The reason why none of the ports near the cards can be used."""
-    if not near:
-        return "there is no RDMA device"
-    more = f", and {len(near) - 1} more cannot be used" if len(near) > 1 else ""
-    return f"{near[0]}: {excluded[near[0]]}{more}"
 
 
 def _doubt(ports: Sequence[Port]) -> str:
@@ -117,10 +111,8 @@ def gid_index(adapters: Adapters, facts: NodeFacts) -> tuple[int | None, str]:
     if len(common) == 1:
         (index,) = common
         gid = next(gid for gid in adapters.ports[0].port["gids"] if gid["index"] == index)
-        return (
-            index,
-            f"NCCL {text} does not find it; index {index} is RoCE v2 of the IPv4 address of {gid['interface']}",
-        )
+        interface = gid["interface"]
+        return index, f"NCCL {text} does not find it; index {index} is RoCE v2 of the IPv4 address of {interface}"
     return None, f"NCCL {text} uses index 0, and no single index is RoCE v2 with IPv4 on {adapters.value[1:]}"
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.environment.lint.assignment import Assignment
-from orchestrator.environment.lint.combinations import lint_combinations, lint_propagation
 from orchestrator.environment.lint.fix import fixed_text
-from orchestrator.environment.lint.judge import LintFinding, lint_assignments, lint_commands
-from orchestrator.environment.lint.script import lint_script
+from orchestrator.environment.lint.judge import LintFinding, lint_assignments
+from orchestrator.environment.lint.script import lint_combinations, lint_commands, lint_propagation, lint_script
 from orchestrator.environment.lint.shell import read_shell
 from orchestrator.environment.table.conditions import Context
 from tests.paths import CASES

@@ -12,7 +12,8 @@ import pytest
 from orchestrator.environment.lint.deepspeed import NotJson, lint_deepspeed
 from orchestrator.environment.lint.files import read_env_file, read_nccl_conf
 from orchestrator.environment.lint.fix import fixed_text
-from orchestrator.environment.lint.judge import lint_assignments, lint_commands
+from orchestrator.environment.lint.judge import lint_assignments
+from orchestrator.environment.lint.script import lint_commands
 from orchestrator.environment.lint.shell import read_shell
 from orchestrator.environment.table.conditions import Context
 from tests.paths import CASES

@@ -110,9 +110,7 @@ def lint_deepspeed(text: str, file: str, context: Context) -> tuple[list[LintFin
         remedy = "strict JSON: orch lint --fix"
         report.add(Severity.WARN, "json", fault, line=min(comments, default=1), remedy=remedy, source=READER)
     for name in duplicates.names:
-        report.key(
-            Severity.FAIL, name, "is given twice, which DeepSpeed refuses", source="DeepSpeed, runtime/config.py"
-        )
+        report.key(Severity.FAIL, name, "is given twice, which DeepSpeed refuses", source=READER)
     _lint_top(config, report)
     zero = config.get(ZERO)
     if isinstance(zero, dict):
@@ -161,9 +159,8 @@ class _Report:
         self.add(severity, name, f"{name}: {text}", line=self.line(name), remedy=remedy, source=source)
 
     def add(self, severity: Severity, check: str, text: str, *, line: int, remedy: str = "", source: str) -> None:
-        self.findings.append(
-            LintFinding(Finding(severity, check, text, remedy=remedy, source=source), self._file, line)
-        )
+        finding = Finding(severity, check, text, remedy=remedy, source=source)
+        self.findings.append(LintFinding(finding, self._file, line))
 
 
 def _close(name: str, known: Iterable[str], cutoff: float) -> list[str]:
@@ -178,9 +175,8 @@ def _lint_top(config: dict[str, Any], report: _Report) -> None:
             continue
         close = _close(name, _TOP_LEVEL, 0.85) if name not in _TOP_LEVEL else []
         if close:
-            report.key(
-                Severity.WARN, name, f"DeepSpeed does not know it and ignores it: did you mean {close[0]}?", close[0]
-            )
+            fault = f"DeepSpeed does not know it and ignores it: did you mean {close[0]}?"
+            report.key(Severity.WARN, name, fault, close[0])
             config[close[0]] = config.pop(name)
     if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & config.keys():
         text = (
@@ -193,13 +189,8 @@ def _lint_top(config: dict[str, Any], report: _Report) -> None:
     automatic = sorted(_automatic(config))
     if automatic:
         text = f'"auto" is understood by transformers, accelerate and the trainer of orch only: {", ".join(automatic)}'
-        report.add(
-            Severity.INFO,
-            "auto",
-            text,
-            line=report.line(automatic[0]),
-            source="transformers, integrations/deepspeed.py",
-        )
+        line, source = report.line(automatic[0]), "transformers, integrations/deepspeed.py"
+        report.add(Severity.INFO, "auto", text, line=line, source=source)
 
 
 def _automatic(config: dict[str, Any]) -> Iterator[str]:

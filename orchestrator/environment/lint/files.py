@@ -55,7 +55,7 @@ def _conf_line(line: str, file: str, number: int, offset: int) -> Assignment:
     elif plain != value:
         fault = "quotes, comments and blanks are part of the value in nccl.conf"
     elif len(value.encode("utf-8", "replace")) > _CONF_VALUE:
-        fault, replacement = f"NCCL cuts the value after {_CONF_VALUE} bytes", f"{name}={plain}"
+        fault = f"NCCL cuts the value after {_CONF_VALUE} bytes"
     end = offset + len(line)
     if fault:
         return Assignment(name, plain, file, number, (), offset, end, fault, replacement)

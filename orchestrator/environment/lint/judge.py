@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.environment.lint.arguments import argument_faults
-from orchestrator.environment.lint.assignment import Assignment, Word, split_assignment
+from orchestrator.environment.lint.assignment import Assignment, split_assignment
 from orchestrator.environment.lint.spelling import unknown_name
 from orchestrator.environment.table import VARIABLES, Row
 from orchestrator.environment.table.conditions import GENERATIONS, NETWORKS, Context, holds, phrase, undecided
@@ -85,17 +84,6 @@ def lint_assignments(assignments: Iterable[Assignment], context: Context) -> lis
     return findings
 
 
-def lint_commands(commands: Iterable[Sequence[Word]], file: str) -> list[LintFinding]:
-    """Judge the arguments of torchrun, and of the scripts that it starts."""
-    return [
-        LintFinding(
-            Finding(fault.severity, fault.check, fault.text, remedy=fault.remedy, source=fault.source), file, fault.line
-        )
-        for command in commands
-        for fault in argument_faults(command)
-    ]
-
-
 def _lint(assignment: Assignment, context: Context) -> LintFinding | None:
     row = VARIABLES.get(assignment.name)
     if assignment.fault:
@@ -140,27 +128,12 @@ def _finding(
     text = f"{written}: {'; '.join(remark.text for remark in remarks)}"
     remedy = remedy_text(_shortened(replacement)) if replacement else "remove it"
     if replacement is None:
-        options = sorted(
-            {
-                _OPTIONS[condition.partition("<")[0].partition(">")[0]]
-                for remark in remarks
-                for condition in remark.unknown
-            }
-        )
-        remedy = (
-            f"find out which applies: orch lint {' '.join(options)}"
-            if options
-            else _OF_THE_SITE.get(assignment.name, "")
-        )
-    finding = Finding(
-        severity,
-        check=assignment.name,
-        text=text,
-        nodes=assignment.nodes,
-        evidence=written,
-        remedy=remedy,
-        source=row.source if row is not None else "",
-    )
+        unknown = {condition for remark in remarks for condition in remark.unknown}
+        options = sorted({_OPTIONS[re.split("[<>]", condition)[0]] for condition in unknown})
+        which = f"find out which applies: orch lint {' '.join(options)}"
+        remedy = which if options else _OF_THE_SITE.get(assignment.name, "")
+    source = row.source if row is not None else ""
+    finding = Finding(severity, assignment.name, text, assignment.nodes, written, remedy, source)
     return LintFinding(finding, assignment.file, assignment.line, replacement, assignment.start, assignment.end)
 
 
@@ -182,7 +155,7 @@ def _shortened(text: str) -> str:
 
 
 def _replacement(assignment: Assignment, remarks: Sequence[_Remark]) -> str | None:
-    """The assignment that mends all remarks: none if one of them is to remove it, else with the last better value."""
+    """The assignment that corrects all remarks: none if one of them is to remove it, else with the last better value."""
     better = [remark.better for remark in remarks if remark.better is not None]
     if REMOVE in better:
         return REMOVE
@@ -231,13 +204,11 @@ def _reader_remarks(row: Row, context: Context) -> Iterable[_Remark]:
         else:
             yield _Remark(Severity.WARN, text, REMOVE)
     elif accelerator is not None and (library == "NCCL" or "NCCL" in row.name) and accelerator != "cuda":
-        yield _Remark(
-            Severity.INFO, f"has no effect: NCCL is for NVIDIA's cards, and the accelerator is {accelerator}", REMOVE
-        )
+        text = f"has no effect: NCCL is for NVIDIA's cards, and the accelerator is {accelerator}"
+        yield _Remark(Severity.INFO, text, REMOVE)
     elif accelerator in ("cuda", "cpu") and library in ("ECCL", "torch_gcu", "TopsRider"):
-        yield _Remark(
-            Severity.INFO, f"has no effect: it is for Enflame's cards, and the accelerator is {accelerator}", REMOVE
-        )
+        text = f"has no effect: it is for Enflame's cards, and the accelerator is {accelerator}"
+        yield _Remark(Severity.INFO, text, REMOVE)
 
 
 def _verdict_remarks(row: Row, value: str | None, context: Context) -> list[_Remark]:
@@ -247,7 +218,9 @@ def _verdict_remarks(row: Row, value: str | None, context: Context) -> list[_Rem
         unknown = undecided(verdict.when, context) if _matches(verdict, value) else None
         if unknown is None:
             continue
-        better = None if verdict.better is None else _filled(verdict.better, value or "")
+        better = verdict.better
+        if better is not None:
+            better = better.replace("{value}", value or "").replace("{rest}", (value or "").lstrip("="))
         if not unknown:
             remarks.append(_Remark(verdict.severity, verdict.reason, better, name=verdict.name))
             break
@@ -273,10 +246,6 @@ def _matches(verdict: Verdict, value: str | None) -> bool:
     if number is None:
         return False
     return number > verdict.above if verdict.above is not None else number < (verdict.below or 0)
-
-
-def _filled(better: str, value: str) -> str:
-    return better.replace("{value}", value).replace("{rest}", value.lstrip("="))
 
 
 def _is_default(row: Row, value: str, context: Context) -> bool:

@@ -49,13 +49,8 @@ def lint_nodes(nodes: Mapping[str, NodeFacts]) -> list[LintFinding]:
             assignments += read_nccl_conf(text, path)
         for found in lint_assignments(assignments, node_context(facts)):
             completed = _with_adapters(found, facts)
-            key = (
-                completed.file,
-                completed.line,
-                completed.finding.severity.value,
-                completed.finding.text,
-                completed.replacement,
-            )
+            level, text = completed.finding.severity.value, completed.finding.text
+            key = (completed.file, completed.line, level, text, completed.replacement)
             names.setdefault(key, []).append(name)
             findings[key] = completed
     return [

@@ -57,7 +57,8 @@ class _Reader:
             if character in " \t\r" or self._text.startswith("\\\n", self._position):
                 self._position += 1 if character != "\\" else 2
             elif character == "#":
-                self._position = self._line_end()
+                end = self._text.find("\n", self._position)
+                self._position = len(self._text) if end < 0 else end
             elif character in "<>" or self._text.startswith("&>", self._position):
                 self._redirection()
             elif character in _OPERATORS:
@@ -78,10 +79,6 @@ class _Reader:
         """True at a `&` that is not half of a `&&`."""
         start = self._position
         return self._text[start] == "&" and "&" not in (self._text[start - 1], self._text[start + 1 : start + 2])
-
-    def _line_end(self) -> int:
-        end = self._text.find("\n", self._position)
-        return len(self._text) if end < 0 else end
 
     def _redirection(self) -> None:
         """Skip an operator; the word after it is a file, or the end mark of a here-document."""

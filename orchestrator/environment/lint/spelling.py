@@ -60,7 +60,9 @@ def unknown_name(name: str, *, is_exported: bool = True) -> UnknownName | None:
     prefix = next((prefix for prefix in sorted(_COMPLETE, key=len, reverse=True) if name.startswith(prefix)), None)
     meant = _nearest(name, is_complete=prefix is not None)
     if meant is not None:
-        return UnknownName(Severity.WARN, f"nothing reads it: did you mean {meant}?", meant, _is_certain(name, meant))
+        likeness = difflib.SequenceMatcher(a=meant, b=name).ratio()
+        is_certain = meant in VARIABLES and likeness >= _CLOSE_ELSEWHERE and abs(len(name) - len(meant)) <= 1
+        return UnknownName(Severity.WARN, f"nothing reads it: did you mean {meant}?", meant, is_certain)
     if prefix is None or not is_exported:
         return None
     return UnknownName(Severity.INFO, f"{_COMPLETE[prefix]} does not read it; a plugin may")
@@ -75,8 +77,3 @@ def _nearest(name: str, *, is_complete: bool) -> str | None:
     known = [row for row in known if library in row]  # one library's variable is no misspelt one of the other
     close = difflib.get_close_matches(name, known, n=1, cutoff=_CLOSE if is_complete else _CLOSE_ELSEWHERE)
     return close[0] if close else None
-
-
-def _is_certain(name: str, meant: str) -> bool:
-    likeness = difflib.SequenceMatcher(a=meant, b=name).ratio()
-    return meant in VARIABLES and likeness >= _CLOSE_ELSEWHERE and abs(len(name) - len(meant)) <= 1

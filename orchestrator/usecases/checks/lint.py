@@ -13,13 +13,12 @@ from pathlib import Path
 from orchestrator.endpoint.access import Terminal, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.environment.lint.assignment import Assignment
-from orchestrator.environment.lint.combinations import lint_combinations, lint_propagation
 from orchestrator.environment.lint.deepspeed import NotJson, lint_deepspeed
 from orchestrator.environment.lint.files import read_env_file, read_nccl_conf
 from orchestrator.environment.lint.fix import fixed_text
-from orchestrator.environment.lint.judge import LintFinding, lint_assignments, lint_commands
+from orchestrator.environment.lint.judge import LintFinding, lint_assignments
 from orchestrator.environment.lint.live import LOGIN, common_context, lint_nodes
-from orchestrator.environment.lint.script import lint_script
+from orchestrator.environment.lint.script import lint_combinations, lint_commands, lint_propagation, lint_script
 from orchestrator.environment.lint.shell import read_shell
 from orchestrator.environment.table.conditions import ETHERNET, INFINIBAND, ROCE, Context, version
 from orchestrator.errors import UsageError
