@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.names.hostlist import fold
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Severity(str, Enum):
@@ -53,3 +56,11 @@ class Finding:
     def to_json(self) -> dict[str, Any]:
         """JSON-able form."""
         return {**asdict(self), "severity": self.severity.value, "nodes": list(self.nodes)}
+
+
+def merged(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings, with the nodes of equal ones in one."""
+    nodes: dict[Finding, list[str]] = {}
+    for finding in findings:
+        nodes.setdefault(replace(finding, nodes=()), []).extend(finding.nodes)
+    return [replace(finding, nodes=tuple(dict.fromkeys(of_finding))) for finding, of_finding in nodes.items()]

@@ -79,11 +79,9 @@ class _Report:
             text = f"no communication {between}"
         else:
             text = f"the link {between} is slow: {three_digits(pair.bandwidth)} GB/s; {self._usual_text()}"
-        comparison = (
-            "both are sound with other nodes"
-            if self.has_others
-            else "with two nodes, neither can be named as the cause"
-        )
+        comparison = "both are sound with other nodes"
+        if not self.has_others:
+            comparison = "with two nodes, neither can be named as the cause"
         return Finding(severity, "bandwidth", f"{text}; {comparison}", pair.nodes, self.evidence([pair]), LINK_REMEDY)
 
     def evidence(self, pairs: Sequence[Pair]) -> str:
@@ -114,7 +112,8 @@ def compare_pairs(pairs: Sequence[Pair], nominal: Mapping[str, float], limits: L
         for pair in [pair for pair in left if _is_bad(pair, limit)]:
             left.remove(pair)
             yield report.link(severity, pair)
-    if slow := [pair for pair in left if _is_below_nominal(pair, nominal)]:
+    shares = [(pair, pair.share(nominal)) for pair in left]
+    if slow := [pair for pair, share in shares if share is not None and share < LEAST_OF_NOMINAL]:
         nodes = tuple(dict.fromkeys(node for pair in slow for node in pair.nodes))
         text = f"pairs of nodes reach less than {100 * LEAST_OF_NOMINAL:.0f} % of the network's rate"
         remedy = "look at the network that the ranks use (NCCL_DEBUG=INFO: NET/IB or NET/Socket), and at larger sizes"
@@ -160,8 +159,3 @@ def _worst_node(pairs: Sequence[Pair], limit: float) -> str | None:
     shares = {node: bad[node] / count for node, count in counts.items() if bad[node] >= LEAST_PAIRS}
     worst = max(shares, key=lambda node: shares[node], default=None)
     return worst if worst is not None and shares[worst] > 0.5 else None  # noqa: PLR2004  half
-
-
-def _is_below_nominal(pair: Pair, nominal: Mapping[str, float]) -> bool:
-    share = pair.share(nominal)
-    return share is not None and share < LEAST_OF_NOMINAL

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from orchestrator.checks.cluster import GIB, Cluster
 from orchestrator.checks.majority import difference
 from orchestrator.findings import Finding, Severity
-from orchestrator.node.facts import Card, NodeFacts
+from orchestrator.node.facts import Card
 from orchestrator.node.rendezvous import is_loopback
 
 BUSY_BYTES = 2 * GIB
@@ -40,14 +40,10 @@ def count(cluster: Cluster) -> Iterator[Finding]:
         if len(cards) < expected.ranks and not any(card["mig"] for card in cards):
             lost = f"look for a card lost from the bus in the kernel log (dmesg), or correct {fields}: in the inventory"
             is_unrequested = cluster.is_job_without_gpus and not cards and expected.accelerator == "cuda"
-            yield Finding(
-                Severity.WARN if expected.accelerator == "auto" else Severity.FAIL,
-                "cards",
-                f"fewer cards ({len(cards)}) than ranks ({expected.ranks})",
-                (node,),
-                evidence=_tool_errors(facts),
-                remedy=NO_GPU_REQUESTED if is_unrequested else lost,
-            )
+            severity = Severity.WARN if expected.accelerator == "auto" else Severity.FAIL
+            text = f"fewer cards ({len(cards)}) than ranks ({expected.ranks})"
+            evidence = "; ".join(f"{tool['name']}: {tool['error']}" for tool in facts["tools"] if tool["error"])
+            yield Finding(severity, "cards", text, (node,), evidence, NO_GPU_REQUESTED if is_unrequested else lost)
     if differs := difference({node: len(cluster.facts[node]["cards"]) for node in nodes}):
         text = f"the number of cards differs: {differs.text()}"
         remedy = "look for a card lost from the bus in the kernel log (dmesg)"
@@ -78,11 +74,8 @@ def uuids(cluster: Cluster) -> Iterator[Finding]:
                 owners.setdefault(card["uuid"], []).append(node)
     shared = {tuple(nodes): uuid for uuid, nodes in owners.items() if len(nodes) > 1}
     for nodes, uuid in shared.items():
-        text, remedy = (
-            "these nodes report the same cards",
-            "give each node the address of another machine in the inventory",
-        )
-        yield Finding(Severity.FAIL, "uuids", text, tuple(dict.fromkeys(nodes)), evidence=uuid, remedy=remedy)
+        names, remedy = tuple(dict.fromkeys(nodes)), "give each node the address of another machine in the inventory"
+        yield Finding(Severity.FAIL, "uuids", "these nodes report the same cards", names, uuid, remedy)
 
 
 def errors(cluster: Cluster) -> Iterator[Finding]:
@@ -94,9 +87,8 @@ def errors(cluster: Cluster) -> Iterator[Finding]:
                 if _number(value) > 0:
                     yield Finding(Severity.FAIL, "ecc", f"{_name(card)}: {fault}", (node,), f"{key}={value}", RESET)
             if card["health"].get("Health", "").lower() == "false":
-                yield Finding(
-                    Severity.FAIL, "ecc", f"{_name(card)}: the tool reports ill health", (node,), "Health=False", RESET
-                )
+                text = f"{_name(card)}: the tool reports ill health"
+                yield Finding(Severity.FAIL, "ecc", text, (node,), "Health=False", RESET)
 
 
 _ERRORS = {
@@ -114,6 +106,7 @@ def xid(cluster: Cluster) -> Iterator[Finding]:
     It is kept since the start of the node and has the cards of all users, so old ones and those of other cards are warnings only.
     """
     for node, facts in cluster.facts.items():
+        recent = datetime.fromtimestamp(facts["clock"]["time"] - RECENT_S, timezone.utc).isoformat()[:19]
         cards = cluster.used_cards(node) if cluster.uses_cards(node) else []
         used = {f"pci:{card['pci'].rpartition('.')[0].lower()}" for card in cards if card["pci"]}
         for line in facts["kernel_messages"]:
@@ -121,33 +114,23 @@ def xid(cluster: Cluster) -> Iterator[Finding]:
             if found is None:
                 continue
             number = int(found["number"])
-            is_recent = line[:19] >= _moment(facts["clock"]["time"] - RECENT_S)
-            is_fatal = number in FATAL_XIDS and is_recent and found["card"].lower() in used
+            is_fatal = number in FATAL_XIDS and line[:19] >= recent and found["card"].lower() in used
             severity = Severity.FAIL if is_fatal else Severity.WARN
             yield Finding(severity, "xid", f"Xid {number} of {found['card']} in the kernel log", (node,), line, RESET)
-
-
-def _moment(time_s: float) -> str:
-    """A time as it begins the lines of the kernel log."""
-    return datetime.fromtimestamp(time_s, timezone.utc).isoformat()[:19]
 
 
 def throttling(cluster: Cluster) -> Iterator[Finding]:
     """Cards whose clock is lowered by heat or by their power supply."""
     for node, facts in cluster.facts.items():
         for card in facts["cards"]:
-            value = card["health"].get("clocks_event_reasons.active") or card["health"].get(
-                "clocks_throttle_reasons.active", ""
-            )
+            health = card["health"]
+            value = health.get("clocks_event_reasons.active") or health.get("clocks_throttle_reasons.active", "")
             if _number(value) & THROTTLED:
-                yield Finding(
-                    Severity.WARN,
-                    "throttling",
-                    f"{_name(card)}: the clock is lowered by heat or power",
-                    (node,),
-                    evidence=f"clocks_event_reasons.active={value}, {_temperature(card)}",
-                    remedy="check the node's cooling and power supplies",
-                )
+                text = f"{_name(card)}: the clock is lowered by heat or power"
+                temperature = card["health"].get("temperature.gpu", "not known")
+                evidence = f"clocks_event_reasons.active={value}, temperature {temperature}"
+                remedy = "check the node's cooling and power supplies"
+                yield Finding(Severity.WARN, "throttling", text, (node,), evidence, remedy)
 
 
 def strangers(cluster: Cluster) -> Iterator[Finding]:
@@ -158,13 +141,10 @@ def strangers(cluster: Cluster) -> Iterator[Finding]:
                 owner = "yours" if process["ours"] else f"user {process['user'] or 'not known'}"
                 size = "" if process["memory"] is None else f", {process['memory'] / GIB:.1f} GiB"
                 is_small = process["memory"] is not None and process["memory"] < BUSY_BYTES
-                yield Finding(
-                    Severity.WARN if is_small else Severity.FAIL,
-                    "strangers",
-                    f"{_name(card)} is in use by pid {process['pid']} ({process['name']}, {owner}{size})",
-                    (node,),
-                    remedy="`orch gc` ends strays of yours; ask the owner of others, or leave the node out with --nodes",
-                )
+                text = f"{_name(card)} is in use by pid {process['pid']} ({process['name']}, {owner}{size})"
+                remedy = "`orch gc` ends strays of yours; ask the owner of others, or leave the node out with --nodes"
+                severity = Severity.WARN if is_small else Severity.FAIL
+                yield Finding(severity, "strangers", text, (node,), remedy=remedy)
 
 
 def memory(cluster: Cluster) -> Iterator[Finding]:
@@ -197,28 +177,26 @@ def pcie(cluster: Cluster) -> Iterator[Finding]:
 
 def nvlink(cluster: Cluster) -> Iterator[Finding]:
     """The links between the cards of a node, compared with those of all nodes with cards of the same models in the same slots."""
-    links = {node: _links(cluster.facts[node]["topology"]) for node in cluster.facts if cluster.uses_cards(node)}
+    pairs_of = {node: _pairs(cluster.facts[node]["topology"]) for node in cluster.facts if cluster.uses_cards(node)}
+    links = {  # such as `28 x NV18`
+        node: ", ".join(f"{number} x {kind}" for kind, number in sorted(pairs.items()))
+        for node, pairs in pairs_of.items()
+    }
     groups: dict[tuple[str, ...], dict[str, str]] = {}
     for node, text in links.items():
         if text:
             slots = tuple(sorted(f"{card['name']} {card['pci']}" for card in cluster.facts[node]["cards"]))
             groups.setdefault(slots, {})[node] = text
     for differs in filter(None, map(difference, groups.values())):
-        yield Finding(
-            Severity.WARN if differs.majority is None else Severity.FAIL,
-            "nvlink",
-            f"the links between cards differ: {differs.text()}",
-            differs.nodes,
-            remedy=NVLINK,
-        )
-    for node, text in links.items():
-        pairs = _pairs(cluster.facts[node]["topology"])
+        severity = Severity.WARN if differs.majority is None else Severity.FAIL
+        difference_text = f"the links between cards differ: {differs.text()}"
+        yield Finding(severity, "nvlink", difference_text, differs.nodes, remedy=NVLINK)
+    for node, pairs in pairs_of.items():
         kind, number = pairs.most_common(1)[0] if pairs else ("", 0)
         total = sum(pairs.values())
         if kind.startswith("NV") and total // 2 < number < total:
-            yield Finding(
-                Severity.WARN, "nvlink", f"some pairs of cards have no {kind}: {text}", (node,), remedy=NVLINK
-            )
+            fault = f"some pairs of cards have no {kind}: {links[node]}"
+            yield Finding(Severity.WARN, "nvlink", fault, (node,), remedy=NVLINK)
 
 
 def nvlink_errors(cluster: Cluster) -> Iterator[Finding]:
@@ -240,11 +218,6 @@ def nvlink_errors(cluster: Cluster) -> Iterator[Finding]:
             yield Finding(Severity.INFO, "nvlink-errors", text, (node,), remedy="run nvidia-smi nvlink -e there")
 
 
-def _links(topology: Mapping[str, Mapping[str, str]]) -> str:
-    """The kinds of links between cards and the number of pairs of each, such as `28 x NV18`."""
-    return ", ".join(f"{number} x {kind}" for kind, number in sorted(_pairs(topology).items()))
-
-
 def _pairs(topology: Mapping[str, Mapping[str, str]]) -> Counter[str]:
     """The number of pairs of cards by the kind of their link."""
     cards = [name for name in topology if name.startswith(("GPU", "GCU"))]
@@ -261,11 +234,3 @@ def _number(text: str) -> int:
         return int(text.split(maxsplit=1)[0], 0)
     except (ValueError, IndexError):
         return 0
-
-
-def _temperature(card: Card) -> str:
-    return f"temperature {card['health'].get('temperature.gpu', 'not known')}"
-
-
-def _tool_errors(facts: NodeFacts) -> str:
-    return "; ".join(f"{tool['name']}: {tool['error']}" for tool in facts["tools"] if tool["error"])

@@ -1,4 +1,4 @@
-"""The folders that a run writes to: space for two checkpoints, inodes, and a file that can be written."""
+"""The folders that a run writes to: space for two checkpoints, inodes, a file that can be written, and one that all nodes share."""
 
 from __future__ import annotations
 
@@ -30,6 +30,20 @@ def disk(cluster: Cluster) -> Iterator[Finding]:
                         remedy = f"free space there (`orch gc` removes old runs), or {remedy}"
                     evidence = f"{entry['path']} on {entry['mount']} ({entry['type']})"
                     yield Finding(severity, "disk", text, (node,), evidence=evidence, remedy=remedy)
+
+
+def shared(cluster: Cluster) -> Iterator[Finding]:
+    """A token that one node wrote must be there on all nodes that share the folder."""
+    for test in cluster.shared:
+        if test.error:
+            text = f"{test.path} cannot be written: {test.error}"
+            remedy = "mount it read-write, or choose another workdir:"
+            yield Finding(Severity.FAIL, "shared", text, (test.writer,), remedy=remedy)
+        for node, reason in test.readers.items():
+            if reason:
+                text = f"{test.path}: the file that {test.writer} wrote there is not on this node: {reason}"
+                remedy = "mount the same file system there (findmnt -T shows what is mounted)"
+                yield Finding(Severity.FAIL, "shared", text, (node,), remedy=remedy)
 
 
 def _fault(entry: Disk) -> tuple[Severity, str] | None:

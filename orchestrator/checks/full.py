@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.checks.bandwidth import CPU_LIMITS, LIMITS, Limits, Pair, compare_nodes, compare_pairs
+from orchestrator.checks.bandwidth import CPU_LIMITS, LIMITS, Pair, compare_nodes, compare_pairs
 from orchestrator.checks.cluster import Cluster
 from orchestrator.findings import Finding, Severity
 from orchestrator.node.digits import three_digits
@@ -48,8 +48,11 @@ def check_results(results: Results, nominal: Mapping[str, float] | None = None) 
     """
     is_cpu = results["device"] == "cpu"
     limits, rates = (CPU_LIMITS, {}) if is_cpu else (LIMITS, nominal or {})
-    pairs = compare_pairs(node_pairs(results), rates, limits)
-    return [*_devices(results), *_inside_nodes(results, limits), *pairs]
+    node_of = {rank["rank"]: rank["node"] for rank in results["ranks"]}
+    inside = {node_of[result["ranks"][0]]: result for result in _largest(results, "node")}
+    bandwidths = {node: None if result["error"] else _fastest(result) for node, result in inside.items()}
+    inside_nodes = compare_nodes(bandwidths, {node: result["error"] for node, result in inside.items()}, limits)
+    return [*_devices(results), *inside_nodes, *compare_pairs(node_pairs(results), rates, limits)]
 
 
 def nominal_rates(cluster: Cluster) -> dict[str, float]:
@@ -121,13 +124,6 @@ def _largest(results: Results, groups: str) -> list[Mapping[str, Any]]:
 
 def _fastest(result: Mapping[str, Any]) -> float:
     return float(result["busbw"] * result["time_s"] / result["fastest_s"])
-
-
-def _inside_nodes(results: Results, limits: Limits) -> Iterator[Finding]:
-    node_of = {rank["rank"]: rank["node"] for rank in results["ranks"]}
-    by_node = {node_of[result["ranks"][0]]: result for result in _largest(results, "node")}
-    bandwidths = {node: None if result["error"] else _fastest(result) for node, result in by_node.items()}
-    yield from compare_nodes(bandwidths, {node: result["error"] for node, result in by_node.items()}, limits)
 
 
 def _devices(results: Results) -> Iterator[Finding]:

@@ -30,7 +30,8 @@ class Difference(Generic[T]):
         if self.majority is None:
             return ", ".join(f"{value} on {fold(names)}" for value, names in shown)
         (usual, names), *minority = shown
-        return ", ".join(f"{value} on {fold(nodes)}" for value, nodes in minority) + f"; {usual} on {_rest(names)}"
+        rest = fold(names) if len(names) == 1 else f"the other {len(names)}"
+        return ", ".join(f"{value} on {fold(nodes)}" for value, nodes in minority) + f"; {usual} on {rest}"
 
 
 def difference(values: Mapping[str, T]) -> Difference[T] | None:
@@ -45,5 +46,5 @@ def difference(values: Mapping[str, T]) -> Difference[T] | None:
     return Difference(next(iter(ordered)) if len(first) > len(second) else None, ordered)
 
 
-def _rest(nodes: tuple[str, ...]) -> str:
-    return fold(nodes) if len(nodes) == 1 else f"the other {len(nodes)}"
+def other_nodes(count: int) -> str:
+    return f"{count} other node{'s' if count > 1 else ''}"

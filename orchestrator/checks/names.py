@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from orchestrator.checks.cluster import Cluster, host_names
-from orchestrator.checks.majority import difference
+from orchestrator.checks.majority import difference, other_nodes
 from orchestrator.findings import Finding, Severity
 from orchestrator.node.facts import NodeFacts
 
@@ -55,7 +55,7 @@ def _loopback(name: str, owner: str, resolved: Mapping[str, Addresses]) -> Itera
         return  # no node resolves it: the inventory's addresses are used
     absent = tuple(node for node in resolved if node not in found)
     if absent:
-        text = f"{name} does not resolve; it does on {_count(len(found))}"
+        text = f"{name} does not resolve; it does on {other_nodes(len(found))}"
         yield Finding(Severity.WARN, "names", text, absent, remedy="add the name to /etc/hosts or to the name server")
     for node in (node for node, addresses in found.items() if all(map(_is_loopback, addresses))):
         if node == owner:  # as Debian installs it; the launch names the interface for NCCL and gloo
@@ -80,7 +80,7 @@ def _elsewhere(
     if right - {owner}:
         for node in (node for node in found if node not in right):
             answer = f"{name} resolves to {', '.join(found[node])}, which {owner} does not have"
-            text = f"{answer}; to an address of {owner} on {_count(len(right))}"
+            text = f"{answer}; to an address of {owner} on {other_nodes(len(right))}"
             yield Finding(Severity.FAIL, "names", text, (node,), remedy=REMEDY)
     elif differs and not frozenset.intersection(*map(frozenset, found.values())):  # as behind address translation
         text = f"{name} resolves differently: {differs.text()}"
@@ -92,7 +92,3 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
         return address == "localhost"
-
-
-def _count(nodes: int) -> str:
-    return f"{nodes} other node{'s' if nodes > 1 else ''}"

@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator.checks.cluster import Cluster
-from orchestrator.checks.majority import difference
+from orchestrator.checks.majority import difference, other_nodes
 from orchestrator.findings import Finding, Severity
 from orchestrator.node.facts import Hca, HcaPort, NodeFacts
 
 ETHERNET = "Ethernet"
 ROCE_V2 = "RoCE v2"
 # Counters of a port that a good link does not increase (/sys/class/infiniband/*/ports/*/counters).
-ERROR_COUNTERS = (
-    "link_downed",
-    "link_error_recovery",
-    "symbol_error",
-    "port_rcv_errors",
-    "local_link_integrity_errors",
-)
+ERROR_COUNTERS = "link_downed link_error_recovery symbol_error port_rcv_errors local_link_integrity_errors".split()
 
 
 def rdma(cluster: Cluster) -> Iterator[Finding]:
@@ -46,9 +40,8 @@ def firmware(cluster: Cluster) -> Iterator[Finding]:
         if differs := difference(versions):
             nodes = tuple(dict.fromkeys(name.split(" ")[0] for name in differs.nodes))
             text = f"the firmware of {board} devices differs: {differs.text()}"
-            yield Finding(
-                Severity.WARN, "firmware", text, nodes, remedy="update the firmware of the minority (mlxfwmanager)"
-            )
+            remedy = "update the firmware of the minority (mlxfwmanager)"
+            yield Finding(Severity.WARN, "firmware", text, nodes, remedy=remedy)
 
 
 def ports(cluster: Cluster) -> Iterator[Finding]:
@@ -74,16 +67,15 @@ def ports(cluster: Cluster) -> Iterator[Finding]:
     for (name, _), by_node in states.items():
         down = tuple(node for node, state in by_node.items() if not state.startswith("ACTIVE"))
         if down and len(down) < len(by_node):
-            text = f"{name} is {by_node[down[0]]}; ACTIVE on {_count(len(by_node) - len(down))}"
+            text = f"{name} is {by_node[down[0]]}; ACTIVE on {other_nodes(len(by_node) - len(down))}"
             severity = Severity.FAIL if 2 * len(down) < len(by_node) else Severity.WARN
             yield Finding(severity, "ports", text, down, remedy=remedy)
     for node in nodes:
         found = _ports(cluster.facts[node])
         if found and not any(port["state"] == "ACTIVE" for _, port in found):
             severity = Severity.FAIL if cluster.expected[node].network in ("infiniband", "roce") else Severity.WARN
-            yield Finding(
-                severity, "ports", "no RDMA port is active; NCCL would use TCP instead", (node,), remedy=remedy
-            )
+            text = "no RDMA port is active; NCCL would use TCP instead"
+            yield Finding(severity, "ports", text, (node,), remedy=remedy)
     for (name, _), rate_by_node in rates.items():
         if differs := difference(rate_by_node):
             text = f"the rate of {name} differs: {differs.text()}"
@@ -125,7 +117,3 @@ def _ports(facts: NodeFacts) -> list[tuple[Hca, HcaPort]]:
 
 def _name(hca: Hca, port: HcaPort) -> str:
     return hca["name"] if len(hca["ports"]) == 1 else f"{hca['name']}:{port['port']}"
-
-
-def _count(nodes: int) -> str:
-    return f"{nodes} other node{'s' if nodes > 1 else ''}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from orchestrator.checks import answers, cards, disks, machine, names, network, reachability, software, variables
+from orchestrator.checks import answers, cards, disks, machine, names, network, software, variables
 from orchestrator.checks.cluster import Cluster
 from orchestrator.findings import Finding, Severity
 
@@ -35,8 +35,8 @@ CHECKS: Mapping[str, Check] = {
     "link-errors": network.link_errors,
     "variables": variables.variables,
     "names": names.names,
-    "port": reachability.port,
-    "shared": reachability.shared,
+    "port": answers.port,
+    "shared": disks.shared,
     "disk": disks.disk,
     "shm": machine.shared_memory,
     "nofile": machine.open_files,

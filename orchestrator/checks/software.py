@@ -115,14 +115,8 @@ def code(cluster: Cluster) -> Iterator[Finding]:
         text = f"the files of the code differ: {digests.text(states)}"
         # If all changes are committed, only files that git does not track differ.
         are_committed = all(entry["dirty"] is False for entry in found.values())
-        yield Finding(
-            Severity.WARN if are_committed else Severity.FAIL,
-            "code",
-            text,
-            digests.nodes,
-            _code_paths(cluster, digests),
-            remedy,
-        )
+        severity = Severity.WARN if are_committed else Severity.FAIL
+        yield Finding(severity, "code", text, digests.nodes, _code_paths(cluster, digests), remedy)
 
 
 def _paths(libraries: Mapping[str, Library], differs: Difference[str]) -> str:

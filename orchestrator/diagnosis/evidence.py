@@ -118,8 +118,10 @@ def hits_of(
             continue
         number = body["text"][: found.end()].rstrip("\n").count("\n")
         line = body["text"].split("\n")[number]
-        if row.role is Role.ERROR and _is_known(line, specific):
-            continue
+        if row.role is Role.ERROR and any(
+            other.expression.search(line) for other in specific if any(text in line for text in other.texts)
+        ):
+            continue  # a more specific signature matches the line too; its own hit may be left out after many others
         values = {name.removesuffix("_2"): value for name, value in found.groupdict().items() if value}
         of_text, of_head = origin_of(line), origin_of(body["head"])
         of_rank = of_head if of_text.rank is None else of_text
@@ -131,8 +133,3 @@ def hits_of(
             is_local=rank is None and of_rank.is_local,
         )
         yield Hit(row, file, body["line"] + number, origin, values)
-
-
-def _is_known(line: str, specific: Iterable[Signature]) -> bool:
-    """True if a more specific signature matches the line too, whose own hit of it may be left out after many others."""
-    return any(row.expression.search(line) for row in specific if any(text in line for text in row.texts))

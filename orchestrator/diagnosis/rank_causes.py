@@ -89,17 +89,18 @@ class Diagnosis:
 
 def rank_causes(evidence: Evidence) -> Diagnosis:
     hits = _most_specific(_in_order(_with_ranks_of_the_run(evidence.hits)))
-    ended = [hit for hit in hits if not _is_survived(hit, evidence)]
-    groups = (
-        _candidates([hit for hit in ended if not _may_be_of_others(hit, hits)])
-        or _candidates(ended)
-        or _candidates(hits)
-    )
+    # the training has survived an error after which it made progress for long
+    ended = [hit for hit in hits if evidence.progress_lines.get(hit.file, 0) <= hit.line + CONTINUED_LINES]
+    of_the_run = [hit for hit in ended if not _may_be_of_others(hit, hits)]
+    groups = _candidates(of_the_run) or _candidates(ended) or _candidates(hits)
     if not groups:
         return _unknown(hits, evidence)
     reported_rank, reported_node = _first_reported(hits, evidence)
     # causes on the rank that the launcher reports first, then on few ranks, then early ones: the rest follows from them
-    chosen = min(groups, key=lambda group: (not _is_reported(group, reported_rank), len({hit.rank for hit in group})))
+    chosen = min(
+        groups,
+        key=lambda group: (not any(hit.rank in reported_rank for hit in group), len({hit.rank for hit in group})),
+    )
     alternatives = [hit for group in groups if group is not chosen for hit in group] + _errors_of_one_rank(chosen, hits)
     first = chosen[0]
     culprits = _culprits(chosen, evidence)
@@ -142,20 +143,16 @@ def _unknown(hits: Sequence[Hit], evidence: Evidence) -> Diagnosis:
     errors = [hit for hit in hits if hit.signature.role is Role.UNKNOWN]
     consequences = [hit for hit in hits if hit.signature.role is Role.CONSEQUENCE]
     ranks, nodes = _first_reported(hits, evidence)
+    # a launcher that reports which rank failed first names the log in which the cause must be
+    report = next((hit for hit in hits if "first_rank" in hit.values), None)
     return Diagnosis(
         nodes=nodes,
         ranks=ranks,
-        remedy=_remedy_of_report(hits),
+        remedy=tuple(filled_remedy(step, report.values) for step in report.signature.remedy) if report else (),
         errors=_different(errors or consequences)[:MOST_ERRORS],
         consequences=_folded(consequences, evidence),
         observations=_folded([hit for hit in hits if hit.signature.role is Role.NOTE], evidence),
     )
-
-
-def _remedy_of_report(hits: Sequence[Hit]) -> tuple[str, ...]:
-    """The log in which the cause must be, by a launcher that reports which rank failed first."""
-    report = next((hit for hit in hits if "first_rank" in hit.values), None)
-    return () if report is None else tuple(filled_remedy(step, report.values) for step in report.signature.remedy)
 
 
 def _with_ranks_of_the_run(hits: Sequence[Hit]) -> list[Hit]:
@@ -202,11 +199,6 @@ def _error_text(hit: Hit) -> str:
     return _NUMBERS.sub("", hit.values.get("error", "")) if hit.signature.role is Role.ERROR else ""
 
 
-def _is_survived(hit: Hit, evidence: Evidence) -> bool:
-    """True if the training made progress long after the error."""
-    return evidence.progress_lines.get(hit.file, 0) > hit.line + CONTINUED_LINES
-
-
 def _errors_of_one_rank(chosen: Sequence[Hit], hits: Sequence[Hit]) -> list[Hit]:
     """The exceptions of a single one of the several ranks of the cause, which may have ended it: the others had the cause as well."""
     ranks = _ranks(chosen)
@@ -227,10 +219,6 @@ def _first_reported(hits: Sequence[Hit], evidence: Evidence) -> tuple[tuple[int,
         values = next((hit.values for hit in reports), None)
         rank, node = (None, node) if values is None else (int(values["first_rank"]), node or values.get("first_node"))
     return () if rank is None else (rank,), () if node is None else (node,)
-
-
-def _is_reported(group: Sequence[Hit], reported: tuple[int, ...]) -> bool:
-    return any(hit.rank in reported for hit in group)
 
 
 def _culprits(group: Sequence[Hit], evidence: Evidence) -> tuple[int, ...]:

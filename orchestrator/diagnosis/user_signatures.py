@@ -106,13 +106,11 @@ def _signature(section: _Section, position: str, file: str) -> Signature:
     parts = text.split("*")
     literal = max(parts, key=len).strip()
     if len(literal) < LEAST_TEXT:
-        raise SignatureError(
-            f"{position} text: has no {LEAST_TEXT} characters in a row without `*`, so it would be found everywhere"
-        )
+        fault = f"has no {LEAST_TEXT} characters in a row without `*`, so it would be found everywhere"
+        raise SignatureError(f"{position} text: {fault}")
     if len(text) > MOST_TEXT or len(parts) > MOST_WILDCARDS + 1:
-        raise SignatureError(
-            f"{position} text: is longer than {MOST_TEXT} characters, or has more than {MOST_WILDCARDS} `*`, which is slow"
-        )
+        fault = f"is longer than {MOST_TEXT} characters, or has more than {MOST_WILDCARDS} `*`, which is slow"
+        raise SignatureError(f"{position} text: {fault}")
     retry = section.value("retry")
     row = Signature(
         id=section.name,

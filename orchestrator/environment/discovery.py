@@ -23,7 +23,7 @@ from orchestrator.environment.rdma import (
 from orchestrator.environment.request import NodeRequest
 from orchestrator.environment.sockets import Sockets, choose_interfaces
 from orchestrator.environment.variable import Origin, Variable
-from orchestrator.findings import Finding, Severity
+from orchestrator.findings import Finding, Severity, merged
 from orchestrator.node.facts import NodeFacts
 
 MAX_THREADS = 8  # beside a card: more threads take CPUs from the data loaders and save nothing
@@ -91,7 +91,7 @@ def discover(facts: Mapping[str, NodeFacts], requests: Mapping[str, NodeRequest]
         findings += contradictions(node, shown, of_node, chosen)
         findings += _mig_findings(node, of_node)
         findings += _slow_sockets(node, sockets, variables[node])
-    return Discovery(variables, _merged(findings))
+    return Discovery(variables, merged(findings))
 
 
 def _of_node(facts: NodeFacts, request: NodeRequest, *, shares_cpus: bool = False) -> list[Variable]:
@@ -155,14 +155,6 @@ class _Rdma:
     findings: Sequence[Finding]
     unset: str | None = None
     disables: bool = False
-
-
-def _merged(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings, with the nodes of equal ones in one."""
-    nodes: dict[Finding, list[str]] = {}
-    for finding in findings:
-        nodes.setdefault(replace(finding, nodes=()), []).extend(finding.nodes)
-    return [replace(finding, nodes=tuple(dict.fromkeys(of_finding))) for finding, of_finding in nodes.items()]
 
 
 def _of_common_layer(

@@ -46,17 +46,17 @@ class JobCheck:
         """The number of nodes that the ranks need; the others are spares."""
         return len(self.job["ranks"])
 
-    @property
-    def _runs_trainer(self) -> bool:
-        """True if the ranks run the shared trainer, or a module of it."""
-        args: list[str] = self.job.get("program", {}).get("args", [])
-        return [arg.partition(".")[0] for arg in args[1:3]] == ["-m", "trainer"]
+    def requests(self, names: Sequence[str], facts: Mapping[str, NodeFacts]) -> dict[str, NodeRequest]:
+        """The part of the launch on each of the nodes."""
+        return {name: self.node_request(name, facts[name]["environment"] if name in facts else {}) for name in names}
 
     def node_request(self, node: str, environment: Mapping[str, str]) -> NodeRequest:
         """The part of the launch on a node. The values of variables are those in the environment of the probe."""
         given = {"address": node, **self.request["usual"], **self.request["nodes"].get(node, {})}
         # Slurm selects the cards of a job by these variables
         names = (*given["env"], *VISIBLE.values())
+        args: list[str] = self.job.get("program", {}).get("args", [])
+        runs_trainer = [arg.partition(".")[0] for arg in args[1:3]] == ["-m", "trainer"]
         return NodeRequest(
             given["address"],
             given["ranks"],
@@ -64,7 +64,7 @@ class JobCheck:
             given["network"],
             {name: environment[name] for name in names if name in environment},
             frozenset(given["private"]),
-            self._runs_trainer,
+            runs_trainer,
         )
 
     def names_to_resolve(self, node: str) -> list[str]:

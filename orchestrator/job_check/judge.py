@@ -73,18 +73,10 @@ def _cluster(job: JobCheck, begun_s: float) -> Cluster:
     """All nodes of the allocation, with their answers."""
     facts, failures = job.read_facts(job.nodes)
     now_s = time.time()
-    return Cluster(
-        expected={
-            name: job.node_request(name, facts[name]["environment"] if name in facts else {}) for name in job.nodes
-        },
-        facts=facts,
-        failures=failures,
-        clocks={
-            name: (of_node["clock"]["time"] - now_s, of_node["clock"]["time"] - begun_s)
-            for name, of_node in facts.items()
-        },
-        is_job_without_gpus="SLURM_JOB_GPUS" not in os.environ,
-    )
+    times_s = {name: of_node["clock"]["time"] for name, of_node in facts.items()}
+    clocks = {name: (time_s - now_s, time_s - begun_s) for name, time_s in times_s.items()}
+    is_without_gpus = "SLURM_JOB_GPUS" not in os.environ
+    return Cluster(job.requests(job.nodes, facts), facts, failures, clocks, is_job_without_gpus=is_without_gpus)
 
 
 def _check(job: JobCheck, cluster: Cluster) -> list[Finding]:
@@ -112,8 +104,7 @@ def write_variables(path: str, *, is_restart: bool = True) -> int:
     job = JobCheck(path, os.environ)
     names = job.nodes if len(job.nodes) == job.node_count else nodes_for(path)
     facts, _ = job.read_facts(names)
-    requests = {name: job.node_request(name, facts[name]["environment"] if name in facts else {}) for name in names}
-    discovery = discover(facts, requests)
+    discovery = discover(facts, job.requests(names, facts))
     environments = {name: discovery.environment(name) for name in names}
     groups = equal_nodes(environments)
     if not groups:

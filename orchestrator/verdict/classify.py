@@ -35,7 +35,10 @@ def classify(verdict: Verdict, diagnosis: Diagnosis | None = None) -> Failure | 
     elif verdict.is_refused:
         failure = Failure(FailureClass.CONFIG, FailureClass.CONFIG.retry)
     else:
-        kind, retry = verdict.failure or _of_exit_or_message(verdict)
+        kind = _of_exit(verdict.exit) if verdict.exit is not None else FailureClass.UNKNOWN
+        if verdict.exit is None and _FULL_DISK.search(verdict.message or ""):
+            kind = FailureClass.STORAGE
+        kind, retry = verdict.failure or (kind, kind.retry)
         never = verdict.exit is not None and verdict.exit.code == NO_RETRY
         failure = Failure(kind, Retry.NEVER if never else retry, nodes=verdict.failed_nodes)
     return failure if diagnosis is None else diagnosed(failure, diagnosis, verdict.exit)
@@ -80,15 +83,6 @@ def _is_better(diagnosis: Diagnosis, known: FailureClass) -> bool:
     if diagnosis.confidence == "high":
         return True
     return known not in _REPORTED if diagnosis.confidence == "medium" else known in _GUESSED
-
-
-def _of_exit_or_message(verdict: Verdict) -> tuple[FailureClass, Retry]:
-    """The class by the exit of the first rank that failed; without one, by the message."""
-    if verdict.exit is not None:
-        found = _of_exit(verdict.exit)
-    else:
-        found = FailureClass.STORAGE if _FULL_DISK.search(verdict.message or "") else FailureClass.UNKNOWN
-    return found, found.retry
 
 
 def _of_exit(exit_: RankExit) -> FailureClass:

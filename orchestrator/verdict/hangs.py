@@ -57,11 +57,7 @@ def hang_findings(nodes: Sequence[NodeObservation]) -> list[Finding]:
         text, outcome, stacks = "the ranks make no progress", "they continue, or end", "their stacks are"
     next_step = stopped_remedy(bodies, node_of) or f"{outcome} when a collective times out"
     remedy = f"{next_step}; {stacks} in stacks/*.no-progress.txt of the node's folder"
-    return [
-        Finding(
-            Severity.WARN, "no-progress", text, tuple(dict.fromkeys(node_of.values())), evidence=evidence, remedy=remedy
-        )
-    ]
+    return [Finding(Severity.WARN, "no-progress", text, tuple(dict.fromkeys(node_of.values())), evidence, remedy)]
 
 
 def _ranks_without_progress(nodes: Sequence[NodeObservation]) -> tuple[dict[int, RankBody], dict[int, str]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator.endpoint.replies import NodeObservation
-from orchestrator.findings import Finding, Severity
+from orchestrator.findings import Finding, Severity, merged
 from orchestrator.node.number_list import format_numbers
 
 if TYPE_CHECKING:
@@ -18,37 +18,23 @@ DEVICE_OF = {"nvidia-smi": 'torch.device("cuda", local_rank)', "efsmi": "gcu:LOC
 
 def hardware_findings(nodes: Sequence[NodeObservation]) -> list[Finding]:
     """The findings about nodes whose ranks run; equal ones of several nodes are one."""
-    nodes_of: dict[Finding, list[str]] = {}
+    findings = []
     for node in nodes:
-        for finding in _findings(node):
-            nodes_of.setdefault(finding, []).append(node.node)
-    return [replace(finding, nodes=tuple(names)) for finding, names in nodes_of.items()]
-
-
-def _findings(node: NodeObservation) -> Iterator[Finding]:
-    if node.finished is not None:
-        return
-    if node.cards is not None and node.cards["idle"]:
-        yield _idle_cards(node.cards)
-    if node.network is not None and node.network["taken"] == "Socket":
-        yield _sockets(node.network)
+        if node.finished is None and node.cards is not None and node.cards["idle"]:
+            findings.append(replace(_idle_cards(node.cards), nodes=(node.node,)))
+        if node.finished is None and node.network is not None and node.network["taken"] == "Socket":
+            findings.append(replace(_sockets(node.network), nodes=(node.node,)))
+    return merged(findings)
 
 
 def _idle_cards(cards: CardsBody) -> Finding:
-    is_all = cards["used"] == 0
     device = DEVICE_OF.get(cards["tool"], "the device of LOCAL_RANK")
-    remedy = (
-        f"the ranks train on the CPU: move model and batches to {device}"
-        if is_all
-        else f"no two ranks should share a card: move model and batches to {device}"
-    )
-    return Finding(
-        Severity.WARN,
-        "idle-cards",
-        f"{cards['expected'] - cards['used']} of {cards['expected']} cards idle",
-        evidence=f"{cards['tool']} shows 0 % on {format_numbers(cards['idle'])} in several samples in a row, while the ranks run",
-        remedy=remedy,
-    )
+    rule = "no two ranks should share a card" if cards["used"] else "the ranks train on the CPU"
+    remedy = f"{rule}: move model and batches to {device}"
+    text = f"{cards['expected'] - cards['used']} of {cards['expected']} cards idle"
+    idle = format_numbers(cards["idle"])
+    evidence = f"{cards['tool']} shows 0 % on {idle} in several samples in a row, while the ranks run"
+    return Finding(Severity.WARN, "idle-cards", text, evidence=evidence, remedy=remedy)
 
 
 def _sockets(network: NetworkBody) -> Finding:

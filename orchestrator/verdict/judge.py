@@ -110,29 +110,20 @@ def judge(
 
     Args:
         stop_requested: `orch stop` was run. Without it, and without a report of Slurm, agents stopped by a signal have failed.
+        queue: the job's status by the scheduler; None over SSH, or if no job was submitted.
         batch_log: the end of the batch script's log, for a Slurm job that is over.
     """
     evidence = Evidence(plan, tuple(nodes), stop_requested, batch_log)
-    return judge_direct(evidence) if plan.launcher == "ssh" else judge_slurm(evidence, queue)
-
-
-def judge_direct(evidence: Evidence) -> Verdict:
-    """Decide from the reports of the nodes alone."""
-    for check in DIRECT_CHECKS:
-        if verdict := check(evidence):
-            return verdict
-    return Verdict(RunState.RUNNING)
-
-
-def judge_slurm(evidence: Evidence, queue: JobStatus | None) -> Verdict:
-    """Decide from the reports of the nodes and the scheduler; `queue` is None if no job was submitted."""
-    if queue is None:
+    if plan.launcher == "ssh":
+        verdicts = (check(evidence) for check in DIRECT_CHECKS)
+        undecided = Verdict(RunState.RUNNING)
+    elif queue is None:
         verdicts = (check(evidence) for check in UNSUBMITTED_CHECKS)
-        return next(filter(None, verdicts), Verdict(RunState.LOST, message="the job was never submitted"))
-    for check in SLURM_CHECKS:
-        if verdict := check(evidence, queue):
-            return verdict
-    return _failed_job(evidence, queue)
+        undecided = Verdict(RunState.LOST, message="the job was never submitted")
+    else:
+        verdicts = (check(evidence, queue) for check in SLURM_CHECKS)
+        undecided = Verdict(RunState.FAILED, message=f"{_report(queue)}; {_output_hint(evidence)}")
+    return next(filter(None, verdicts), undecided)
 
 
 # Checks for any launcher.
@@ -184,14 +175,10 @@ def stopped_by_orch(evidence: Evidence) -> Verdict | None:
 def stopped_by_another_signal(evidence: Evidence) -> Verdict | None:
     """FAILED if a node's shutdown, an administrator or a clean-up script stopped it, or Slurm did not restart it on request."""
     if evidence.finished_as(State.REQUEUE):
-        message = "the ranks requested another attempt, and Slurm did not start it"
-        return Verdict(RunState.FAILED, message=message)
+        return Verdict(RunState.FAILED, message="the ranks requested another attempt, and Slurm did not start it")
     stopped = evidence.finished_as(State.STOPPED)
-    if not stopped:
-        return None
-    return Verdict(
-        RunState.FAILED, message=f"{stopped[0][0]} was stopped by a signal, not by `orch stop` on this machine"
-    )
+    message = f"{stopped[0][0]} was stopped by a signal, not by `orch stop` on this machine" if stopped else ""
+    return Verdict(RunState.FAILED, message=message) if message else None
 
 
 def an_agent_died(evidence: Evidence) -> Verdict | None:
@@ -207,12 +194,11 @@ def an_agent_died(evidence: Evidence) -> Verdict | None:
 
 def a_node_without_a_trace(evidence: Evidence) -> Verdict | None:
     """LOST if a node has no agent: it never started one, or its folder is gone."""
-    missing = {node.name for node in evidence.plan.nodes} - {node.node for node in evidence.started}
     if len(evidence.started) == evidence.plan.node_count:
         return None
-    return Verdict(
-        RunState.LOST, message=f"no trace of the run on {fold(sorted(missing))}: never started, or its folder is gone"
-    )
+    missing = sorted({node.name for node in evidence.plan.nodes} - {node.node for node in evidence.started})
+    message = f"no trace of the run on {fold(missing)}: never started, or its folder is gone"
+    return Verdict(RunState.LOST, message=message)
 
 
 DIRECT_CHECKS: tuple[Check, ...] = (
@@ -261,9 +247,8 @@ def job_lost_its_batch_host(_evidence: Evidence, queue: JobStatus) -> Verdict | 
     if not queue.lost_host or not queue.over or queue.state == _CANCELLED:
         return None
     message = f"Slurm ended the job: {queue.lost_host}, the node of the batch script, is lost"
-    return Verdict(
-        RunState.FAILED, None, message, failure=_ENDED_BY_SLURM["NODE_FAIL"], failed_nodes=(queue.lost_host,)
-    )
+    failure = _ENDED_BY_SLURM["NODE_FAIL"]
+    return Verdict(RunState.FAILED, None, message, failure=failure, failed_nodes=(queue.lost_host,))
 
 
 def job_signalled(evidence: Evidence, queue: JobStatus) -> Verdict | None:
@@ -274,9 +259,8 @@ def job_signalled(evidence: Evidence, queue: JobStatus) -> Verdict | None:
         return None
     if first is not None and first.signal not in {"SIGKILL", "SIGTERM"}:
         return None
-    return Verdict(
-        RunState.FAILED, message=f"Slurm signalled the whole job, as scancel does, and no rank failed before: {line[0]}"
-    )
+    message = f"Slurm signalled the whole job, as scancel does, and no rank failed before: {line[0]}"
+    return Verdict(RunState.FAILED, message=message)
 
 
 def a_node_of_ended_job_failed(evidence: Evidence, queue: JobStatus) -> Verdict | None:
@@ -352,9 +336,8 @@ def job_without_agent_exits(evidence: Evidence, queue: JobStatus) -> Verdict | N
     """LOST if Slurm reports no failure, or no longer knows the job."""
     if queue.state not in {GONE, "COMPLETED"}:
         return None
-    return Verdict(
-        RunState.LOST, message=f"{_report(queue)}, but its agents recorded no exit; {_output_hint(evidence)}"
-    )
+    message = f"{_report(queue)}, but its agents recorded no exit; {_output_hint(evidence)}"
+    return Verdict(RunState.LOST, message=message)
 
 
 SLURM_CHECKS: tuple[SlurmCheck, ...] = (
@@ -373,10 +356,6 @@ SLURM_CHECKS: tuple[SlurmCheck, ...] = (
     setup_failed_on_a_node,
     job_without_agent_exits,
 )
-
-
-def _failed_job(evidence: Evidence, queue: JobStatus) -> Verdict:
-    return Verdict(RunState.FAILED, message=f"{_report(queue)}; {_output_hint(evidence)}")
 
 
 def _some_never_started(evidence: Evidence, queue: JobStatus) -> bool:

@@ -92,16 +92,14 @@ def _late(
 ) -> str:
     """The ranks that have not entered a collective, and where they are instead."""
     names = {body["waits_for"] for body in waiting.values() if "waits_for" in body}
-    activities = {_activity(ranks[rank]) for rank in late}
+    activities = {  # the place of each, and that other processes keep it from running
+        ", ".join(filter(None, (_call_of(ranks[rank]), STARVED if "cpu_wait_s" in ranks[rank] else "")))
+        for rank in late
+    }
     doing = f": {', '.join(sorted(activities))}" if activities != {""} else ""
     verb = "wait" if len(waiting) > 1 else "waits"
     collective = " or ".join(sorted(names)) or "the collective"
     return f"{named(late)} not in {collective}, for which {ranks_text(list(waiting))} {verb}{doing}"
-
-
-def _activity(body: RankBody) -> str:
-    """The place where a rank is, and that other processes keep it from running."""
-    return ", ".join(filter(None, (_call_of(body), STARVED if "cpu_wait_s" in body else "")))
 
 
 def _call_of(body: RankBody) -> str:

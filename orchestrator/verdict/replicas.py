@@ -9,7 +9,7 @@ from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.findings import Finding, Severity
 from orchestrator.node.number_list import format_numbers
 
-KEY = "replicas"
+KEY, EVIDENCE = "replicas", "fingerprints in the ranks' progress"
 MOST_GROUPS = 4
 
 Fingerprints = Mapping[int, str]
@@ -24,7 +24,14 @@ def differing_replicas(nodes: Sequence[NodeObservation]) -> Finding | None:
         if len(groups) > 1:
             all_differ = len(groups) == len(fingerprints)  # two equal ranks: gradients are averaged
             cause = _unsynchronised(nodes) if all_differ else ""
-            return _separate_models(step, name, cause) if cause else _finding(step, name, groups, node_of)
+            if not cause:
+                return _finding(step, name, groups, node_of)
+            remedy = (
+                "in each step call the wrapped model, not its .module, and make the last backward() outside of no_sync(); "
+                "checkpoints of this run hold the model of one rank"
+            )
+            text = f"each rank trains its own model: the {name} differ after step {step}, as {cause}"
+            return Finding(Severity.WARN, KEY, text, (), EVIDENCE, remedy)
     return None
 
 
@@ -32,16 +39,6 @@ def _unsynchronised(nodes: Sequence[NodeObservation]) -> str:
     """The reason why gradients are not averaged, as a rank reports it; empty if none does."""
     reports = [report for node in nodes for progress in node.progress.values() if (report := _report(progress))]
     return next((str(report["unsynchronised"]) for report in reports if report.get("unsynchronised")), "")
-
-
-def _separate_models(step: str, name: str, cause: str) -> Finding:
-    """The finding about ranks that each train another model."""
-    remedy = (
-        "in each step call the wrapped model, not its .module, and make the last backward() outside of no_sync(); "
-        "checkpoints of this run hold the model of one rank"
-    )
-    text = f"each rank trains its own model: the {name} differ after step {step}, as {cause}"
-    return Finding(Severity.WARN, KEY, text, (), evidence="fingerprints in the ranks' progress", remedy=remedy)
 
 
 def _compared(nodes: Sequence[NodeObservation]) -> Iterator[tuple[str, str, Fingerprints]]:
@@ -95,14 +92,7 @@ def _finding(step: str, name: str, groups: Sequence[Sequence[int]], node_of: Map
         shown = " and ".join(map(_ranks, groups[:MOST_GROUPS])) + (" and more" if len(groups) > MOST_GROUPS else "")
         text = f"the replicas differ in the {name} after step {step}: {shown}; no majority shows which are wrong"
         nodes = ()
-    return Finding(
-        Severity.WARN,
-        KEY,
-        text,
-        nodes,
-        evidence="fingerprints in the ranks' progress",
-        remedy=_remedy(step, wrong, nodes),
-    )
+    return Finding(Severity.WARN, KEY, text, nodes, EVIDENCE, _remedy(step, wrong, nodes))
 
 
 def _remedy(step: str, wrong: Sequence[int], nodes: Sequence[str]) -> str:
