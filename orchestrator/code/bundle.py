@@ -42,7 +42,12 @@ class Bundle:
         read = [(name, path, member) for name, path in files if (member := _member(name, path)) is not None]
         self.files = tuple((name, path) for name, path, _ in read)
         self._describe(member for _, _, member in read)
-        self.warnings = (*warnings, *_pointer_warnings(self._members))
+        self.warnings = tuple(warnings)
+        if pointers := [
+            info.name.removeprefix("code/") for info, text in self._members if text.startswith(_LFS_POINTER)
+        ]:
+            without = f"sent as Git LFS pointers, without their content: {first_names(pointers)}"
+            self.warnings += (f"{without}; `git lfs pull` fetches it",)
         sizes = {info.name: info.size for info, _ in self._members if info.name.startswith("code/")}
         self.report = (
             CodeReport(code, {name.removeprefix("code/"): size for name, size in sizes.items()}) if code else None
@@ -72,7 +77,10 @@ class Bundle:
         self.size_bytes = sum(info.size for info, _ in self._members)
         self.code_size_bytes = sum(info.size for info, _ in self._members if info.name.startswith("code/"))
         digests = {info.name: hashlib.sha256(content).hexdigest() for info, content in self._members}
-        self._entries = [(info.name, _mode(info), digests[info.name]) for info, _ in self._members]
+        self._entries = [
+            (info.name, "l" if info.issym() else "x" if info.mode & 0o100 else "-", digests[info.name])
+            for info, _ in self._members
+        ]
         self.digest = _digest(self._entries)
         """Hex digest of names, modes and contents; a node that has a bundle of this digest is sent none."""
         self.code = {
@@ -128,10 +136,6 @@ class Bundle:
             return self._archive
 
 
-def _mode(info: tarfile.TarInfo) -> str:
-    return "l" if info.issym() else "x" if info.mode & 0o100 else "-"
-
-
 def _digest(entries: Iterable[tuple[str, str, str]]) -> str:
     total = hashlib.sha256()
     for name, mode, content in entries:
@@ -147,12 +151,6 @@ def _taken(members: deque[tuple[tarfile.TarInfo, bytes]]) -> Iterator[tuple[tarf
     """Remove the members from the queue one by one, so that memory holds each content once."""
     while members:
         yield members.popleft()
-
-
-def _pointer_warnings(members: Iterable[tuple[tarfile.TarInfo, bytes]]) -> Iterator[str]:
-    pointers = [info.name.removeprefix("code/") for info, content in members if content.startswith(_LFS_POINTER)]
-    if pointers:
-        yield f"sent as Git LFS pointers, without their content: {first_names(pointers)}; `git lfs pull` fetches it"
 
 
 def _pack(members: Iterable[tuple[tarfile.TarInfo, bytes]], folders: Iterable[str]) -> bytes:

@@ -46,7 +46,6 @@ class CodeRules:
         Make the rules of the folder `root`.
 
         Args:
-            root: the folder.
             named: files that the command line names, relative to the root; only an ignore file leaves them out.
             orch_folders: folders of orch itself, as for its records.
         """
@@ -63,7 +62,12 @@ class CodeRules:
             self.left_out[name] = ORCHIGNORE
         if ignored is not None or is_tracked or name in self._named:
             return not ignored
-        return not self._leaves_out(name)
+        parent, _, file = name.rpartition("/")
+        if self._leaves_out_folder(parent):
+            return False
+        if reason := _reason_of_file(file):
+            self.left_out[name] = reason
+        return not reason
 
     def enters(self, folder: str) -> bool:
         """Return whether a folder, relative to the root, may have files that travel; remember it if it has none."""
@@ -71,14 +75,6 @@ class CodeRules:
             self.left_out[f"{folder}/"] = ORCHIGNORE
             return False
         return not self._leaves_out_folder(folder)
-
-    def _leaves_out(self, name: str) -> bool:
-        parent, _, file = name.rpartition("/")
-        if self._leaves_out_folder(parent):
-            return True
-        if reason := _reason_of_file(file):
-            self.left_out[name] = reason
-        return bool(reason)
 
     def _leaves_out_folder(self, folder: str) -> bool:
         """Look up the outermost folder that is left out."""

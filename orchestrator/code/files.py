@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -52,7 +52,6 @@ def find_code(cwd: Path, argv: Sequence[str], private: Sequence[str] = (), orch_
     rules; otherwise no files. A file that an argument names is sent unless an ignore file leaves it out.
 
     Args:
-        cwd: the working folder.
         argv: the program and its arguments.
         private: files that are not sent to the nodes.
         orch_folders: folders of orch itself.
@@ -63,7 +62,11 @@ def find_code(cwd: Path, argv: Sequence[str], private: Sequence[str] = (), orch_
     """
     top = _git(cwd, "rev-parse", "--show-toplevel")
     if top is None:
-        _require_no_repository(cwd)
+        if any((folder / ".git").exists() for folder in (cwd, *cwd.parents)):  # its ignored files would be sent as code
+            cause = "git is not installed, or another user owns the work tree"
+            raise UsageError(
+                f"{cwd} is in a git work tree that git cannot read: {cause}", hint="git -C . status shows why"
+            )
         return _code_outside_of_git(cwd, argv, private, orch_folders)
     root = Path(top.strip())
     tracked, new, absent = _work_tree_files(root)
@@ -77,7 +80,9 @@ def find_code(cwd: Path, argv: Sequence[str], private: Sequence[str] = (), orch_
     path = "" if below == PurePosixPath() else str(below)
     commit = _commit(root)
     changed = len(added) + (len(_git_list(root, "diff", "--name-only", "-z", "HEAD")) if "-dirty" in commit else 0)
-    ignored = {name: GITIGNORE for name in _ignored(root) if name not in sent}
+    # a whole folder as one name
+    ignored_names = _git_list(root, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
+    ignored = {name: GITIGNORE for name in ignored_names if name not in sent}
     left_out = by_reason({**selection.left_out, **ignored})
     parts = tuple(files), tuple(absent), tuple(nested)
     return Code(root, path, *parts, commit=commit, changed=changed, left_out=left_out)
@@ -154,11 +159,6 @@ def _walk_by_rules(root: Path, selection: CodeRules) -> Iterator[str]:
                 yield path
 
 
-def _ignored(root: Path) -> Iterable[str]:
-    """The files and folders that git ignores, a whole folder as one name."""
-    return _git_list(root, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
-
-
 def _commit(root: Path) -> str:
     """The full commit, with `-dirty` appended if tracked files differ; empty if there is none. No tag matches `/`."""
     return (_git(root, "describe", "--always", "--dirty", "--abbrev=64", "--match=/") or "").strip()
@@ -185,15 +185,6 @@ def _work_tree_files(root: Path) -> tuple[list[str], list[str], list[str]]:
         else:
             absent.append(name)
     return tracked, new, absent
-
-
-def _require_no_repository(cwd: Path) -> None:
-    """Refuse a git work tree that git cannot read: its ignored files would be sent as code."""
-    if any((folder / ".git").exists() for folder in (cwd, *cwd.parents)):
-        raise UsageError(
-            f"{cwd} is in a git work tree that git cannot read: git is not installed, or another user owns the work tree",
-            hint="git -C . status shows why",
-        )
 
 
 def revision(cwd: Path, private: Sequence[str] = ()) -> tuple[str | None, str]:

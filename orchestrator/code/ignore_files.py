@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,7 @@ class IgnoreFiles:
             if line.startswith("!"):
                 parts = line[1:].strip().strip("/").split("/")
                 is_anchored = "/" in line[1:].strip().rstrip("/")
-                fixed = [part for part in parts[: _first_wildcard(parts)] if is_anchored]
+                fixed = takewhile(lambda part: not _WILDCARDS & {*part}, parts if is_anchored else ())
                 yield "/".join(fixed)
 
     def _lines(self, folder: str) -> list[str]:
@@ -48,16 +49,9 @@ class IgnoreFiles:
 
     def _spec(self, folder: str) -> GitIgnoreSpec | None:
         if folder not in self._specs:
-            lines = self._lines(folder)
-            self._specs[folder] = _spec_of(lines) if lines else None
+            self._specs[folder] = None
+            if lines := self._lines(folder):
+                from pathspec import GitIgnoreSpec  # most launches have no such file to read
+
+                self._specs[folder] = GitIgnoreSpec.from_lines(lines)
         return self._specs[folder]
-
-
-def _first_wildcard(parts: list[str]) -> int:
-    return next((index for index, part in enumerate(parts) if _WILDCARDS & {*part}), len(parts))
-
-
-def _spec_of(lines: list[str]) -> GitIgnoreSpec:
-    from pathspec import GitIgnoreSpec  # most launches have no such file to read
-
-    return GitIgnoreSpec.from_lines(lines)

@@ -44,7 +44,8 @@ class CodeReport:
         yield from self._lines(self._code.left_out, with_largest=True)
 
     def _lines(self, left_out: Mapping[str, Sequence[str]], *, with_largest: bool) -> Iterator[str]:
-        folder = _printable(_short(self._code.root))
+        root, home = self._code.root, Path.home()
+        folder = _printable(f"~/{root.relative_to(home)}" if home in root.parents else str(root))
         if self._code.is_unnamed:
             yield f"no code is sent: {folder} is not in a git work tree, and no argument names a file in it"
         if not self._code.files:
@@ -84,12 +85,6 @@ def largest_parts(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
     top = sorted(children.get("", ()), key=lambda path: (-totals[path], path))[:_LARGEST]
     found = [narrowed(path) for path in top]
     return [(f"{path}/" if path in children else path, totals[path]) for path in found]
-
-
-def _short(folder: Path) -> str:
-    """The folder, with ~ for the home folder."""
-    home = Path.home()
-    return f"~/{folder.relative_to(home)}" if folder.is_relative_to(home) and folder != home else str(folder)
 
 
 def _size(count: int) -> str:

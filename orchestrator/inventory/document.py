@@ -97,14 +97,9 @@ def read(path: Path) -> Document:
         raise document.error([Problem((), "must be a mapping of `key: value` lines, with nodes: among them")])
     tree = _TreeBuilder(document).value(root, ())
     assert isinstance(tree, dict)  # a MappingNode becomes a dict
-    tree.setdefault("name", _default_name(path))
+    tree.setdefault("name", re.sub(r"[^A-Za-z0-9]+", "-", path.stem).strip("-") or "inventory")
     document.tree = tree
     return document
-
-
-def _default_name(path: Path) -> str:
-    """The name of an inventory without `name:`, from its file name."""
-    return re.sub(r"[^A-Za-z0-9]+", "-", path.stem).strip("-") or "inventory"
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -188,9 +183,8 @@ class _TreeBuilder:
                 self._add_problem(key_path, f"given twice, first in line {self._document.lines[key_path]}", line)
                 continue
             if key == "<<":
-                self._add_problem(
-                    key_path, "YAML merge keys are not supported; put common fields under defaults:", line
-                )
+                text = "YAML merge keys are not supported; put common fields under defaults:"
+                self._add_problem(key_path, text, line)
                 continue
             self._document.lines[key_path] = line
             mapping[key] = self._non_empty_value(value_node, key_path)

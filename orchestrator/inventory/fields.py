@@ -46,38 +46,11 @@ _SET_BY_ORCH_PREFIXES = (b"TORCHELASTIC_", b"PET_", b"ORCH_")
 _JOB_VARIABLES = re.compile(rb"SLURMD_.*|SLURM_(JOB_?ID|RESTART_COUNT|ARRAY_.*)")
 # /bin/sh, either dash or bash, changes or refuses these when a script exports them; found by experiment (test_secrets.py).
 _SHELL_VARIABLES = frozenset(
-    [
-        "_",
-        "BASHOPTS",
-        "BASHPID",
-        "BASH_ALIASES",
-        "BASH_ARGC",
-        "BASH_ARGV",
-        "BASH_CMDS",
-        "BASH_COMMAND",
-        "BASH_LINENO",
-        "BASH_MONOSECONDS",
-        "BASH_SOURCE",
-        "BASH_SUBSHELL",
-        "BASH_VERSINFO",
-        "DIRSTACK",
-        "EPOCHREALTIME",
-        "EPOCHSECONDS",
-        "EUID",
-        "FUNCNAME",
-        "GROUPS",
-        "HISTCMD",
-        "LINENO",
-        "OPTIND",
-        "PIPESTATUS",
-        "PPID",
-        "RANDOM",
-        "SECONDS",
-        "SHELLOPTS",
-        "SHLVL",
-        "SRANDOM",
-        "UID",
-    ]
+    (
+        "_ BASHOPTS BASHPID BASH_ALIASES BASH_ARGC BASH_ARGV BASH_CMDS BASH_COMMAND BASH_LINENO BASH_MONOSECONDS "
+        "BASH_SOURCE BASH_SUBSHELL BASH_VERSINFO DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME GROUPS HISTCMD "
+        "LINENO OPTIND PIPESTATUS PPID RANDOM SECONDS SHELLOPTS SHLVL SRANDOM UID"
+    ).split()
 )
 _MOST_SECONDS = 3600
 _MAX_VALUE_BYTES = 130_000  # Linux passes at most 128 KiB per variable, including its name and a NUL

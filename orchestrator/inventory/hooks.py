@@ -43,25 +43,14 @@ def _check_command(words: tuple[str, ...]) -> tuple[str, ...]:
     return words
 
 
-_Recipient: TypeAlias = Annotated[
-    str,
-    AfterValidator(
-        pattern_check(
-            r"[A-Za-z0-9._%+][A-Za-z0-9._%+-]*(@[A-Za-z0-9][A-Za-z0-9.-]*)?",
-            "an e-mail address",
-            "user@host, or a local user",
-        )
-    ),
-]
-
-_Variable: TypeAlias = Annotated[
-    str,
-    AfterValidator(
-        pattern_check(
-            r"[A-Za-z_][A-Za-z0-9_]{0,254}", "the name of a variable", "letters, digits and _, not a digit first"
-        )
-    ),
-]
+_check_recipient = pattern_check(
+    r"[A-Za-z0-9._%+][A-Za-z0-9._%+-]*(@[A-Za-z0-9][A-Za-z0-9.-]*)?", "an e-mail address", "user@host, or a local user"
+)
+_check_variable = pattern_check(
+    r"[A-Za-z_][A-Za-z0-9_]{0,254}", "the name of a variable", "letters, digits and _, not a digit first"
+)
+_Recipient: TypeAlias = Annotated[str, AfterValidator(_check_recipient)]
+_Variable: TypeAlias = Annotated[str, AfterValidator(_check_variable)]
 
 
 class Hook(BaseModel):
@@ -119,11 +108,8 @@ class Hook(BaseModel):
         if self.command is not None:
             name, path, hint = str(Path(self.command[0]).expanduser()), None, "name an executable file"
         elif self.email is not None:
-            path, hint = (
-                f"{os.environ.get('PATH', os.defpath)}:{_SENDMAIL_FOLDERS}",
-                "install a mail server such as msmtp-mta",
-            )
-            name = "sendmail"
+            path = f"{os.environ.get('PATH', os.defpath)}:{_SENDMAIL_FOLDERS}"
+            name, hint = "sendmail", "install a mail server such as msmtp-mta"
         else:
             path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
             name, hint = "apprise", "pip install apprise"
@@ -152,9 +138,8 @@ class Hook(BaseModel):
                 hint="the URL of a webhook is a secret, which http sends in plain text",
             )
         if "@" in parts.netloc:
-            raise UsageError(
-                f"hooks: {self}: the URL has a user or password before @, which is not supported", hint=hint
-            )
+            text = f"hooks: {self}: the URL has a user or password before @, which is not supported"
+            raise UsageError(text, hint=hint)
         return text
 
     def require_deliverable(self, environ: Mapping[str, str]) -> None:

@@ -113,15 +113,12 @@ def import_scontrol(text: str) -> str:
     if shared - {"", "(null)"}:
         head.append(f"slurm: {{partition: {_quoted(min(shared - {'', '(null)'}))}{gres}}}")
     elif partitions:
-        head.append(
-            f"# slurm: {{partition: …{gres}}}      # edit: no partition has every node; there are {', '.join(partitions)}"
-        )
-    unusable = [
-        record for record in records if re.search(r"DOWN|DRAIN|FAIL|NOT_RESPONDING|INVALID|UNKNOWN", record["State"])
-    ]
+        edit = f"# edit: no partition has every node; there are {', '.join(partitions)}"
+        head.append(f"# slurm: {{partition: …{gres}}}      {edit}")
     comments = [
-        f"# Not usable when this was written: {_comment_text(r['NodeName'])} ({_comment_text(r['State'])})"
-        for r in unusable
+        f"# Not usable when this was written: {_comment_text(record['NodeName'])} ({_comment_text(record['State'])})"
+        for record in records
+        if re.search(r"DOWN|DRAIN|FAIL|NOT_RESPONDING|INVALID|UNKNOWN", record["State"])
     ]
     return _inventory("slurm", hosts, *head, comments=comments)
 

@@ -21,17 +21,17 @@ from orchestrator.inventory.document import (
     Document,
     FieldPath,
     Problem,
+    Tree,
     did_you_mean,
     problem_from_pydantic,
     read,
     resolve_path,
 )
 from orchestrator.inventory.hooks import Hook
-from orchestrator.inventory.node_names import expand_nodes_option, name_problems, refuse_repeated
 from orchestrator.inventory.redaction import REDACTED, is_secret
 from orchestrator.inventory.secrets import EnvFileField, EnvFiles, read_env_files
 from orchestrator.inventory.slurm import Container, SlurmOptions, template_problems
-from orchestrator.names.hostlist import expand, fold
+from orchestrator.names.hostlist import MAX_NAMES, expand, fold, repeated
 
 _PYTHON = {"ssh": "python3", "local": sys.executable}
 
@@ -140,7 +140,7 @@ class Inventory(_Cluster):
         Raises:
             UsageError: the list is not valid, names a node twice, or names a node that is not in the inventory.
         """
-        return self._nodes_named(expand_nodes_option(names))
+        return self._nodes_named(_expand_nodes_option(names))
 
     def _nodes_named(self, names: Sequence[str]) -> tuple[Node, ...]:
         known = [node.name for node in self.nodes]
@@ -149,7 +149,7 @@ class Inventory(_Cluster):
             source = self.file or f"inventory {self.name}"
             hint = f"{did_you_mean(min(unknown), known)}known nodes: {fold(known)}"
             raise UsageError(f"{fold(unknown)}: not in {source}", hint=hint)
-        refuse_repeated(names)
+        _refuse_repeated(names)
         return tuple(node for node in self.nodes if node.name in wanted)
 
 
@@ -193,7 +193,7 @@ def load(path: Path) -> Inventory:
     """Read an inventory file; InventoryError has every problem found, one per line."""
     document = read(path)
     written, problems = _parse(document)
-    problems = [*document.problems, *problems, *name_problems(document)]
+    problems = [*document.problems, *problems, *_name_problems(document)]
     if written is None or problems:
         raise document.error(problems)
     files, problems = read_env_files(document.file, _env_file_fields(written))
@@ -216,10 +216,10 @@ def from_names(
     Raises:
         UsageError: there is no name, a name is not a host name, or a name occurs twice.
     """
-    listed = [name for text in names for name in expand_nodes_option(text)]
+    listed = [name for text in names for name in _expand_nodes_option(text)]
     if not listed:
         raise UsageError("no node is named", hint="name nodes with --nodes n0,n1, or an inventory with -i FILE")
-    refuse_repeated(listed)
+    _refuse_repeated(listed)
     python, ranks = _PYTHON[transport], devices or fields.DEFAULT_RANKS[accelerator]
     try:
         nodes = tuple(Node(name=name, python=python, devices=ranks, accelerator=accelerator) for name in listed)
@@ -316,3 +316,47 @@ def _nodes_of(entry: _Entry, written: _InventoryFile, files: EnvFiles) -> Iterat
     addresses = expand(entry.address) if entry.address is not None else names
     for name, address in zip(names, addresses, strict=True):
         yield Node(name=name, address=address, **settings)
+
+
+def _name_problems(document: Document) -> Iterator[Problem]:
+    """Find problems across fields: names and addresses of unequal number, and names that occur twice."""
+    entries = document.tree.get("nodes")
+    first_entry: dict[str, int] = {}
+    for index, entry in enumerate(entries if isinstance(entries, list) else []):
+        if not isinstance(entry, dict):
+            continue
+        try:
+            names, addresses = _expand_or_empty(entry.get("name")), _expand_or_empty(entry.get("address"))
+        except ValueError:
+            continue  # reported as the field's own problem
+        if addresses and names and len(addresses) != len(names):
+            text = f"stands for {len(addresses)} nodes, name for {len(names)}; both must list the same number"
+            yield Problem(("nodes", index, "address"), text)
+        for earlier in sorted({first_entry[name] for name in names if name in first_entry}):
+            twice = fold(name for name in names if first_entry.get(name) == earlier)
+            line = document.line(("nodes", earlier, "name"))
+            yield Problem(("nodes", index, "name"), f"{twice} is named already in nodes[{earlier}], line {line}")
+        if twice := fold(repeated(names)):
+            yield Problem(("nodes", index, "name"), f"{twice} is named twice")
+        first_entry.update({name: index for name in names if name not in first_entry})
+        if len(first_entry) > MAX_NAMES:
+            yield Problem(("nodes",), f"more than {MAX_NAMES} nodes")
+            return
+
+
+def _expand_or_empty(pattern: Tree) -> list[str]:
+    return expand(pattern) if isinstance(pattern, str) else []
+
+
+def _expand_nodes_option(names: str) -> list[str]:
+    """Expand the host list of --nodes; UsageError if it is not a host list."""
+    try:
+        return expand(names)
+    except ValueError as error:
+        raise UsageError(f"--nodes: {error}", hint="write a list such as n[0-3],x") from error
+
+
+def _refuse_repeated(names: Sequence[str]) -> None:
+    """Raise a UsageError if --nodes names a node twice."""
+    if twice := fold(repeated(names)):
+        raise UsageError(f"--nodes: {twice} is named twice", hint="name every node once")

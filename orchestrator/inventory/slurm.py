@@ -44,19 +44,8 @@ _RESERVED_OPTIONS = {
     **dict.fromkeys(("parsable", "quiet", "help", "usage", "version"), "it changes what sbatch prints"),
 }
 _MAIL_TYPES = (
-    "NONE",
-    "BEGIN",
-    "END",
-    "FAIL",
-    "REQUEUE",
-    "ALL",
-    "INVALID_DEPEND",
-    "STAGE_OUT",
-    "TIME_LIMIT",
-    "TIME_LIMIT_90",
-    "TIME_LIMIT_80",
-    "TIME_LIMIT_50",
-)
+    "NONE BEGIN END FAIL REQUEUE ALL INVALID_DEPEND STAGE_OUT TIME_LIMIT TIME_LIMIT_90 TIME_LIMIT_80 TIME_LIMIT_50"
+).split()
 _JOB = r"[0-9]+(_[0-9]+|_\*)?(\+[0-9]+)?"
 _AFTER = rf"(after(any|ok|notok|corr|burstbuffer)?(:{_JOB})+|singleton)"
 _GRES = r"[A-Za-z][A-Za-z0-9_.-]*(:[A-Za-z0-9_.-]+){0,2}"

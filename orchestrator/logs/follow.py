@@ -231,7 +231,7 @@ def live(feeds: Sequence[Feed]) -> Iterator[tuple[Iterator[list[Batch]], threadi
         for thread in threads:
             thread.start()
             started.append(thread)
-        yield _until_all_ended(exchange, len(feeds)), exchange.enough
+        yield exchange.until_ended(len(feeds)), exchange.enough
     finally:
         exchange.enough.set()
         exchange.abandoned.set()
@@ -265,6 +265,13 @@ class _Exchange:
                 taken.append(self.batches.get_nowait())
         return taken
 
+    def until_ended(self, running: int) -> Iterator[list[Batch]]:
+        """The batches that have arrived, step by step, until as many threads have ended."""
+        while running:
+            taken = self.take()
+            running -= taken.count(None)
+            yield [batch for batch in taken if batch is not None]
+
 
 def merged(batches: Sequence[Batch]) -> Iterator[LogLines]:
     """The lines of all batches in order of time; lines of one feed keep their order of arrival."""
@@ -274,39 +281,25 @@ def merged(batches: Sequence[Batch]) -> Iterator[LogLines]:
     return in_order(by_feed.values())
 
 
-def _until_all_ended(exchange: _Exchange, running: int) -> Iterator[list[Batch]]:
-    while running:
-        taken = exchange.take()
-        running -= taken.count(None)
-        yield [batch for batch in taken if batch is not None]
-
-
 def _pump(feed: Feed, exchange: _Exchange, chunk: int) -> None:
+    """Read a feed to its end, in a thread of its own."""
+    pauses = backoff(LAST_RETRY_S)
     try:
-        _read_all(feed, exchange, chunk)
+        while not exchange.enough.is_set():
+            ended = _ended(feed)  # then no more lines are written, so do not wait for any
+            try:
+                lines = [*feed.read(wait_s=0 if ended else POLL_S, max_bytes=chunk), *feed.bars()]
+                batch = Batch(feed, lines, [] if lines else feed.observe())
+            except NodeError as exc:
+                exchange.offer(Batch(feed, error=exc))
+                exchange.enough.wait(next(pauses))
+                continue
+            pauses = backoff(LAST_RETRY_S)
+            exchange.offer(batch)
+            if ended and not feed.has_read:
+                return
     finally:
         exchange.offer(None)
-
-
-def _read_all(feed: Feed, exchange: _Exchange, chunk: int) -> None:
-    pauses = backoff(LAST_RETRY_S)
-    while not exchange.enough.is_set():
-        ended = _ended(feed)  # then no more lines are written, so do not wait for any
-        try:
-            batch = _next(feed, chunk, wait_s=0 if ended else POLL_S)
-        except NodeError as exc:
-            exchange.offer(Batch(feed, error=exc))
-            exchange.enough.wait(next(pauses))
-            continue
-        pauses = backoff(LAST_RETRY_S)
-        exchange.offer(batch)
-        if ended and not feed.has_read:
-            return
-
-
-def _next(feed: Feed, chunk: int, *, wait_s: float) -> Batch:
-    lines = [*feed.read(wait_s=wait_s, max_bytes=chunk), *feed.bars()]
-    return Batch(feed, lines, [] if lines else feed.observe())
 
 
 def _ended(feed: Feed) -> bool:

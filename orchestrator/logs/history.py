@@ -136,11 +136,6 @@ class _History:
             return self._sizes[file]
         return min(self._sizes[file], self._feed.indexed_bytes(file))
 
-    def _next_line_s(self, file: str) -> float:
-        """The time before which no unread line of the file was written, by the index; -inf if there are bytes to read."""
-        has_readable = self._feed.offsets.get(file, 0) < self._readable_bytes(file)
-        return -math.inf if has_readable else self._feed.indexed_s(_node_of(file))
-
     def lines_of(self, file: str, read: Callable[[float], None]) -> Iterator[LogLines]:
         """The lines of one file, and placeholders; `read` reads on in all histories."""
         lines, now = self._read_lines[file], -math.inf
@@ -152,7 +147,9 @@ class _History:
                 yield group
             if file not in self._unread:  # it was read to its end, became shorter, or its node is gone
                 return
-            next_line_s = self._next_line_s(file)
+            has_readable = self._feed.offsets.get(file, 0) < self._readable_bytes(file)
+            # by the index, no unread line of the file was written before this time
+            next_line_s = -math.inf if has_readable else self._feed.indexed_s(_node_of(file))
             if next_line_s > now:
                 now = next_line_s
                 yield _Placeholder(now, _node_of(file), None, "out", "")

@@ -277,16 +277,10 @@ class NodeLines:
         if name == EVENTS:
             events = self._records(name, data, {"time", "event", "text"})
             self.events += events
+            times = [event["time"] + correction_s for event in events]
             return [
-                LogLines(
-                    event["time"] + correction_s,
-                    self.node,
-                    None,
-                    "event",
-                    event["text"],
-                    is_routine=_is_routine(event),
-                )
-                for event in events
+                LogLines(time, self.node, None, "event", event["text"], is_routine=_is_routine(event))
+                for time, event in zip(times, events, strict=True)
             ]
         return list(self._file(name).feed(offset, data, arrival))
 

@@ -8,24 +8,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+_SAME = "partition account qos time reservation constraint gres mem exclusive exclude dependency mail_type mail_user comment"
 OPTION_OF: Mapping[str, str] = MappingProxyType(
-    {
-        "partition": "partition",
-        "account": "account",
-        "qos": "qos",
-        "time": "time",
-        "reservation": "reservation",
-        "constraint": "constraint",
-        "gres": "gres",
-        "mem": "mem",
-        "exclusive": "exclusive",
-        "exclude": "exclude",
-        "dependency": "dependency",
-        "mail_type": "mail-type",
-        "mail_user": "mail-user",
-        "comment": "comment",
-        "cpus": "cpus-per-task",
-    }
+    {**{name: name.replace("_", "-") for name in _SAME.split()}, "cpus": "cpus-per-task"}
 )
 """Field -> sbatch option, in the order in which the batch script writes them."""
 DEFAULT_WARN_S = 90
