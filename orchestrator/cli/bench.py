@@ -82,15 +82,8 @@ def _rows(results: Mapping[str, Any]) -> Iterator[Sequence[object]]:
         figures: tuple[object, ...] = ("", "", "")
         if "time_s" in result:
             figures = _time(result["time_s"]), f"{result['algbw']:.3g}", f"{result['busbw']:.3g}"
-        ranks = _ranks(result["ranks"], results["ranks"])
-        yield (
-            result["op"],
-            ranks,
-            size_text(result["bytes"]),
-            result["dtype"],
-            *figures,
-            result["error"] or None,
-        )
+        ranks, size = _ranks(result["ranks"], results["ranks"]), size_text(result["bytes"])
+        yield result["op"], ranks, size, result["dtype"], *figures, result["error"] or None
 
 
 def _ranks(ranks: Sequence[int], known: Sequence[Mapping[str, Any]]) -> str:

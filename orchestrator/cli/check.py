@@ -13,6 +13,7 @@ from orchestrator.cli import options
 from orchestrator.cli.console import inform, print_error, print_json, print_table, print_text, without_controls
 from orchestrator.errors import CTRL_C, OrchError, PreflightRefused
 from orchestrator.findings import Severity
+from orchestrator.names.hostlist import counted
 
 if TYPE_CHECKING:
     from orchestrator.usecases.checks.check import Checked
@@ -74,6 +75,5 @@ def _summary(checked: Checked) -> str:
     counts = Counter(finding.severity for finding in checked.findings)
     found = [f"{counts[severity]} {severity.value}" for severity in Severity if counts[severity]]
     skipped = f"; skipped: {', '.join(checked.skipped)}" if checked.skipped else ""
-    count = len(checked.cluster.expected)
-    nodes = f"{count} node{'s' if count > 1 else ''}"
+    nodes = counted(len(checked.cluster.expected), "node")
     return f"{nodes} in {checked.seconds:.1f} s: {', '.join(found) or 'no finding'}{skipped}"

@@ -318,8 +318,6 @@ def print_summary(summary: dict[str, Any]) -> None:
         "checkpoint": "checkpoint",
     }
     for key, label in labels.items():
-        value = summary.get(key)
-        if value is not None:
-            print(
-                f"  {label:<14} {value:,.4f}" if isinstance(value, float) else f"  {label:<14} {value}", file=sys.stderr
-            )
+        if (value := summary.get(key)) is not None:
+            text = f"{value:,.4f}" if isinstance(value, float) else value
+            print(f"  {label:<14} {text}", file=sys.stderr)

@@ -9,6 +9,7 @@ import click
 from orchestrator.cli import options
 from orchestrator.cli.console import ProgressLine, inform, print_text, size_text, warn
 from orchestrator.errors import UsageError
+from orchestrator.names.hostlist import counted
 
 
 @click.command()
@@ -28,8 +29,7 @@ def cp(source: str, destination: Path, nodes: str | None) -> int:
         for name in copied.left_out:
             reason = f"an absolute link, one that leads out of {copied.source}, or a special file"
             warn(f"{copied.node}: {name} is not copied: {reason}")
-        inform(
-            f"{copied.node}: {copied.source}: {copied.files} file{'' if copied.files == 1 else 's'}, {size_text(copied.size_bytes)}"
-        )
+        size = size_text(copied.size_bytes)
+        inform(f"{copied.node}: {copied.source}: {counted(copied.files, 'file')}, {size}")
         print_text(f"{copied.target}\n")
     return 0

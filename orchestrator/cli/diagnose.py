@@ -18,6 +18,7 @@ from orchestrator.cli.console import (
     without_controls,
 )
 from orchestrator.cli.failure import RETRY, labelled
+from orchestrator.names.hostlist import counted
 from orchestrator.run import RunState
 from orchestrator.usecases.diagnose.log_files import Diagnosed, diagnose_files, is_run, ranks_on_nodes
 
@@ -64,9 +65,7 @@ def print_diagnosis(words: Sequence[str], signatures: Path | None, *, as_json: b
         print_json(result.to_json())
     else:
         print_text("".join(f"{without_controls(line)}\n" for line in _report(result)))
-        inform(
-            f"searched {len(result.files)} {'file' if len(result.files) == 1 else 'files'}, {size_text(result.size_bytes)}"
-        )
+        inform(f"searched {counted(len(result.files), 'file')}, {size_text(result.size_bytes)}")
     if result.missing is None:
         return 0
     print_error(result.missing)
@@ -91,8 +90,6 @@ def _report(result: Diagnosed) -> Iterator[str]:
         yield from labelled("cause", ["none: nothing failed"])
     elif result.positions:
         yield from labelled("cause", ["unknown: no error was found so far; `ranks` shows where the ranks are"])
-    elif result.state == RunState.DONE.value:
-        yield from labelled("cause", ["none: nothing failed, and no error was found"])
     else:
         yield from labelled("cause", ["unknown: no error was found"])
     for label, entries in (("or", found.alternatives), ("follows", found.consequences), ("also", found.observations)):
@@ -118,5 +115,5 @@ def _changes(result: Diagnosed) -> Iterator[str]:
 
 
 def _folded_text(text: str, count: int, ranks: tuple[int, ...]) -> str:
-    lines = f"{count} line" if count == 1 else f"{count} lines"
-    return f"{text} ({', '.join(filter(None, (lines, ranks_on_nodes(ranks, ()))))})"
+    shown = filter(None, (counted(count, "line"), ranks_on_nodes(ranks, ())))
+    return f"{text} ({', '.join(shown)})"

@@ -64,12 +64,10 @@ def _report(sites: Sequence[SiteGarbage], limits: Limits, searched: int) -> None
     would = "would be " if limits.dry_run else ""
     held = [entry["result_bytes"] for entry in entries if entry["why"] == HOLDS_RESULTS]
     if held:
-        inform(
-            f"{size_text(sum(held))} of results stay: `orch cp RUN:PATH DIR` copies them, and --results removes their runs"
-        )
-    inform(
-        f"{size_text(freed)} {would}freed; {len(young)} younger than {worded(limits.older_than_s)} left alone{size}; working folders searched: {searched}"
-    )
+        copies = "`orch cp RUN:PATH DIR` copies them, and --results removes their runs"
+        inform(f"{size_text(sum(held))} of results stay: {copies}")
+    left_alone = f"{len(young)} younger than {worded(limits.older_than_s)} left alone{size}"
+    inform(f"{size_text(freed)} {would}freed; {left_alone}; working folders searched: {searched}")
 
 
 def _rows(site: SiteGarbage, *, dry_run: bool) -> list[tuple[object, ...]]:
@@ -97,10 +95,9 @@ def _done(entry: GarbageBody, would: str) -> str:
         return f"failed: {entry['why']}"
     if entry["action"] == "remove":
         return f"{would}removed"
-    held = (
-        f": {', '.join(entry['results'])} ({size_text(entry['result_bytes'])})" if entry["why"] == HOLDS_RESULTS else ""
-    )
-    return f"kept: {entry['why']}{held}"
+    if entry["why"] != HOLDS_RESULTS:
+        return f"kept: {entry['why']}"
+    return f"kept: {entry['why']}: {', '.join(entry['results'])} ({size_text(entry['result_bytes'])})"
 
 
 def _report_json(sites: Sequence[SiteGarbage], *, dry_run: bool) -> None:
@@ -110,10 +107,6 @@ def _report_json(sites: Sequence[SiteGarbage], *, dry_run: bool) -> None:
             "strays": [{"at": site.node, **asdict(stray)} for site in sites for stray in site.stray_report.strays],
             "other_users": [{"at": site.node, **asdict(user)} for site in sites for user in site.stray_report.users],
             "folders": [{"at": site.node, **entry} for site in sites for entry in site.entries],
-            "notes": [
-                {"at": site.node, "note": site.stray_report.tool_error}
-                for site in sites
-                if site.stray_report.tool_error
-            ],
+            "notes": [{"at": site.node, "note": note} for site in sites if (note := site.stray_report.tool_error)],
         }
     )

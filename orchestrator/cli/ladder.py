@@ -16,7 +16,7 @@ from orchestrator.usecases.launch_arguments import LaunchArguments
 
 if TYPE_CHECKING:
     from orchestrator.cli.rung import RungRun
-    from orchestrator.usecases.trials.ladder import Ladder, Outcome, Rung
+    from orchestrator.usecases.trials.ladder import Ladder, Rung
 
 
 @click.command(cls=options.LaunchCommand)
@@ -57,13 +57,15 @@ def _climb(planned: Ladder) -> int:
 
     screen, has_reported = Screen(planned.warnings), False
     for rung in planned.rungs:
-        title = f"{_numbered(planned, rung)}: {rung}"
+        number = _numbered(planned, rung)
+        title = f"{number}: {rung}"
         try:
             ran = run_rung(planned.arguments_of(rung), planned.options, screen, title, must_report=has_reported)
         except KeyboardInterrupt:
             return CTRL_C
         has_reported = has_reported or ran.steps > 0
-        _print_outcome(planned, rung, ran.outcome)
+        word = "FAILED" if ran.outcome.exit_code else "passed"
+        print_text(without_controls(f"{word:<11} {number}, {rung}: {ran.outcome.text}") + "\n")
         if ran.outcome.exit_code:
             _diagnose(ran)
             _explain(planned, rung)
@@ -74,11 +76,6 @@ def _climb(planned: Ladder) -> int:
 
 def _numbered(planned: Ladder, rung: Rung) -> str:
     return f"rung {planned.rungs.index(rung) + 1} of {len(planned.rungs)}"
-
-
-def _print_outcome(planned: Ladder, rung: Rung, outcome: Outcome) -> None:
-    word = "FAILED" if outcome.exit_code else "passed"
-    print_text(without_controls(f"{word:<11} {_numbered(planned, rung)}, {rung}: {outcome.text}") + "\n")
 
 
 def _diagnose(ran: RungRun) -> None:

@@ -12,6 +12,7 @@ import click
 from orchestrator.cli import completion, options
 from orchestrator.cli.console import inform, print_json, print_text, without_controls
 from orchestrator.errors import PreflightRefused
+from orchestrator.names.hostlist import counted
 
 if TYPE_CHECKING:
     from orchestrator.usecases.checks.lint import LintResult
@@ -55,10 +56,12 @@ def lint(
     if as_json:
         print_json({"files": list(result.files), "findings": [found.to_json() for found in result.findings]})
     elif fix:
-        print_text("".join(_fixed_files(result)))
+        several = len(result.fixed) > 1
+        print_text("".join(f"# {file}\n{text}" if several else text for file, text in result.fixed.items()))
     else:
         print_text("".join(f"{without_controls(line)}\n" for line in _report(result)))
-        inform(f"{_number(len(result.files), 'file')}: {_summary(counts)}")
+        summary = ", ".join(f"{counts[level]} {level}" for level in _LEVELS if counts[level]) or "no findings"
+        inform(f"{counted(len(result.files), 'file')}: {summary}")
     return PreflightRefused.exit_code if counts["FAIL"] else 0  # docs/decisions/041
 
 
@@ -77,19 +80,3 @@ def _report(result: LintResult) -> Iterator[str]:
             next_step = f"next: {finding.remedy}{source}" if finding.remedy else source.strip()
             if next_step:
                 yield f"{' ' * (width + 10)}{next_step}"
-
-
-def _fixed_files(result: LintResult) -> Iterator[str]:
-    """The mended text of each file, with its name if there are several."""
-    for file, text in result.fixed.items():
-        if len(result.fixed) > 1:
-            yield f"# {file}\n"
-        yield text
-
-
-def _summary(counts: Counter[str]) -> str:
-    return ", ".join(f"{counts[level]} {level}" for level in _LEVELS if counts[level]) or "no findings"
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

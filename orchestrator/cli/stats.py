@@ -9,6 +9,7 @@ import click
 from orchestrator.cli import completion, options
 from orchestrator.cli.console import ProgressLine, inform, print_json, print_table, warn
 from orchestrator.errors import UsageError
+from orchestrator.names.hostlist import counted
 from orchestrator.usecases.durations import clock
 from orchestrator.usecases.reports.stats import (
     SCALING_TARGET,
@@ -56,20 +57,22 @@ def stats(run: str | None, against: str | None, *, as_json: bool) -> int:
 
 def _of_run(measured: RunStats) -> Iterator[Row]:
     times = measured.timeline
-    yield (
-        "size",
-        _number(measured.nodes, "node"),
-        f"{_number(measured.ranks, 'rank')}, {_number(measured.attempts, 'attempt')}",
-    )
+    ranks = f"{counted(measured.ranks, 'rank')}, {counted(measured.attempts, 'attempt')}"
+    yield "size", counted(measured.nodes, "node"), ranks
     yield "ETTR", _share(times.ettr), f"{_span(times.productive_s)} of {_span(times.wall_s)} in steps that count"
     kind = f", the last one: {measured.failure_class}" if measured.failure_class else ""
-    yield "MTTF", _span(measured.mttf_s), f"{_number(times.failures, 'failure')} in {_span(times.wall_s)}{kind}"
+    yield "MTTF", _span(measured.mttf_s), f"{counted(times.failures, 'failure')} in {_span(times.wall_s)}{kind}"
     if times.queue_s:
         yield "in the queue", _span(times.queue_s), "not part of the ETTR"
-    yield from _lost(times.lost, times.wall_s, {"repeated steps": _number(times.repeated_steps, "step")})
+    yield from _lost(times.lost, times.wall_s, {"repeated steps": counted(times.repeated_steps, "step")})
     for name, value in measured.rates.items():
         yield name, f"{value:,.4g}", ""
-    yield "utilization", *_utilization(measured)
+    mean, samples = times.utilization_percent, counted(times.utilization_samples, "sample")
+    if mean is None:
+        yield "utilization", "-", "not measured: no sample of a card since the first step"
+    else:
+        target = UTILIZATION_TARGETS[measured.nodes > 1]
+        yield "utilization", f"{mean:.0f}%", f"of the cards, {samples}; target {target}"
     if measured.scaling is not None:
         low, high = (bound * measured.scaling.nodes_factor for bound in SCALING_TARGET)
         target = f"target {low:.3g} to {high:.3g}" if measured.scaling.nodes_factor != 1 else "of equally many nodes"
@@ -77,16 +80,6 @@ def _of_run(measured: RunStats) -> Iterator[Row]:
         yield "scaling", f"{measured.scaling.factor:.2f}", note
     if measured.interval is not None:
         yield from _intervals(measured.interval)
-
-
-def _utilization(measured: RunStats) -> tuple[str, str]:
-    mean, samples = measured.timeline.utilization_percent, measured.timeline.utilization_samples
-    if mean is None:
-        return "-", "not measured: no sample of a card since the first step"
-    return (
-        f"{mean:.0f}%",
-        f"of the cards, {_number(samples, 'sample')}; target {UTILIZATION_TARGETS[measured.nodes > 1]}",
-    )
 
 
 def _intervals(interval: Interval) -> Iterator[Row]:
@@ -100,7 +93,7 @@ def _intervals(interval: Interval) -> Iterator[Row]:
 def _of_history(known: History) -> Iterator[Row]:
     yield "runs", str(sum(known.states.values())), _counted(known.states)
     yield "failures", str(known.failures), _counted(known.classes)
-    left_out = f"; without {_number(known.untimed, 'Slurm run')} not measured" if known.untimed else ""
+    left_out = f"; without {counted(known.untimed, 'Slurm run')} not measured" if known.untimed else ""
     yield "MTTF", _span(known.mttf_s), f"of a run, in {_span(known.run_s)}{left_out}"
     yield "", _span(known.mttf_node_s), f"of a node, in {_span(known.node_s)} of all nodes"
     yield "ETTR", _share(known.ettr), f"{len(known.timelines)} runs measured; {MEASURED}"
@@ -117,10 +110,6 @@ def _lost(lost: Mapping[str, float], wall_s: float, remarks: Mapping[str, str]) 
 
 def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda entry: -entry[1]))
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _share(share: float | None) -> str:

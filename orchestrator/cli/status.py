@@ -60,7 +60,10 @@ def _print_json(refreshed: Refreshed) -> None:
     nodes = [asdict(node) for node in refreshed.nodes]
     missing = [{"node": failure.node, "reason": failure.reason} for failure in _failures(refreshed)]
     findings = [finding.to_json() for finding in refreshed.findings()]
-    answers = {"nodes": nodes, "missing": missing, "queue": _queue_json(refreshed), "findings": findings}
+    queue = None
+    if refreshed.status is not None and refreshed.queue is not None:
+        queue = asdict(refreshed.queue) | {"position": refreshed.status.position}
+    answers = {"nodes": nodes, "missing": missing, "queue": queue, "findings": findings}
     print_json(refreshed.record.to_json() | answers)
 
 
@@ -77,9 +80,8 @@ def _print(refreshed: Refreshed) -> None:
         rows = [_row(node) for node in refreshed.nodes]
         rows += [(failure.node, None, "no answer", None, None, None) for failure in _failures(refreshed)]
         print_table(("NODE", "RANKS", "AGENT", "STEP", "PHASE", "SEEN"), rows)
-        for ready in sorted(
-            {str(p["ready"]) for node in refreshed.nodes for p in node.progress.values() if "ready" in p}
-        ):
+        progress = [of_rank for node in refreshed.nodes for of_rank in node.progress.values()]
+        for ready in sorted({str(of_rank["ready"]) for of_rank in progress if "ready" in of_rank}):
             print_text(f"{without_controls(ready)}\n")
 
 
@@ -112,11 +114,8 @@ def _headline(refreshed: Refreshed) -> str:
         lines.append(f"Slurm job {record.slurm_job}")
     lines += [f"attempt {ended['attempt']} failed: {ended['message']}" for ended in record.attempts]
     if record.attempts:
-        lines.append(
-            f"attempt {record.attempt} is the last"
-            if record.state.final
-            else f"attempt {record.attempt} {'has failed' if refreshed.waits else 'runs'}"
-        )
+        state = "is the last" if record.state.final else "has failed" if refreshed.waits else "runs"
+        lines.append(f"attempt {record.attempt} {state}")
     if refreshed.waits:
         lines.append(refreshed.waits)
     if record.exit is not None:
@@ -131,13 +130,6 @@ def _headline(refreshed: Refreshed) -> str:
     if record.summary:
         lines.append("  ".join(f"{name}={value}" for name, value in record.summary.items()))
     return "\n".join(lines) + "\n"
-
-
-def _queue_json(refreshed: Refreshed) -> dict[str, Any] | None:
-    """The scheduler's answer as the JSON object of docs/commands.md."""
-    if refreshed.status is None or refreshed.queue is None:
-        return None
-    return asdict(refreshed.queue) | {"position": refreshed.status.position}
 
 
 def _row(node: NodeObservation) -> tuple[object, ...]:

@@ -71,14 +71,13 @@ def show(
         stream: for the lines; by default stdout.
     """
     view = LogView(as_json=False, quiet=quiet, stream=stream, ranks_of=_ranks_of(run_id) if fold else None)
+    stopped = f"stopped watching; the run continues. `orch logs -f {run_id}` watches again"
     view.inform(f"run {run_id} started; Ctrl-C stops watching, the run continues")
     try:
         with closing(view):
             record = to_end(view)
     except KeyboardInterrupt:
-        inform(
-            f"stopped watching; the run continues. `orch logs -f {run_id}` watches again, `orch stop {run_id}` ends it"
-        )
+        inform(f"{stopped}, `orch stop {run_id}` ends it")
         return CTRL_C
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # stdout is closed; what is still buffered must go somewhere
@@ -86,9 +85,7 @@ def show(
         return CLOSED_PIPE
     except LaunchError as exc:
         print_error(exc)
-        inform(
-            f"stopped watching; the run continues. `orch logs -f {run_id}` watches again, `orch status {run_id}` shows its state"
-        )
+        inform(f"{stopped}, `orch status {run_id}` shows its state")
         return exc.exit_code
     if record.exit_code:
         inform(record.outcome)

@@ -119,7 +119,7 @@ def hits_of(
         number = body["text"][: found.end()].rstrip("\n").count("\n")
         line = body["text"].split("\n")[number]
         if row.role is Role.ERROR and any(
-            other.expression.search(line) for other in specific if any(text in line for text in other.texts)
+            known.expression.search(line) for known in specific if any(text in line for text in known.texts)
         ):
             continue  # a more specific signature matches the line too; its own hit may be left out after many others
         values = {name.removesuffix("_2"): value for name, value in found.groupdict().items() if value}

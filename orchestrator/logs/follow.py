@@ -282,7 +282,7 @@ def merged(batches: Sequence[Batch]) -> Iterator[LogLines]:
 
 
 def _pump(feed: Feed, exchange: _Exchange, chunk: int) -> None:
-    """Read a feed to its end, in a thread of its own."""
+    """Read a feed to the end, in a separate thread."""
     pauses = backoff(LAST_RETRY_S)
     try:
         while not exchange.enough.is_set():

@@ -10,8 +10,10 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeVar
 
+T = TypeVar("T", bound=Hashable)
 # Larger than any known cluster, small enough that `n[0-999999999]` is refused at once instead of filling memory.
 MAX_NAMES = 16_384
 MOST_SHOWN = 60  # characters of a pattern; leaves space on the line for the message
@@ -57,6 +59,14 @@ def fold(names: Iterable[str]) -> str:
     except ImportError:  # on a node, where the checks of a Slurm job run
         return fold_last_number(unique)
     return str(NodeSet.fromlist(unique, resolver=RESOLVER_NOGROUP))
+
+
+def fold_by_value(values: Iterable[tuple[str, T]]) -> dict[T, str]:
+    """Each value of the pairs of a name and its value, with its names as a host list."""
+    names: dict[T, list[str]] = {}
+    for name, value in values:
+        names.setdefault(value, []).append(name)
+    return {value: fold(of_value) for value, of_value in names.items()}
 
 
 def fold_last_number(names: Iterable[str]) -> str:

@@ -95,7 +95,9 @@ def find_sweep(name: str) -> list[tuple[RunFolder, RunRecord]]:
     sweeps = {entry.sweep for _, entry in swept}
     if not name or len(sweeps) != 1 or (name not in sweeps and any(entry.id.startswith(name) for _, entry in runs)):
         return []
-    return sorted(read_runs(swept), key=lambda run: _task(run[1]))
+    return sorted(
+        read_runs(swept), key=lambda run: int((run[1].slurm_job or "").partition("_")[2] or 0)
+    )  # by task of the job array
 
 
 def is_sweep(name: str) -> bool:
@@ -104,11 +106,6 @@ def is_sweep(name: str) -> bool:
     except RunNotFound:
         return bool(find_sweep(name))
     return False
-
-
-def _task(record: RunRecord) -> int:
-    """The index of the run's task in the job array; 0 if nothing was submitted."""
-    return int((record.slurm_job or "").partition("_")[2] or 0)
 
 
 def all_runs() -> tuple[list[tuple[RunFolder, RunEntry]], list[str]]:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,19 +15,29 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from orchestrator.errors import FULL_DISK, NO_LOCKS, RunNotFound, UsageError, os_error_text
-from orchestrator.names.hostlist import expand, fold
+from orchestrator.errors import FULL_DISK, RunNotFound, UsageError, os_error_text
 from orchestrator.node.files import make_private_folder, working_folder
 from orchestrator.node.run_id import RUN_ID
 from orchestrator.plan import plan as plans
 from orchestrator.plan.files import node_files
 from orchestrator.plan.plan import LaunchPlan, redacted
+from orchestrator.records.files import (
+    json_object,
+    json_or_none,
+    open_private,
+    read_by_node,
+    take_lock,
+    write_by_node,
+    write_file,
+)
 from orchestrator.run import RunRecord, RunState
 from orchestrator.stored import MissingFields
 from orchestrator.version import __version__
 
 LOCK_WAIT_S = 1.0
-LOCK_POLL_S = 0.002
+# Files in a run's folder, the first three of them in the folder of the plan.
+PLAN, ENVIRONMENT, CODE = "plan.json", "environment.json", "code.json"
+STATS, SOFTWARE, STOP, LOCK = "stats.json", "software.json", "stop-asked", "supervisor.lock"
 RECORD_WAIT_S = 5.0  # the longest delay by a process that is stopped (SIGSTOP) while it changes the record
 
 
@@ -159,8 +168,8 @@ class RunFolder:
         """
         if change(record := self.read()) == record:
             return record
-        with _private(self.change_lock, "a") as lock:
-            _lock(lock, RECORD_WAIT_S)
+        with open_private(self.change_lock, "a") as lock:
+            take_lock(lock, RECORD_WAIT_S)
             changed = change(self.read())
             self.write(changed)
             if changed.state.ended:
@@ -174,8 +183,8 @@ class RunFolder:
 
         It is a lock of the kernel: it ends with the process, however the process ends, and no pids are compared.
         """
-        with _private(self._lock_file, "a+") as lock:
-            is_ours = _lock(lock, LOCK_WAIT_S)
+        with open_private(self.path / LOCK, "a+") as lock:
+            is_ours = take_lock(lock, LOCK_WAIT_S)
             if is_ours:
                 with suppress(OSError):  # a full disk must not end the supervision; the file has no pid then
                     lock.truncate(0)
@@ -184,19 +193,14 @@ class RunFolder:
 
     def supervisor(self) -> SupervisorProcess | None:
         try:
-            with self._lock_file.open("r", encoding="utf-8") as lock:
-                return None if _lock(lock, 0.0, fcntl.LOCK_SH) else SupervisorProcess.parse(lock.read())
+            with (self.path / LOCK).open("r", encoding="utf-8") as lock:
+                return None if take_lock(lock, 0.0, fcntl.LOCK_SH) else SupervisorProcess.parse(lock.read())
         except FileNotFoundError:
             return None
 
-    @property
-    def supervisor_log_file(self) -> Path:
-        """The file of the supervisor's output; it stays empty unless the supervisor fails."""
-        return self.path / "supervisor.log"
-
     def supervisor_log(self) -> IO[str]:
-        """Open the supervisor's log for appending."""
-        return _private(self.supervisor_log_file, "a")
+        """Open the file of the supervisor's output for appending; it stays empty unless the supervisor fails."""
+        return open_private(self.path / "supervisor.log", "a")
 
     @property
     def hook_log_file(self) -> Path:
@@ -206,7 +210,7 @@ class RunFolder:
         """Append to events.jsonl, the supervisor's observations and actions; nothing if the disk is full."""
         line = json.dumps({"time": time.time(), "event": event, "text": text}) + "\n"
         try:
-            with _private(self.path / "events.jsonl", "a") as file:
+            with open_private(self.path / "events.jsonl", "a") as file:
                 file.write(line)
         except OSError as exc:
             if exc.errno not in FULL_DISK:
@@ -214,25 +218,17 @@ class RunFolder:
 
     def request_stop(self) -> None:
         """Record that the user stops the run; in its own file, so that a process that rewrites the record cannot lose it."""
-        with _private(self._stop_file, "a"):
+        with open_private(self.path / STOP, "a"):
             pass
 
     def is_stop_requested(self) -> bool:
         """True after `orch stop`: agents that end then were stopped by the user."""
-        return self._stop_file.exists()
+        return (self.path / STOP).exists()
 
     @property
     def queries(self) -> Path:
         """The folder of queries to the owner of the run (supervision/queries.py)."""
         return self.path / "queries"
-
-    @property
-    def _stop_file(self) -> Path:
-        return self.path / "stop-asked"
-
-    @property
-    def _lock_file(self) -> Path:
-        return self.path / "supervisor.lock"
 
     def write_diff(self, diff: str) -> None:
         """Save the diff of the code against its commit."""
@@ -240,11 +236,11 @@ class RunFolder:
 
     def write_code(self, digests: Mapping[str, str]) -> None:
         """Save the digests of the files of the code, by name."""
-        write_file(self._code_file, json.dumps(digests, indent=1) + "\n", sync=False)
+        write_file(self.plan_folder / CODE, json.dumps(digests, indent=1) + "\n", sync=False)
 
     def read_code(self) -> dict[str, str] | None:
         """The digests of the files of the code; None if they were not saved."""
-        return _json_or_none(self._code_file)
+        return json_or_none(self.plan_folder / CODE)
 
     @property
     def bundle_file(self) -> Path:
@@ -256,22 +252,22 @@ class RunFolder:
 
     def write_software(self, versions: Mapping[str, Mapping[str, str]]) -> None:
         """Save the versions of programs that the check found, by node."""
-        _write_by_node(self._software_file, versions)
+        write_by_node(self.path / SOFTWARE, versions)
 
     def read_software(self) -> dict[str, dict[str, str]] | None:
         """The versions of programs by node; None if they were not saved, as without a check before the start."""
-        return _read_by_node(self._software_file)
+        return read_by_node(self.path / SOFTWARE)
 
     def read_environment(self) -> dict[str, dict[str, str]] | None:
         """The variables that the ranks of each node get, with the values of secrets hidden; None if they were not saved."""
-        return _read_by_node(self._environment_file)
+        return read_by_node(self.plan_folder / ENVIRONMENT)
 
     def write_stats(self, times: Mapping[str, Any]) -> None:
         """Keep the measured times of a run that is over."""
-        write_file(self._stats_file, json.dumps(times, indent=1) + "\n", sync=False)
+        write_file(self.path / STATS, json.dumps(times, indent=1) + "\n", sync=False)
 
     def read_stats(self) -> dict[str, Any] | None:
-        return _json_or_none(self._stats_file)
+        return json_or_none(self.path / STATS)
 
     def write_findings(self, findings: Sequence[Mapping[str, Any]]) -> None:
         """Write the findings of the check before the start."""
@@ -285,39 +281,19 @@ class RunFolder:
             RunNotFound: it is missing or cannot be read.
         """
         try:
-            return plans.from_json(json_object(self._plan_file))
+            return plans.from_json(json_object(self.plan_folder / PLAN))
         except (OSError, KeyError, TypeError, ValueError) as exc:
-            raise self._unreadable(self._plan_file, exc) from exc
+            raise self._unreadable(self.plan_folder / PLAN, exc) from exc
 
     def write_plan(self, plan: LaunchPlan) -> None:
         """Save the plan, the environment and every file that the plan renders, without the values of secrets."""
-        write_file(self._plan_file, json.dumps(plans.to_json(plan), indent=1) + "\n")
+        write_file(self.plan_folder / PLAN, json.dumps(plans.to_json(plan), indent=1) + "\n")
         plan = redacted(plan)
         nodes = (*plan.nodes, *plan.spares, *plan.replaced)
-        _write_by_node(self._environment_file, {node.name: {**node.defaults, **node.env} for node in nodes})
+        write_by_node(self.plan_folder / ENVIRONMENT, {node.name: {**node.defaults, **node.env} for node in nodes})
         for node, files in node_files(plan).items():
             for file in files:
                 write_file(self.plan_folder / node / Path(file.path).name, file.text, sync=False)  # many; for a person
-
-    @property
-    def _plan_file(self) -> Path:
-        return self.plan_folder / "plan.json"
-
-    @property
-    def _code_file(self) -> Path:
-        return self.plan_folder / "code.json"
-
-    @property
-    def _environment_file(self) -> Path:
-        return self.plan_folder / "environment.json"
-
-    @property
-    def _stats_file(self) -> Path:
-        return self.path / "stats.json"
-
-    @property
-    def _software_file(self) -> Path:
-        return self.path / "software.json"
 
     def _unreadable(self, file: Path, exc: Exception) -> RunNotFound:
         """The error for a file of this folder that is missing, damaged, or lacks what this version needs."""
@@ -337,93 +313,6 @@ class RunFolder:
             return "of an unknown version"
 
 
-def json_object(file: Path) -> dict[str, Any]:
-    """
-    The object in a JSON file.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is not JSON.
-        TypeError: it holds another value.
-    """
-    data = json.loads(file.read_text("utf-8"))
-    if not isinstance(data, dict):
-        raise TypeError("not a JSON object")
-    return data
-
-
-def _json_or_none(file: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; None if it is missing or damaged."""
-    try:
-        return json_object(file)
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _write_by_node(file: Path, values: Mapping[str, Mapping[str, str]]) -> None:
-    """Save a table per node; nodes with equal tables share one entry."""
-    nodes_of: dict[str, list[str]] = {}
-    for node, table in values.items():
-        nodes_of.setdefault(json.dumps(table, sort_keys=True), []).append(node)
-    entries = {fold(nodes): json.loads(text) for text, nodes in nodes_of.items()}
-    write_file(file, json.dumps(entries, indent=1) + "\n", sync=False)
-
-
-def _read_by_node(file: Path) -> dict[str, dict[str, str]] | None:
-    """The tables that `_write_by_node` has saved; None if there are none."""
-    entries = _json_or_none(file)
-    return None if entries is None else {node: table for nodes, table in entries.items() for node in expand(nodes)}
-
-
-def _private(path: Path, mode: str) -> IO[str]:
-    """Open a file with permissions for its owner only."""
-    return open(path, mode, encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
-
-
-def _lock(file: IO[str], wait_s: float, kind: int = fcntl.LOCK_EX) -> bool:
-    """
-    Take the lock within wait_s, and return whether it was free; a process that only checks it holds it briefly.
-
-    Raises:
-        UsageError: the file system has no locks (Lustre without `-o flock`, NFS without lockd).
-    """
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(LOCK_POLL_S)
-        except OSError as exc:
-            if exc.errno not in NO_LOCKS:
-                raise
-            raise UsageError(
-                f"the file system of {file.name} has no file locks: {exc.strerror}",
-                hint="set ORCH_HOME to a folder on a local disk",
-            ) from exc
-        else:
-            return True
-
-
-def write_file(path: Path, content: str | bytes, *, sync: bool = True) -> None:
-    """Replace a private file atomically: readers get the complete old or new content, with `sync` also after a crash of the machine."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape"))
-            if sync:
-                file.flush()
-                os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException as exc:
-        Path(temporary).unlink(missing_ok=True)
-        if isinstance(exc, OSError) and not exc.filename:
-            exc.filename = str(path)
-        raise
-
-
 @dataclass(frozen=True, slots=True)
 class Store:
     """All runs of this user on this machine."""
@@ -441,8 +330,8 @@ class Store:
             working_folder(str(self.path))
             make_private_folder(str(self.runs))
             folder.path.mkdir(mode=0o700)
-            with _private(folder.change_lock, "a") as lock:
-                _lock(lock, 0.0)  # fails now if the file system has no locks
+            with open_private(folder.change_lock, "a") as lock:
+                take_lock(lock, 0.0)  # fails now if the file system has no locks
             folder.write(record)
         except OSError as exc:
             raise UsageError(f"cannot write the run's record: {os_error_text(exc)}", hint="set ORCH_HOME") from exc

@@ -25,7 +25,8 @@ from typing import Any, TypeAlias
 
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodesError, Unreachable
-from orchestrator.records.store import RunFolder, write_file
+from orchestrator.records.files import write_file
+from orchestrator.records.store import RunFolder
 from orchestrator.verdict.observe import stopped_pid
 
 OBSERVE, STOP = "observe", "stop"

@@ -29,8 +29,8 @@ def hardware_findings(nodes: Sequence[NodeObservation]) -> list[Finding]:
 
 def _idle_cards(cards: CardsBody) -> Finding:
     device = DEVICE_OF.get(cards["tool"], "the device of LOCAL_RANK")
-    rule = "no two ranks should share a card" if cards["used"] else "the ranks train on the CPU"
-    remedy = f"{rule}: move model and batches to {device}"
+    fault = "no two ranks should share a card" if cards["used"] else "the ranks train on the CPU"
+    remedy = f"{fault}: move model and batches to {device}"
     text = f"{cards['expected'] - cards['used']} of {cards['expected']} cards idle"
     idle = format_numbers(cards["idle"])
     evidence = f"{cards['tool']} shows 0 % on {idle} in several samples in a row, while the ranks run"

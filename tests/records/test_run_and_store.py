@@ -21,7 +21,8 @@ from orchestrator.errors import RunNotFound, UsageError
 from orchestrator.node.events import NO_RETRY
 from orchestrator.node.run_id import RUN_ID
 from orchestrator.plan.plan import LaunchPlan, NodePlan, Sweep, to_json
-from orchestrator.records.store import RunFolder, Store, SupervisorProcess, home, write_file
+from orchestrator.records.files import write_file
+from orchestrator.records.store import RunFolder, Store, SupervisorProcess, home
 from orchestrator.run import Program, RankExit, RunRecord, RunState, new_run_id
 from orchestrator.transports.ssh.route import PlannedSsh
 

@@ -26,8 +26,6 @@ _MOST_NOT_PASSED, _MOST_UNREAD = 5, 3  # that are named
 _EXPORT = re.compile(r"^[ \t]*export[ \t]+([A-Za-z_]\w*)=", re.MULTILINE)
 _TRAINING = re.compile(r"(?:.*/)?(?:python[\d.]*|torchrun|deepspeed|accelerate)|.*\.py")
 _WAIT = "wait without arguments ends with 0 whatever the processes in the background end with, so a rank that fails is not noticed"
-_Place = tuple[str, int]
-"""File and line."""
 
 
 def lint_script(script: Script, text: str, file: str) -> Iterator[LintFinding]:
@@ -105,8 +103,8 @@ def lint_propagation(assignments: Sequence[Assignment], commands: Sequence[Seque
                 f"deepspeed: passes variables that begin with NCCL, PYTHON and UCX to other nodes, and not {not_passed}"
             )
             remedy = "write them into .deepspeed_env, as KEY=VALUE lines; or start the program with orch"
-            place, source = (assignments[0].file, command[0].line), "DeepSpeed, launcher/runner.py"
-            yield _finding(place, Severity.WARN, "deepspeed", text, remedy=remedy, source=source)
+            location, source = (assignments[0].file, command[0].line), "DeepSpeed, launcher/runner.py"
+            yield _finding(location, Severity.WARN, "deepspeed", text, remedy=remedy, source=source)
             return
 
 
@@ -187,5 +185,7 @@ def _script_faults(words: Sequence[Word], file: str, *, is_launched: bool) -> It
             yield _finding((file, word.line), Severity.INFO, name, text, remedy=remedy, source=_RUN)
 
 
-def _finding(place: _Place, severity: Severity, check: str, text: str, *, remedy: str, source: str = "") -> LintFinding:
-    return LintFinding(Finding(severity, check, text, remedy=remedy, source=source), *place)
+def _finding(
+    location: tuple[str, int], severity: Severity, check: str, text: str, *, remedy: str, source: str = ""
+) -> LintFinding:
+    return LintFinding(Finding(severity, check, text, remedy=remedy, source=source), *location)

@@ -9,7 +9,8 @@ from dataclasses import astuple
 from typing import Any
 
 from orchestrator.errors import RunNotFound
-from orchestrator.records.store import RunFolder, Store, json_object, second, write_file
+from orchestrator.records.files import json_object, write_file
+from orchestrator.records.store import RunFolder, Store, second
 from orchestrator.run import LauncherName, RunEntry, RunState
 
 FILE = "ended-runs.json"

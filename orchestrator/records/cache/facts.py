@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.records.store import Store, json_object, write_file
+from orchestrator.records.files import json_object, write_file
+from orchestrator.records.store import Store
 
 if TYPE_CHECKING:
     from orchestrator.checks.cluster import Cluster

@@ -19,7 +19,7 @@ from orchestrator.findings import Finding, Severity
 from orchestrator.inventory.proposed import with_inventory
 from orchestrator.launch.preflight import Reach, checked_nodes, survey
 from orchestrator.launchers import direct_launcher
-from orchestrator.names.hostlist import fold
+from orchestrator.names.hostlist import fold_by_value
 from orchestrator.plan.make import make_plan
 from orchestrator.records.cache.facts import KeptFacts, facts_to_keep
 from orchestrator.records.runs import home_store
@@ -54,13 +54,10 @@ class Checked:
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """The table: nodes with equal cells are one row."""
-        nodes_of: dict[tuple[str, ...], list[str]] = {}
-        for node in self.cluster.expected:
-            facts = self.cluster.facts.get(node)
-            cells = _cells(facts) if facts is not None else ("no answer", "", "", "", "")
-            nodes_of.setdefault((*cells, self.result(node)), []).append(node)
-        for cells, nodes in nodes_of.items():
-            yield (fold(nodes), *cells)
+        of_node: dict[str, tuple[str, ...]] = dict.fromkeys(self.cluster.expected, ("no answer", "", "", "", ""))
+        of_node |= {node: _cells(facts) for node, facts in self.cluster.facts.items()}
+        rows = fold_by_value((node, (*cells, self.result(node))) for node, cells in of_node.items())
+        return ((nodes, *cells) for cells, nodes in rows.items())
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -101,9 +98,8 @@ def check_nodes(inventory: str | None, names: str | None, skipped: Sequence[str]
     require_known(skipped)
     begun = time.monotonic()
     loaded = load_inventory(inventory, names)
-    plan = make_plan(
-        loaded, Request("ssh", Program("executable", ("true",)), nodes=names), run_id=UNUSED, bundle=UNUSED
-    )
+    request = Request("ssh", Program("executable", ("true",)), nodes=names)
+    plan = make_plan(loaded, request, run_id=UNUSED, bundle=UNUSED)
     with closing(direct_launcher(plan)) as launcher:
         cluster = survey(checked_nodes(plan, is_program_known=False), connected(plan, launcher.reach), code=_code())
     findings = [

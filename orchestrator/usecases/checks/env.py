@@ -24,7 +24,7 @@ from orchestrator.inventory.variables import parse_variables
 from orchestrator.launch.node_check import nothing_to_discover
 from orchestrator.launch.preflight import checked_nodes
 from orchestrator.launchers.cards import close_all, detect_cards
-from orchestrator.names.hostlist import fold
+from orchestrator.names.hostlist import fold, fold_by_value
 from orchestrator.node.agent.environment import defaults, node_environment, rank_variables
 from orchestrator.node.job import Job
 from orchestrator.plan import files
@@ -81,10 +81,7 @@ class Explanation:
 
     def cpu_lines(self) -> Iterator[str]:
         """The CPUs of ranks, equal nodes as one line."""
-        nodes_of: dict[str, list[str]] = {}
-        for node, text in self.cpus.items():
-            nodes_of.setdefault(text, []).append(node)
-        return (f"binding of {fold(nodes)}: {text}" for text, nodes in nodes_of.items())
+        return (f"binding of {nodes}: {text}" for text, nodes in fold_by_value(self.cpus.items()).items())
 
     def exports(self) -> str:
         """
@@ -209,10 +206,10 @@ def _explanation(
         discovery = discover(facts, {node.name: node.expected for node in checked_nodes(plan)})
         warnings += map(str, discovery.findings)
         if loaded.slurm != SlurmOptions():
-            warnings.append(
-                "a job of `orch submit` discovers these variables in its allocation, from the facts of the nodes that Slurm chooses"
-            )
-        plan = replace(plan, nodes=tuple(_with_discovered(node, discovery) for node in plan.nodes))
+            source = "in its allocation, from the facts of the nodes that Slurm chooses"
+            warnings.append(f"a job of `orch submit` discovers these variables {source}")
+        environments_of = {node.name: {**discovery.environment(node.name), **node.env} for node in plan.nodes}
+        plan = replace(plan, nodes=tuple(replace(node, env=environments_of[node.name]) for node in plan.nodes))
     plan = redacted(plan)
     variables = {
         node.name: _variables(plan, node, loaded, discovery, request=request)
@@ -239,10 +236,6 @@ def _shown(plan: LaunchPlan, inventory: Inventory, selected: str | None) -> set[
     return shown
 
 
-def _with_discovered(node: NodePlan, discovery: Discovery) -> NodePlan:
-    return replace(node, env={**discovery.environment(node.name), **node.env})
-
-
 def _variables(
     plan: LaunchPlan, node: NodePlan, inventory: Inventory, discovery: Discovery, *, request: Request
 ) -> list[Variable]:
@@ -250,17 +243,18 @@ def _variables(
     of_inventory = inventory.node(node.name)
     known = {variable.name: variable for variable in discovery.variables.get(node.name, ())}
     if request.debug:
-        user = {
-            **inventory.environment(of_inventory),
-            **{n: text for n, text in request.variables.items() if text is not None},
-        }
+        given = {name: text for name, text in request.variables.items() if text is not None}
+        user = {**inventory.environment(of_inventory), **given}
         known.update((variable.name, variable) for variable in debugging_variables(of_inventory.accelerator, user))
     environment = _of_node(plan, node)
     variables = []
     for name, value in environment.env.items():
         if name in request.variables and value in (request.variables[name], REDACTED):  # else --debug has replaced it
             known.pop(name, None)
-            variables.append(_given(name, value, inventory, of_inventory))
+            replaced = inventory.environment(of_inventory).get(name)
+            shown = REDACTED if name in inventory.secret_names(of_inventory) else replaced
+            replaces = "" if replaced is None else f"{shown} ({Origin.INVENTORY.value})"
+            variables.append(Variable(name, value, Origin.FLAG, "--env", replaces))
             continue
         origin = Variable(name, value, Origin.INVENTORY, _field(name, inventory, of_inventory))
         variables.append(replace(known.pop(name, origin), value=value))
@@ -278,15 +272,6 @@ def _variables(
         for name, value in first.items()
     ]
     return variables
-
-
-def _given(name: str, value: str, inventory: Inventory, node: Node) -> Variable:
-    """A variable of --env, and the value of the inventory that it replaces."""
-    replaced = inventory.environment(node).get(name)
-    shown = REDACTED if name in inventory.secret_names(node) else replaced
-    return Variable(
-        name, value, Origin.FLAG, "--env", "" if replaced is None else f"{shown} ({Origin.INVENTORY.value})"
-    )
 
 
 def _field(name: str, inventory: Inventory, node: Node) -> str:

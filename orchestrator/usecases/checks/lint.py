@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from orchestrator.endpoint.access import Terminal, transport_factory
-from orchestrator.endpoint.client import Endpoint
 from orchestrator.environment.lint.assignment import Assignment
 from orchestrator.environment.lint.deepspeed import NotJson, lint_deepspeed
 from orchestrator.environment.lint.files import read_env_file, read_nccl_conf
@@ -22,14 +20,13 @@ from orchestrator.environment.lint.script import lint_combinations, lint_command
 from orchestrator.environment.lint.shell import read_shell
 from orchestrator.environment.table.conditions import ETHERNET, INFINIBAND, ROCE, Context, version
 from orchestrator.errors import UsageError
-from orchestrator.fanout import map_parallel, successes
 from orchestrator.findings import Severity
 from orchestrator.inventory import document as documents
 from orchestrator.inventory.document import Document, FieldPath, Tree
-from orchestrator.inventory.model import Inventory, Node
+from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.redaction import is_secret
 from orchestrator.names.hostlist import expand
-from orchestrator.node.facts import NodeFacts
+from orchestrator.usecases.checks.nodes import query
 from orchestrator.usecases.inventory import load_inventory
 
 MAX_FILE_BYTES = 1024 * 1024
@@ -87,13 +84,16 @@ def lint(inventory: str | None, files: Sequence[Path], options: LintOptions, *, 
     context = _context(options)
     linted: list[_Linted] = []
     if nodes is not None:
-        facts = _facts(inventory, nodes)
+        facts, failure = query(inventory, nodes, with_workdir=False)
+        if failure:
+            raise failure
         common = common_context(facts)
         context = Context(
             {**common.versions, **context.versions}, context.network or common.network, common.accelerator
         )
         live = lint_nodes(facts)
-        linted += [_Linted(file, [found for found in live if found.file == file], "") for file in _names(live)]
+        names = sorted({LOGIN, *(found.file for found in live)})
+        linted += [_Linted(file, [found for found in live if found.file == file], "") for file in names]
     if inventory is not None or not (files or nodes):
         loaded = load_inventory(inventory, None)
         linted.append(_lint_inventory(loaded, documents.read(Path(loaded.file)), context))
@@ -104,23 +104,6 @@ def lint(inventory: str | None, files: Sequence[Path], options: LintOptions, *, 
         tuple(found for result in linted for found in sorted(result.findings, key=lambda found: found.line)),
         {result.file: result.fixed for result in linted if result.fixed},
     )
-
-
-def _names(findings: Sequence[LintFinding]) -> list[str]:
-    return sorted({LOGIN, *(found.file for found in findings)})
-
-
-def _facts(inventory: str | None, names: str) -> dict[str, NodeFacts]:
-    loaded = load_inventory(inventory, names)
-    nodes = loaded.select(names)
-    transport = transport_factory(loaded.transport, loaded.ssh, Terminal())
-
-    def probe(node: Node) -> NodeFacts:
-        with Endpoint.connect(transport(node), node.python) as endpoint:
-            return endpoint.probe([], {}, None)
-
-    found = successes(map_parallel(nodes, probe, limit=loaded.ssh.fanout))
-    return {node.name: facts for node, facts in zip(nodes, found, strict=True)}
 
 
 def environment_warning(inventory: Inventory) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from orchestrator.endpoint.access import Terminal, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import NodesError
 from orchestrator.fanout import failed_nodes, map_parallel
-from orchestrator.names.hostlist import fold
+from orchestrator.names.hostlist import fold_by_value
 from orchestrator.records.cache.nodes import NodeHistory, node_histories
 from orchestrator.records.runs import home_store
 from orchestrator.usecases.inventory import load_inventory
@@ -27,7 +27,9 @@ GIB = 1 << 30
 SHOWN = frozenset({"cards", "nvidia", "enflame", "hcas", "software"})
 
 
-def query(inventory: str | None, names: str | None) -> tuple[dict[str, NodeFacts], NodesError | None]:
+def query(
+    inventory: str | None, names: str | None, *, with_workdir: bool = True
+) -> tuple[dict[str, NodeFacts], NodesError | None]:
     """
     Read the facts of the named nodes, or of all in the inventory, at most `ssh.fanout` at once.
 
@@ -40,7 +42,7 @@ def query(inventory: str | None, names: str | None) -> tuple[dict[str, NodeFacts
 
     def probe(node: Node) -> NodeFacts:
         with Endpoint.connect(transport_to(node), node.python) as endpoint:
-            return endpoint.probe([], {"workdir": node.workdir}, None)
+            return endpoint.probe([], {"workdir": node.workdir} if with_workdir else {}, None)
 
     outcomes = map_parallel(nodes, probe, limit=loaded.ssh.fanout)
     facts = {node.name: outcome for node, outcome in zip(nodes, outcomes, strict=True) if isinstance(outcome, dict)}
@@ -84,20 +86,19 @@ def suspicion(name: str, history: NodeHistory) -> str:
 
 
 def summary(facts: Mapping[str, NodeFacts]) -> list[tuple[str, ...]]:
-    nodes: dict[tuple[str, ...], list[str]] = {}
-    for name, of_node in facts.items():
-        nodes.setdefault(_row(of_node), []).append(name)
-    return [(fold(names), *row) for row, names in nodes.items()]
+    rows = fold_by_value((name, _row(of_node)) for name, of_node in facts.items())
+    return [(names, *row) for row, names in rows.items()]
 
 
 def unread(facts: Mapping[str, NodeFacts]) -> list[str]:
     """The reasons for facts that the table lacks, each with the nodes."""
-    nodes: dict[str, list[str]] = {}
-    for name, of_node in facts.items():
-        for key, reason in of_node["missing"].items():
-            if key.split(".")[0] in SHOWN:
-                nodes.setdefault(f"{key}: {reason}", []).append(name)
-    return [f"{fold(names)}: {text}" for text, names in nodes.items()]
+    texts = fold_by_value(
+        (name, f"{key}: {reason}")
+        for name, of_node in facts.items()
+        for key, reason in of_node["missing"].items()
+        if key.split(".")[0] in SHOWN
+    )
+    return [f"{names}: {text}" for text, names in texts.items()]
 
 
 def _row(facts: NodeFacts) -> tuple[str, ...]:

@@ -1,15 +1,18 @@
-"""The context of a failure that is in no log: the findings of the checks, and the changes since the last run that was done."""
+"""The context of a failure that is in no log: findings of the checks, changes since the last run that was done, the code that was sent."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+import posixpath
+from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import replace
 
+from orchestrator.diagnosis.rank_causes import Diagnosis
 from orchestrator.errors import RunNotFound
 from orchestrator.findings import Finding, Severity
 from orchestrator.records.runs import all_runs
-from orchestrator.records.store import RunFolder
+from orchestrator.records.store import KeptRun, RunFolder
 from orchestrator.run import RunRecord, RunState
 from orchestrator.usecases.reports.diff import Difference, RecordedRun, diff
 
@@ -38,23 +41,46 @@ def findings_of(folder: RunFolder, nodes: Collection[str]) -> tuple[str, ...]:
 def changes_since_success(folder: RunFolder) -> tuple[str, list[Difference]]:
     """The last run before this one that was done with the same inventory, and the differences; an empty id without one."""
     failed = RecordedRun.of(folder)
-    for earlier in _done_before(failed.record):
+    earlier_runs = [run for run in all_runs()[0] if run[1].created < failed.record.created]
+    done_runs = [folder for folder, entry in earlier_runs if entry.state is RunState.DONE]
+    for earlier in done_runs[: -MOST_COMPARED - 1 : -1]:
         with suppress(RunNotFound):
             done = RecordedRun.of(earlier)
-            if _is_alike(done.record, failed.record) and not done.record.is_trial:
+            if _launch(done.record) == _launch(failed.record) and not done.record.is_trial:
                 return done.record.id, [change for change in diff(done, failed) if change.topic != "results"]
     return "", []
 
 
-def _done_before(record: RunRecord) -> Iterator[RunFolder]:
-    runs, _ = all_runs()
-    done = [folder for folder, entry in runs if entry.state is RunState.DONE and entry.created < record.created]
-    yield from done[: -MOST_COMPARED - 1 : -1]
+def _launch(record: RunRecord) -> tuple[object, object]:
+    """The inventory and the kind of program, in which runs are alike."""
+    return record.inventory.get("file"), record.request.get("program", {}).get("kind")
 
 
-def _is_alike(first: RunRecord, second: RunRecord) -> bool:
-    """True if both have the same inventory and the same kind of program."""
-    kinds = [
-        (record.inventory.get("file"), record.request.get("program", {}).get("kind")) for record in (first, second)
-    ]
-    return kinds[0] == kinds[1]
+def with_module_path(found: Diagnosis, run: KeptRun) -> Diagnosis:
+    """Advise PYTHONPATH instead of an installation if the missing module is in a folder of the code, as with a src layout."""
+    if found.signature != "module-not-found" or not found.proof or not isinstance(run, RunFolder):
+        return found
+    module = found.proof[0].values.get("module", "").strip("'\";,")
+    cwd = run.read_plan().program.cwd or ""
+    folder = module_folder(module, cwd, run.read_code() or {})
+    if folder is None:
+        return found
+    path = posixpath.relpath(f"/{folder}", f"/{cwd}")
+    name = module.partition(".")[0]
+    step = f"env: {{PYTHONPATH: {path}}} in the inventory: the code that was sent has {name} in {path}, where Python does not look"
+    return replace(found, remedy=(step,))
+
+
+def module_folder(module: str, cwd: str, files: Collection[str]) -> str | None:
+    """The shortest folder of the code, other than the working folder, from which Python can import the module; None without one."""
+    name = module.partition(".")[0]
+    if not name:
+        return None
+    folders = set()
+    for file in files:
+        *parents, last = file.split("/")
+        if last == f"{name}.py":
+            folders.add("/".join(parents))
+        elif last.endswith(".py") and name in parents:
+            folders.add("/".join(parents[: parents.index(name)]))
+    return None if cwd in folders else min(folders, key=lambda folder: (folder.count("/"), folder), default=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -20,16 +20,15 @@ from orchestrator.errors import OrchError, Unreachable
 from orchestrator.fanout import failed_nodes, map_parallel, map_within
 from orchestrator.inventory.proposed import with_inventory
 from orchestrator.launchers.base import AttemptFolder, Launcher
-from orchestrator.names.hostlist import fold
+from orchestrator.names.hostlist import fold_by_value
 from orchestrator.node.search import KERNEL_LOG
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.records.cache.nodes import keep_cause
 from orchestrator.records.runs import find_run
 from orchestrator.records.store import KeptRun
 from orchestrator.run import RankExit, RunRecord
-from orchestrator.usecases.diagnose.context import changes_since_success, findings_of
+from orchestrator.usecases.diagnose.context import changes_since_success, findings_of, with_module_path
 from orchestrator.usecases.diagnose.log_files import Diagnosed, user_signatures
-from orchestrator.usecases.diagnose.sent_code import with_module_path
 from orchestrator.usecases.reports.logs import BATCH_LOG_BYTES, recorded_run
 from orchestrator.verdict.classify import diagnosed
 from orchestrator.verdict.positions import positions
@@ -224,11 +223,8 @@ def _left_s(deadline: float) -> float:
 
 def folded_remarks(remarks: Iterable[str]) -> tuple[str, ...]:
     """Remarks `NODE: text`, those with the same text as one."""
-    nodes_of: dict[str, list[str]] = {}
-    for remark in remarks:
-        node, _, text = remark.partition(": ")
-        nodes_of.setdefault(text, []).append(node)
-    return tuple(f"{fold(nodes)}: {text}" for text, nodes in nodes_of.items())
+    parts = (remark.partition(": ") for remark in remarks)
+    return tuple(f"{nodes}: {text}" for text, nodes in fold_by_value((node, text) for node, _, text in parts).items())
 
 
 def _evidence_of(body: messages.LogBody, signatures: Mapping[str, Signature]) -> Evidence:
@@ -244,15 +240,10 @@ def _evidence_of(body: messages.LogBody, signatures: Mapping[str, Signature]) ->
 
 def _evidence_of_record(record: RunRecord, signatures: Mapping[str, Signature]) -> Evidence:
     """How the first failing rank ended, and what the scheduler reported."""
-    text = "\n".join(_record_lines(record))
-    found = search_log([text.encode()], RECORD, signatures)
+    lines = [] if record.exit is None else [str(record.exit)]
+    message = _RESTART_FAILURE.sub("", record.message or "")
+    if message and message not in lines:
+        lines.append(message)
+    found = search_log(["\n".join(lines).encode()], RECORD, signatures)
     first_failure = None if record.exit is None else (record.exit.rank, record.exit.node)
     return found + Evidence(first_failure=first_failure)
-
-
-def _record_lines(record: RunRecord) -> Iterator[str]:
-    if record.exit is not None:
-        yield str(record.exit)
-    message = _RESTART_FAILURE.sub("", record.message or "")
-    if message and message != str(record.exit):
-        yield message

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from orchestrator.names.hostlist import fold
+from orchestrator.names.hostlist import fold, fold_by_value
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.records.runs import find_run
 from orchestrator.records.store import RunFolder
@@ -137,12 +137,10 @@ def _by_name(by_node: Mapping[str, Mapping[str, str]]) -> Values:
 
 def _common(values: Mapping[str, str | None]) -> str | None:
     """The value of all nodes, or each value with its nodes."""
-    nodes_of: dict[str | None, list[str]] = {}
-    for node, value in values.items():
-        nodes_of.setdefault(value, []).append(node)
+    nodes_of = fold_by_value(values.items())
     if len(nodes_of) == 1:
         return next(iter(nodes_of))
-    return ", ".join(f"{fold(nodes)}: {'unset' if value is None else value}" for value, nodes in nodes_of.items())
+    return ", ".join(f"{nodes}: {'unset' if value is None else value}" for value, nodes in nodes_of.items())
 
 
 def _nodes(plan: LaunchPlan) -> Values:
@@ -159,17 +157,14 @@ def _versions(run: RecordedRun) -> Values:
 
 
 def _results(record: RunRecord) -> Values:
-    outcome = {
-        "state": record.state.value,
-        "attempts": record.attempt,
-        "exit": str(record.exit) if record.exit else None,
-    }
+    exit_ = str(record.exit) if record.exit else None
+    outcome = {"state": record.state.value, "attempts": record.attempt, "exit": exit_}
     summary = {name: value for name, value in record.summary.items() if name not in _UNCOMPARED}
-    return {**outcome, "seconds": _seconds(record), **summary}
+    return {**outcome, "seconds": seconds_to_end(record), **summary}
 
 
-def _seconds(record: RunRecord) -> float | None:
-    """The time from the launch to the end, with the time in the queue."""
+def seconds_to_end(record: RunRecord) -> float | None:
+    """The time from the launch to the end, with the time in the queue; None if the end is not known."""
     try:
         return (datetime.fromisoformat(record.ended or "") - datetime.fromisoformat(record.created)).total_seconds()
     except ValueError:

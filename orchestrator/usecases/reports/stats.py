@@ -20,7 +20,7 @@ from orchestrator.run import RunRecord, RunState
 from orchestrator.stored import known_fields
 from orchestrator.usecases.reports.attempts import read_attempts
 from orchestrator.usecases.reports.checkpoint_interval import ASSUMED_MTTF_NODE_S, best_interval_s, expected_ettr
-from orchestrator.usecases.reports.diff import RecordedRun
+from orchestrator.usecases.reports.diff import RecordedRun, seconds_to_end
 from orchestrator.usecases.reports.timeline import LOST, Timeline, timeline
 
 RATES = ("tokens_per_s", "samples_per_s")
@@ -281,18 +281,10 @@ def history() -> History:
             untimed += 1
             continue
         timed_failures += of_run
-        seconds = kept.wall_s if kept else _seconds(record)
+        seconds = kept.wall_s if kept else seconds_to_end(record) or 0.0
         run_s += seconds
         node_s += seconds * _node_count(folder, record)
     return History(dict(states), dict(classes), run_s, node_s, failures, timed_failures, untimed, timelines)
-
-
-def _seconds(record: RunRecord) -> float:
-    """The time from the launch to the end; 0 if the end is not known."""
-    try:
-        return (datetime.fromisoformat(record.ended or "") - datetime.fromisoformat(record.created)).total_seconds()
-    except ValueError:
-        return 0.0
 
 
 def _node_count(folder: RunFolder, record: RunRecord) -> int:

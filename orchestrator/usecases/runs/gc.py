@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.endpoint.access import PlannedSsh, SshSettings, Terminal, between_prompts, transport_factory
@@ -128,9 +128,13 @@ def collect(limits: Limits, inventory: str | None, forget: str | None, on_progre
     """
     store = home_store()
     plans, damaged = _plans(store)
-    known = _sites_of_inventory(inventory) if inventory is not None else _sites_of_runs(plans.values())
+    if inventory is not None:
+        known = _sites_of_inventory(inventory)
+    else:
+        known = [site for plan in plans.values() if plan is not None for site in _sites_of(plan)]
     forgotten = _forgotten(forget, known)
-    sites = [site for site in _once_each(known) if site.key not in forgotten]
+    # of equal sites the last one: the connection of the newest run is the likeliest to work
+    sites = [site for key, site in {site.key: site for site in known}.items() if key not in forgotten]
     claims, terminal = _Claims(), Terminal()
     limit = max([FANOUT, *(site.ssh.fanout for site in sites)])
     reporter = Reporter("searching", [site.name for site in sites], between_prompts(on_progress))
@@ -147,7 +151,12 @@ def collect(limits: Limits, inventory: str | None, forget: str | None, on_progre
         for folder, plan in plans.items()
         if plan is not None and {site.key for site in _sites_of(plan)} <= forgotten
     }
-    found.append(SiteGarbage(RECORDS, entries=_collect_records(store, reasons, gone, limits)))
+    # the records of runs that are over and have no reason to be kept, and of those whose nodes are all gone
+    clearing = Clearing(limits.older_than_s, results=limits.results, dry_run=limits.dry_run)
+    entries: list[GarbageBody] = [
+        {**entry, "kind": "record"} for entry in clearing.runs(str(store.runs), reasons, gone)
+    ]
+    found.append(SiteGarbage(RECORDS, entries=entries))
     return Garbage(found, bool(known), damaged, outcomes, limits.dry_run)
 
 
@@ -199,15 +208,6 @@ def _sites_of_inventory(given: str) -> list[Site]:
     return sites if login is None else [*sites, Site(login, "ssh", inventory.ssh)]
 
 
-def _sites_of_runs(plans: Iterable[LaunchPlan | None]) -> list[Site]:
-    return [site for plan in plans if plan is not None for site in _sites_of(plan)]
-
-
-def _once_each(sites: Iterable[Site]) -> list[Site]:
-    """One site per key: the last one, since the connection of the newest run is the likeliest to work."""
-    return list({site.key: site for site in sites}.values())
-
-
 def _sites_of(plan: LaunchPlan) -> list[Site]:
     """The sites of a run. Under Slurm: the login node or this machine, and all nodes only if the working folder is not shared."""
     ssh = PlannedSsh.of(plan.ssh)
@@ -230,10 +230,7 @@ def _collect_site(site: Site, limits: Limits, claims: _Claims, terminal: Termina
             garbage.stray_report = endpoint.strays(min_age_s=YOUNG_S, grace_s=GRACE_S, dry_run=limits.dry_run)
         if claims.first(*machine, site.node.workdir):
             garbage.entries = endpoint.clear(
-                site.node.workdir,
-                older_than_s=limits.older_than_s,
-                results=limits.results,
-                dry_run=limits.dry_run,
+                site.node.workdir, older_than_s=limits.older_than_s, results=limits.results, dry_run=limits.dry_run
             )
     return garbage
 
@@ -253,9 +250,3 @@ def _reasons_to_keep(
         reasons[run] = f"its folder on {kept_on[run]} stays" if run in kept_on else ""
         reasons[run] = f"{unreached[0]} was not searched for its folder" if unreached else reasons[run]
     return reasons
-
-
-def _collect_records(store: Store, reasons: dict[str, str], gone: set[str], limits: Limits) -> list[GarbageBody]:
-    """Remove the records of runs that are over and have no reason to be kept, and of those whose nodes are all `gone`."""
-    clearing = Clearing(limits.older_than_s, results=limits.results, dry_run=limits.dry_run)
-    return [{**entry, "kind": "record"} for entry in clearing.runs(str(store.runs), reasons, gone)]

@@ -242,7 +242,8 @@ def bring_up_to_date() -> list[str]:
         queue = queues.get(record.id)
         if record.state is RunState.LOST and (queue is None or queue.state in {GONE, SILENT}):
             return ""
-        if queue is None or not _settles(queue, record):
+        # else the run's folder need not be read: the job is pending, its state is unchanged, or Slurm does not answer
+        if queue is None or not (queue.waits or queue.state in {SILENT, record.state.value}):
             refreshed = refresh(folder, queue, terminal)
             return str(refreshed.missing or refreshed.unwritten)
         if queue.waits:
@@ -291,8 +292,3 @@ def _queues(
                 warnings.append(str(exc))
                 queues |= dict.fromkeys(jobs, JobStatus(SILENT, str(exc)))
     return queues, warnings
-
-
-def _settles(queue: JobStatus, record: RunRecord) -> bool:
-    """The run's folder need not be read: the job is pending, its state is unchanged, or Slurm does not answer."""
-    return queue.waits or queue.state in {SILENT, record.state.value}

@@ -56,7 +56,13 @@ def run_to_stop(name: str | None) -> RunFolder:
         SeveralRuns: several of them have not ended.
         RunNotFound: there is no such run.
     """
-    unended = unended_runs() if name is None else _unended_named(name)
+    if name is None:
+        unended = unended_runs()
+    else:
+        named = [run for run in runs_named(name) if not run[1].state.ended]
+        unended = read_runs(
+            [run for run in named if not run[1].state.final] or named
+        )  # LOST ones if there are no others
     if len(unended) > 1:
         called = "" if name is None else f" called {name}"
         raise SeveralRuns(f"{len(unended)} runs{called} have not ended", _choices(unended))
@@ -70,12 +76,6 @@ def run_to_stop(name: str | None) -> RunFolder:
                 exc.hint = f"{exc.hint}; without a record here: orch stop {name} -i FILE"
             raise
     return find_run("latest")
-
-
-def _unended_named(name: str) -> list[tuple[RunFolder, RunRecord]]:
-    """The runs of this name that have not ended by their records, oldest first; those that are LOST only if there are no others."""
-    runs = [run for run in runs_named(name) if not run[1].state.ended]
-    return read_runs([run for run in runs if not run[1].state.final] or runs)
 
 
 def has_ended(folder: RunFolder) -> bool:

@@ -79,9 +79,5 @@ def bandwidth_rows(checked: Checked, results: Mapping[str, Any]) -> Iterator[tup
     """The table of bandwidths between nodes by size; empty if no pair of nodes was measured."""
     for row in rows_by_size(results, nominal_rates(checked.cluster)):
         figures = (three_digits(value) for value in (row.slowest, row.median, row.fastest))
-        yield (
-            size_text(row.size_bytes),
-            str(row.pairs),
-            *figures,
-            "-" if row.share is None else f"{100 * row.share:.0f} %",
-        )
+        share = "-" if row.share is None else f"{100 * row.share:.0f} %"
+        yield size_text(row.size_bytes), str(row.pairs), *figures, share

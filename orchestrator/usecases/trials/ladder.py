@@ -15,7 +15,7 @@ from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodesError, OrchError
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
-from orchestrator.names.hostlist import fold
+from orchestrator.names.hostlist import counted, fold
 from orchestrator.names.slurm_options import option_value, time_limit_s
 from orchestrator.node.number_list import format_numbers
 from orchestrator.plan.plan import LaunchPlan
@@ -85,16 +85,12 @@ class Rung:
     """The number of ranks on all nodes together."""
 
     def __str__(self) -> str:
-        return f"{_counted(self.ranks, 'rank')} on {fold(self.nodes) or _counted(self.node_count, 'node')}"
+        return f"{counted(self.ranks, 'rank')} on {fold(self.nodes) or counted(self.node_count, 'node')}"
 
     @property
     def shape(self) -> str:
         """The value of -j."""
         return f"{self.node_count}x{self.ranks // self.node_count}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,13 +288,20 @@ class StepLimit:
         with nullcontext(self._launcher) if self._launcher else closing(launcher_for(plan)) as launcher:
             while self.end is None and not self._is_over.wait(POLL_S):
                 nodes = self._observed(plan, launcher)
-                self.end = self._end_by(nodes, plan)
+                self.steps.update(reported_steps(nodes))
+                self._has_observed |= len(nodes) == plan.node_count
+                # every rank of the plan: a node names a rank only once it has started it
+                if all(self.steps.get(rank, 0) >= self._options.steps for rank in range(plan.world_size)):
+                    self.end = End.STEPS
                 if nodes and not has_started:
                     has_started, self.began_s = True, time.monotonic()
                 if has_started and time.monotonic() > self.began_s + self._options.limit_s:
                     self.end = self.end or self._end_at_limit()
         if self.end is not None:
-            self._stop()
+            try:
+                stop(self._folder, self._on_message)
+            except OrchError as exc:
+                self._on_message(str(exc))
 
     def _observed(self, plan: LaunchPlan, launcher: Launcher) -> Sequence[NodeObservation]:
         """The reports of the nodes that answer; a failure may pass."""
@@ -313,23 +316,10 @@ class StepLimit:
                 self._on_message(f"the ranks cannot be observed: {exc}")
             return ()
 
-    def _end_by(self, nodes: Sequence[NodeObservation], plan: LaunchPlan) -> End | None:
-        """STEPS once every rank of the plan has reported them: a node names a rank only once it has started it."""
-        self.steps.update(reported_steps(nodes))
-        self._has_observed |= len(nodes) == plan.node_count
-        has_all = all(self.steps.get(rank, 0) >= self._options.steps for rank in range(plan.world_size))
-        return End.STEPS if has_all else None
-
     def _end_at_limit(self) -> End:
         if not self._has_observed:
             return End.UNOBSERVED
         return End.BEHIND if self.steps or self._must_report else End.NO_STEPS
-
-    def _stop(self) -> None:
-        try:
-            stop(self._folder, self._on_message)
-        except OrchError as exc:
-            self._on_message(str(exc))
 
 
 def reported_steps(nodes: Sequence[NodeObservation]) -> dict[int, int]:
