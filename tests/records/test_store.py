@@ -1,4 +1,4 @@
-"""Run ids, records and the store that finds them."""
+"""The records of runs, and the store that finds them."""
 
 from __future__ import annotations
 
@@ -11,54 +11,21 @@ import stat
 import subprocess
 import sys
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.errors import RunNotFound, UsageError
-from orchestrator.node.events import NO_RETRY
-from orchestrator.node.run_id import RUN_ID
 from orchestrator.plan.plan import LaunchPlan, NodePlan, Sweep, to_json
 from orchestrator.records.files import write_file
 from orchestrator.records.store import RunFolder, Store, SupervisorProcess, home
-from orchestrator.run import Program, RankExit, RunRecord, RunState, new_run_id
+from orchestrator.run import Program, RankExit, RunRecord, RunState
 from orchestrator.transports.ssh.route import PlannedSsh
 
 
 def _record(run_id: str, created: str = "2026-01-02T03:04:05+00:00") -> RunRecord:
     return RunRecord(run_id, "ssh", RunState.PENDING, created, {}, {}, {}, {})
-
-
-def test_run_id_is_name_time_and_token() -> None:
-    run_id = new_run_id("h800", datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc), "0abc")
-    assert run_id == "h800-20260102-030405-0abc"
-    assert RUN_ID.fullmatch(run_id)
-
-
-@pytest.mark.parametrize(
-    ("state", "code"),
-    [("PENDING", 0), ("STARTING", 0), ("RUNNING", 0), ("DONE", 0), ("FAILED", 1), ("LOST", 5), ("STOPPED", 6)],
-)
-def test_exit_code_follows_from_the_state(state: str, code: int) -> None:
-    assert replace(_record("a-20260102-030405-0abc"), state=RunState(state)).exit_code == code
-
-
-def test_lost_run_is_final_but_not_known_to_have_ended() -> None:
-    assert {state for state in RunState if state.final and not state.ended} == {RunState.LOST}
-    assert {state for state in RunState if state.ended} == {RunState.DONE, RunState.FAILED, RunState.STOPPED}
-
-
-def test_rank_that_forbids_a_retry_gives_the_run_its_code() -> None:
-    failed = replace(_record("a-20260102-030405-0abc"), state=RunState.FAILED)
-    assert replace(failed, exit=RankExit("n0", 3, NO_RETRY, None)).exit_code == NO_RETRY
-    assert replace(failed, exit=RankExit("n0", 3, 7, None)).exit_code == 1
-
-
-def test_record_reads_back_equal() -> None:
-    record = replace(_record("a-20260102-030405-0abc"), exit=RankExit("n0", 3, None, "SIGKILL", "out of memory"))
-    assert RunRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
 def _with_unknown_fields(data: Any) -> Any:  # JSON of any kind
@@ -89,14 +56,6 @@ def test_fields_of_another_version_are_ignored_in_every_object_and_kept_in_the_r
     stored = (replace(node, defaults={"invented_later": 1}),)  # type: ignore[dict-item]
     assert (restored.nodes, restored.program, restored.sweep) == (stored, plan.program, plan.sweep)
     assert PlannedSsh.of(restored.ssh) == PlannedSsh.of(ssh)
-
-
-def test_state_of_another_version_is_lost() -> None:
-    record = RunRecord.from_json({**_record("a-20260102-030405-0abc").to_json(), "state": "PAUSED"})
-    assert (record.state, record.message) == (
-        RunState.LOST,
-        "its state is PAUSED, which this version of orch does not know",
-    )
 
 
 @pytest.mark.parametrize(
