@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from orchestrator.failure_class import FailureClass, Retry
-from orchestrator.names.ranks import ranks_on_nodes
+from orchestrator.names.hostlist import ranks_on_nodes
 from orchestrator.node.events import NO_RETRY
 from orchestrator.stored import known_fields
 

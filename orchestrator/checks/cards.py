@@ -32,7 +32,11 @@ RESET = "reset the card (nvidia-smi -r) or restart the node; replace the card if
 
 def count(cluster: Cluster) -> Iterator[Finding]:
     """Each node must have as many cards as ranks, and all nodes the same number and model; a number that is not known is no fault."""
-    nodes = [node for node in cluster.facts if cluster.uses_cards(node) and not _is_uncounted(cluster, node)]
+    nodes = [  # without those that cannot count their cards: the check `incomplete` gives the reason
+        node
+        for node, facts in cluster.facts.items()
+        if cluster.uses_cards(node) and f"{COUNT}.{cluster.expected[node].accelerator}" not in facts["missing"]
+    ]
     for node in nodes:
         facts, expected = cluster.facts[node], cluster.expected[node]
         cards = [card for card in facts["cards"] if expected.accelerator in ("auto", card["kind"])]
@@ -56,11 +60,6 @@ def count(cluster: Cluster) -> Iterator[Finding]:
         text = f"the model of the cards differs: {differs_in_model.text()}"
         remedy = "the slowest card decides the speed of all; choose equal nodes with --nodes"
         yield Finding(Severity.WARN, "cards", text, differs_in_model.nodes, remedy=remedy)
-
-
-def _is_uncounted(cluster: Cluster, node: str) -> bool:
-    """True if the node cannot count its cards: then the check `incomplete` gives the reason."""
-    return f"{COUNT}.{cluster.expected[node].accelerator}" in cluster.facts[node]["missing"]
 
 
 def uuids(cluster: Cluster) -> Iterator[Finding]:

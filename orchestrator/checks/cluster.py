@@ -19,11 +19,7 @@ MOST_NAMES = 64  # that every node resolves
 
 
 def host_names(node: str, expected: NodeRequest) -> list[str]:
-    """
-    The names by which others may look for the node: its name in the inventory, and its address if that is a name.
-
-    None for a loopback address, which no other machine uses.
-    """
+    """The names by which others look for the node: its name and its address, if that is a name; none for a loopback address."""
     try:
         address = ipaddress.ip_address(expected.address.partition("%")[0])
     except ValueError:

@@ -40,12 +40,7 @@ class SizeRow:
 
 
 def check_results(results: Results, nominal: Mapping[str, float] | None = None) -> list[Finding]:
-    """
-    Judge the results of a benchmark; parts that were not measured have no findings.
-
-    Args:
-        nominal: node -> the rate of that node's network in GB/s, if it is known.
-    """
+    """Judge what a benchmark has measured; `nominal` has the rate of each node's network in GB/s, where it is known."""
     is_cpu = results["device"] == "cpu"
     limits, rates = (CPU_LIMITS, {}) if is_cpu else (LIMITS, nominal or {})
     node_of = {rank["rank"]: rank["node"] for rank in results["ranks"]}
@@ -56,11 +51,7 @@ def check_results(results: Results, nominal: Mapping[str, float] | None = None) 
 
 
 def nominal_rates(cluster: Cluster) -> dict[str, float]:
-    """
-    The rate in GB/s of each node's network, as far as it is known.
-
-    That is one active RDMA port for each rank, else the fastest interface with an address.
-    """
+    """The rate in GB/s of each known network: one active RDMA port for each rank, else the fastest interface with an address."""
     rates: dict[str, float] = {}
     for node, facts in cluster.facts.items():
         expected = cluster.expected[node]

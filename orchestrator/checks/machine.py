@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from orchestrator.checks.cluster import GIB, Cluster
 from orchestrator.findings import Finding, Severity
@@ -86,21 +86,21 @@ def governor(cluster: Cluster) -> Iterator[Finding]:
 
 def clock(cluster: Cluster) -> Iterator[Finding]:
     """Clocks of nodes must agree: logs, timeouts and certificates compare their times. This machine's clock alone fails no node."""
-    usual, reference, gap_s = 0.0, "this machine", _greatest_gap(cluster.clocks)
+    usual, reference = 0.0, "this machine"
+    least, most = ([span[index] for span in cluster.clocks.values()] for index in (0, 1))
+    gap_s = max(0.0, max(least, default=0.0) - min(most, default=0.0))  # between the nodes that are farthest apart
     has_majority = len(cluster.clocks) > 2  # noqa: PLR2004
     if has_majority:
-        middles = sorted((least + most) / 2 for least, most in cluster.clocks.values())
+        middles = sorted(sum(span) / 2 for span in cluster.clocks.values())
         usual, reference = middles[len(middles) // 2], "most nodes"
-    for node, (least, most) in cluster.clocks.items():
-        ahead = max(0.0, least - usual) or min(0.0, most - usual)
+    for node, (least_s, most_s) in cluster.clocks.items():
+        ahead = max(0.0, least_s - usual) or min(0.0, most_s - usual)
         if abs(ahead) >= WARN_SKEW_S:
-            text = (
-                f"the clock is {three_digits(abs(ahead))} s {'ahead of' if ahead > 0 else 'behind'} that of {reference}"
-            )
+            side = "ahead of" if ahead > 0 else "behind"
+            text = f"the clock is {three_digits(abs(ahead))} s {side} that of {reference}"
             severity = Severity.FAIL if (abs(ahead) if has_majority else gap_s) >= FAIL_SKEW_S else Severity.WARN
-            evidence = (
-                "" if has_majority or not gap_s else f"the clocks of both nodes are {three_digits(gap_s)} s apart"
-            )
+            gap = f"the clocks of both nodes are {three_digits(gap_s)} s apart"
+            evidence = "" if has_majority or not gap_s else gap
             remedy = "start chronyd or systemd-timesyncd, and set the clock once with chronyc makestep"
             yield Finding(severity, "clock", text, (node,), evidence, remedy)
     drifting = {node for node, facts in cluster.facts.items() if facts["clock"]["synchronized"] is False}
@@ -108,12 +108,3 @@ def clock(cluster: Cluster) -> Iterator[Finding]:
         text = "no time daemon keeps the clock; it does on the other nodes"
         nodes = tuple(node for node in cluster.facts if node in drifting)
         yield Finding(Severity.WARN, "clock", text, nodes, remedy="start chronyd or systemd-timesyncd")
-
-
-def _greatest_gap(clocks: Mapping[str, tuple[float, float]]) -> float:
-    """The least number of seconds between the clocks of the nodes that are farthest apart; 0 for one node."""
-    return (
-        max(0.0, max(least for least, _ in clocks.values()) - min(most for _, most in clocks.values()))
-        if clocks
-        else 0.0
-    )

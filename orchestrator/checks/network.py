@@ -1,16 +1,19 @@
-"""RDMA devices: ports up and at the rate of the majority, without errors, with the GIDs that RoCE needs."""
+"""RDMA devices: ports up and at the rate of the majority, without errors, with the GIDs that RoCE needs; the variables for them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from orchestrator.checks.cluster import Cluster
 from orchestrator.checks.majority import difference, other_nodes
+from orchestrator.environment.discovery import Discovery, discover
 from orchestrator.findings import Finding, Severity
 from orchestrator.node.facts import Hca, HcaPort, NodeFacts
 
 ETHERNET = "Ethernet"
 ROCE_V2 = "RoCE v2"
+BY_OTHER_CHECKS = {"rdma-ports"}  # of `ports`
 # Counters of a port that a good link does not increase (/sys/class/infiniband/*/ports/*/counters).
 ERROR_COUNTERS = "link_downed link_error_recovery symbol_error port_rcv_errors local_link_integrity_errors".split()
 
@@ -109,6 +112,20 @@ def link_errors(cluster: Cluster) -> Iterator[Finding]:
                 remedy = "clear the counters (perfquery -R) and look again in an hour; clean or replace the cable if they rise"
                 text = f"{_name(hca, port)} has counted link errors"
                 yield Finding(Severity.WARN, "link-errors", text, (node,), evidence=evidence, remedy=remedy)
+
+
+def variables(cluster: Cluster) -> Iterator[Finding]:
+    """Discovery must not contradict the inventory; a node alone has no network to choose."""
+    if len(cluster.expected) == 1:
+        return
+    for finding in discovery(cluster).findings:
+        if finding.check not in BY_OTHER_CHECKS:
+            yield replace(finding, check="variables")
+
+
+def discovery(cluster: Cluster) -> Discovery:
+    """The variables that a launch would set on the nodes."""
+    return discover(cluster.facts, cluster.expected)
 
 
 def _ports(facts: NodeFacts) -> list[tuple[Hca, HcaPort]]:

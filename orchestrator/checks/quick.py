@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from orchestrator.checks import answers, cards, disks, machine, names, network, software, variables
+from orchestrator.checks import answers, cards, disks, machine, names, network, software
 from orchestrator.checks.cluster import Cluster
 from orchestrator.findings import Finding, Severity
 
@@ -33,7 +33,7 @@ CHECKS: Mapping[str, Check] = {
     "ports": network.ports,
     "gids": network.gids,
     "link-errors": network.link_errors,
-    "variables": variables.variables,
+    "variables": network.variables,
     "names": names.names,
     "port": answers.port,
     "shared": disks.shared,

@@ -18,9 +18,9 @@ from orchestrator.cli.console import (
     without_controls,
 )
 from orchestrator.cli.failure import RETRY, labelled
-from orchestrator.names.hostlist import counted
+from orchestrator.names.hostlist import counted, ranks_on_nodes
 from orchestrator.run import RunState
-from orchestrator.usecases.diagnose.log_files import Diagnosed, diagnose_files, is_run, ranks_on_nodes
+from orchestrator.usecases.diagnose.log_files import Diagnosed, diagnose_files, is_run
 
 MOST_CHANGES = 5
 _FAILED = ("FAILED", "LOST")

@@ -55,12 +55,7 @@ class Bundle:
 
     @classmethod
     def from_archive(cls, archive: bytes) -> Bundle:
-        """
-        The bundle of which this is the archive; it knows neither its files nor its warnings.
-
-        Raises:
-            OSError, EOFError, tarfile.TarError: it is damaged.
-        """
+        """The bundle of this archive, without files and warnings; OSError, EOFError or tarfile.TarError if it is damaged."""
         bundle = cls(())
         try:
             with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as packed:
@@ -81,7 +76,10 @@ class Bundle:
             (info.name, "l" if info.issym() else "x" if info.mode & 0o100 else "-", digests[info.name])
             for info, _ in self._members
         ]
-        self.digest = _digest(self._entries)
+        total = hashlib.sha256()
+        for name, mode, content in self._entries:
+            total.update(f"{name}\0{mode}\0{content}\n".encode(errors="surrogateescape"))
+        self.digest = total.hexdigest()[:32]
         """Hex digest of names, modes and contents; a node that has a bundle of this digest is sent none."""
         self.code = {
             name.removeprefix("code/"): text[:16] for name, text in digests.items() if name.startswith("code/")
@@ -136,13 +134,6 @@ class Bundle:
             return self._archive
 
 
-def _digest(entries: Iterable[tuple[str, str, str]]) -> str:
-    total = hashlib.sha256()
-    for name, mode, content in entries:
-        total.update(f"{name}\0{mode}\0{content}\n".encode(errors="surrogateescape"))
-    return total.hexdigest()[:32]
-
-
 def _with_checksum(archive: bytes) -> tuple[bytes, str]:
     return archive, hashlib.sha256(archive).hexdigest()
 
@@ -154,11 +145,7 @@ def _taken(members: deque[tuple[tarfile.TarInfo, bytes]]) -> Iterator[tuple[tarf
 
 
 def _pack(members: Iterable[tuple[tarfile.TarInfo, bytes]], folders: Iterable[str]) -> bytes:
-    """
-    Pack the members and make empty folders.
-
-    Compression level 1: most files are small, and the network to the nodes is fast.
-    """
+    """Pack the members and make empty folders. Compression level 1: most files are small, and the network to the nodes is fast."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
         for info, content in members:

@@ -78,7 +78,8 @@ def find_code(cwd: Path, argv: Sequence[str], private: Sequence[str] = (), orch_
     files = sorted({name for name in sent if _is_file(root / name)} - {*_below(root, private)})
     below = PurePosixPath(cwd.resolve().relative_to(root.resolve()).as_posix())
     path = "" if below == PurePosixPath() else str(below)
-    commit = _commit(root)
+    # the full commit, with `-dirty` appended if tracked files differ; no tag matches `/`
+    commit = (_git(root, "describe", "--always", "--dirty", "--abbrev=64", "--match=/") or "").strip()
     changed = len(added) + (len(_git_list(root, "diff", "--name-only", "-z", "HEAD")) if "-dirty" in commit else 0)
     # a whole folder as one name
     ignored_names = _git_list(root, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
@@ -157,11 +158,6 @@ def _walk_by_rules(root: Path, selection: CodeRules) -> Iterator[str]:
                 selection.left_out[path] = GITIGNORE
             elif _is_file(root / path) and selection.travels(path):
                 yield path
-
-
-def _commit(root: Path) -> str:
-    """The full commit, with `-dirty` appended if tracked files differ; empty if there is none. No tag matches `/`."""
-    return (_git(root, "describe", "--always", "--dirty", "--abbrev=64", "--match=/") or "").strip()
 
 
 def _work_tree_files(root: Path) -> tuple[list[str], list[str], list[str]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.diagnosis.origin import Origin, origin_of
 from orchestrator.diagnosis.signature import Role, Signature
-from orchestrator.names.ranks import ranks_on_nodes
+from orchestrator.names.hostlist import ranks_on_nodes
 from orchestrator.node.search import Search, Texts
 
 if TYPE_CHECKING:

@@ -88,7 +88,7 @@ class Diagnosis:
 
 
 def rank_causes(evidence: Evidence) -> Diagnosis:
-    hits = _most_specific(_in_order(_with_ranks_of_the_run(evidence.hits)))
+    hits = _most_specific(_in_order(evidence.hits))
     # the training has survived an error after which it made progress for long
     ended = [hit for hit in hits if evidence.progress_lines.get(hit.file, 0) <= hit.line + CONTINUED_LINES]
     of_the_run = [hit for hit in ended if not _may_be_of_others(hit, hits)]
@@ -155,15 +155,10 @@ def _unknown(hits: Sequence[Hit], evidence: Evidence) -> Diagnosis:
     )
 
 
-def _with_ranks_of_the_run(hits: Sequence[Hit]) -> list[Hit]:
-    """The hits without ranks that count within a node, if they are of several nodes."""
-    if len({hit.node for hit in hits} - {None}) <= 1:
-        return list(hits)
-    return [replace(hit, origin=replace(hit.origin, rank=None)) if hit.origin.is_local else hit for hit in hits]
-
-
 def _in_order(hits: Sequence[Hit]) -> list[Hit]:
-    """The hits by time if all have one, else as they were read."""
+    """The hits by time if all have one, else as they were read; of several nodes, without ranks that count within a node."""
+    if len({hit.node for hit in hits} - {None}) > 1:
+        hits = [replace(hit, origin=replace(hit.origin, rank=None)) if hit.origin.is_local else hit for hit in hits]
     is_timed = all(hit.origin.time is not None for hit in hits)
     return sorted(hits, key=lambda hit: hit.origin.time or 0.0) if is_timed else list(hits)
 

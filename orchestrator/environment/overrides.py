@@ -13,12 +13,7 @@ NCCL_ENV = "NCCL User Guide, Environment Variables"
 
 
 def contradictions(node: str, env: Mapping[str, str], facts: NodeFacts, adapters: Adapters | None) -> Iterator[Finding]:
-    """
-    Compare the values that are set for one node with its facts.
-
-    Args:
-        adapters: the adapters that discovery chose on the node; None on a node without CUDA cards, where NCCL is not used.
-    """
+    """Compare the values set for one node with its facts; `adapters` None: it has no CUDA cards, so NCCL is not used."""
     yield from _absent_interfaces(node, env, facts, uses_nccl=adapters is not None)
     if adapters is None:
         return

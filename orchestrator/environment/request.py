@@ -8,11 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """
-    The part of a launch on one node.
-
-    `accelerator` and `network` are those of the inventory, `env` has the variables that the plan sets.
-    """
+    """The part of a launch on one node; `accelerator` and `network` are the inventory's, `env` has the variables of the plan."""
 
     address: str
     ranks: int = 1

@@ -84,12 +84,7 @@ class Document:
 
 
 def read(path: Path) -> Document:
-    """
-    Read a file of at most MAX_INVENTORY_BYTES.
-
-    Raises:
-        InventoryError: there is no such file, or it is not one YAML mapping in UTF-8.
-    """
+    """Read a file of at most MAX_INVENTORY_BYTES; InventoryError if there is none, or it is not one YAML mapping in UTF-8."""
     data = _read_bytes(path)
     document = Document(str(path), hashlib.sha256(data).hexdigest())
     root = _compose(data, document)

@@ -119,12 +119,7 @@ class Hook(BaseModel):
         return found
 
     def url(self, environ: Mapping[str, str]) -> str:
-        """
-        The URL of the webhook.
-
-        Raises:
-            UsageError: it cannot be read, or is not one that orch sends to; the message does not contain it.
-        """
+        """The URL; UsageError, without the text, if it cannot be read, or is not one that orch sends to."""
         if self.webhook_variable is not None:
             text, hint = environ.get(self.webhook_variable, ""), f"export {self.webhook_variable}=https://…"
         else:

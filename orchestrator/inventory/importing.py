@@ -66,12 +66,7 @@ def import_hostfile(text: str) -> str:
 
 
 def import_ssh_config(path: Path) -> str:
-    """
-    Import the Host names without wildcards; ssh reads all other settings from `path` at run time.
-
-    Raises:
-        UsageError: the file cannot be read, or names no host.
-    """
+    """Import the Host names without wildcards, as ssh reads the rest from `path` at run time; UsageError if there is none."""
     try:
         lines = path.expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

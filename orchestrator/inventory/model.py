@@ -133,14 +133,14 @@ class Inventory(_Cluster):
         """Return a node by its name; UsageError if there is none."""
         return self._nodes_named([name])[0]
 
-    def select(self, names: str) -> tuple[Node, ...]:
+    def select(self, names: str | None) -> tuple[Node, ...]:
         """
-        Return the nodes of a host list such as `n[0-3],x` in inventory order, so that ranks do not depend on the list's order.
+        The nodes of a host list such as `n[0-3],x` in inventory order, so that ranks do not depend on its order; None: all nodes.
 
         Raises:
             UsageError: the list is not valid, names a node twice, or names a node that is not in the inventory.
         """
-        return self._nodes_named(_expand_nodes_option(names))
+        return self.nodes if names is None else self._nodes_named(_expand_nodes_option(names))
 
     def _nodes_named(self, names: Sequence[str]) -> tuple[Node, ...]:
         known = [node.name for node in self.nodes]
@@ -210,12 +210,7 @@ def from_names(
     accelerator: fields.AcceleratorKind = "auto",
     devices: int | None = None,
 ) -> Inventory:
-    """
-    Build an inventory from host lists alone, as in `--nodes n0,n1`; ssh's configuration supplies the rest.
-
-    Raises:
-        UsageError: there is no name, a name is not a host name, or a name occurs twice.
-    """
+    """Build an inventory from host lists alone, as ssh's configuration supplies the rest; UsageError if a name is missing or wrong."""
     listed = [name for text in names for name in _expand_nodes_option(text)]
     if not listed:
         raise UsageError("no node is named", hint="name nodes with --nodes n0,n1, or an inventory with -i FILE")

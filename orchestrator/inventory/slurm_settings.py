@@ -86,14 +86,11 @@ def _merged(fields: dict[str, Any], settings: Sequence[SlurmSetting]) -> dict[st
             hint = "give one of the two"
             raise UsageError(f"{setting.title}: {first} is set by {title_by_path[setting.path]} as well", hint=hint)
         title_by_path[setting.path] = setting.title
-        value = str(Path(setting.value).absolute()) if _is_path_here(setting) else setting.value
+        value = setting.value
+        if setting.path == ("template",) and not value.startswith(("~", "-")):
+            value = str(Path(value).absolute())  # relative to the working folder; a file's own paths, to the file
         fields[first] = {**(fields.get(first) or {}), ".".join(rest): value} if rest else value
     return fields
-
-
-def _is_path_here(setting: SlurmSetting) -> bool:
-    """Return whether the value is a path relative to the working folder; a file's own paths are relative to that file."""
-    return setting.path == ("template",) and not setting.value.startswith(("~", "-"))
 
 
 def _error(problems: Sequence[Problem], settings: Sequence[SlurmSetting]) -> UsageError:

@@ -9,12 +9,7 @@ from orchestrator.inventory.fields import check_env_name, check_env_value
 
 
 def parse_variables(words: Iterable[str]) -> dict[str, str]:
-    """
-    Parse the NAME=VALUE of each `--env`. No message holds a value, which may be a secret.
-
-    Raises:
-        UsageError: a word is not of that form, names a variable that users may not set, or names one twice.
-    """
+    """Parse the NAME=VALUE of each `--env`; UsageError for a wrong name or form, without the value, which may be a secret."""
     variables: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")

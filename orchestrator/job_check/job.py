@@ -89,12 +89,9 @@ class JobCheck:
                 if data:
                     facts[name] = read_facts(json.loads(data))
                 else:
-                    failures[name] = self._reason(name)
+                    # the failure of a setup line or of the probe on the node, if one was recorded
+                    log = tail(os.path.join(self.folder, name, AGENT_LOG), LOG_BYTES)
+                    failures[name] = log.strip() or "no answer to the probe in the allocation"
             except ValueError as error:
                 failures[name] = f"its answer cannot be read: {error}"
         return facts, failures
-
-    def _reason(self, node: str) -> str:
-        """The failure of a setup line or of the probe on the node, if one was recorded."""
-        log = tail(os.path.join(self.folder, node, AGENT_LOG), LOG_BYTES)
-        return log.strip() or "no answer to the probe in the allocation"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.checks.cluster import Cluster
 from orchestrator.checks.quick import check
-from orchestrator.checks.variables import discovery
+from orchestrator.checks.network import discovery
 from orchestrator.errors import PreflightRefused
 from orchestrator.findings import Finding, Severity
 from orchestrator.inventory.proposed import with_inventory

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from orchestrator.checks.cluster import Cluster, Rendezvous, SharedFolder, host_names, nodes_to_resolve
-from orchestrator.checks.variables import discovery
+from orchestrator.checks.network import discovery
 from orchestrator.endpoint.connection import ANSWER_S
 from orchestrator.environment.request import NodeRequest
 from orchestrator.errors import LaunchError, NodeError, OrchError

@@ -35,12 +35,7 @@ class Fold:
         return sum(map(len, self.ranks.values()))
 
     def prefix(self, ranks_of: Callable[[str], int]) -> str:
-        """
-        `[n[0-15]:*]` if all ranks of these nodes printed the line, else `[n[0-15]:0-3,9]`; `[n0:3]` for one rank.
-
-        Args:
-            ranks_of: the number of ranks of a node.
-        """
+        """`[n[0-15]:*]` if all ranks of these nodes, by `ranks_of`, printed the line, else `[n[0-15]:0-3,9]`; `[n0:3]` for one rank."""
         nodes = tuple(self.ranks)
         ranks = sorted(rank for found in self.ranks.values() for rank in found if rank is not None)
         if self.rank_count == 1:

@@ -248,12 +248,7 @@ class NodeLines:
     """The lines of one node folder: the output of the ranks, and the agent's events as lines without a rank."""
 
     def __init__(self, node: str, wants: Callable[[int | None, Stream], bool] = lambda _rank, _stream: True) -> None:
-        """
-        Nothing was read yet.
-
-        Args:
-            wants: True for the output files that are read; the times of other output are not kept.
-        """
+        """Nothing was read yet; `wants` is True for the output files that are read: the times of other output are not kept."""
         self.node = node
         self._wants = wants
         self.events: list[dict[str, Any]] = []

@@ -83,12 +83,7 @@ check_port = integer_check("a port", 1, 65535)
 
 
 def jump_host(text: str) -> tuple[str | None, str, int | None]:
-    """
-    Parse [user@]host[:port], with an optional ssh:// before it and optional brackets around an IPv6 address.
-
-    Raises:
-        ValueError: the user, the host or the port is not valid.
-    """
+    """Parse [user@]host[:port], with ssh:// before it and brackets around an IPv6 address, or not; ValueError if a part is wrong."""
     user, at, rest = text.strip().removeprefix("ssh://").removesuffix("/").rpartition("@")
     found = re.fullmatch(r"\[([^\]]+)\](?::(.+))?", rest) or re.fullmatch(r"([^:]+)(?::([^:]+))?", rest)
     host, port = found.groups() if found else (rest, None)  # an IPv6 address without brackets has no port

@@ -1,7 +1,7 @@
 """
 Host lists: expand `n[00-15],x` to names and fold names, in the notation of Slurm and ClusterShell.
 
-Only text; nothing here knows about the nodes of an inventory.
+Only text, also that on ranks and counts; nothing here knows about the nodes of an inventory.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
+
+from orchestrator.node.number_list import format_numbers
 
 T = TypeVar("T", bound=Hashable)
 # Larger than any known cluster, small enough that `n[0-999999999]` is refused at once instead of filling memory.
@@ -95,6 +97,12 @@ def _ranges(numbers: Sequence[int], width: int) -> str:
     texts = ("-".join(f"{number:0{width}d}" for number in dict.fromkeys((run[0], run[-1]))) for run in runs)
     text = ",".join(texts)
     return text if len(numbers) == 1 else f"[{text}]"
+
+
+def ranks_on_nodes(ranks: Sequence[int], nodes: Sequence[str]) -> str:
+    """`rank 3 on n1`; empty without either."""
+    text = f"{'rank' if len(ranks) == 1 else 'ranks'} {format_numbers(ranks)}" if ranks else ""
+    return " on ".join(filter(None, (text, fold(nodes))))
 
 
 def repeated(names: Sequence[str]) -> list[str]:

@@ -30,12 +30,7 @@ class Chosen:
 
 
 def choose_nodes(inventory: Inventory, request: Request) -> Chosen:
-    """
-    Choose the nodes, in node order.
-
-    Raises:
-        UsageError: the inventory, or the allocation, has too few nodes, or nodes with too few devices.
-    """
+    """Choose the nodes, in node order; UsageError if the inventory or the allocation has too few, or too few devices on them."""
     nodes, ranks_each, warnings = _select_nodes(inventory, request)
     by_count = request.launcher == "slurm" and request.nodes is None and request.allocation is None
     node_count = request.shape.nodes if request.shape else len(nodes)
@@ -93,7 +88,7 @@ def _select_nodes(inventory: Inventory, request: Request) -> tuple[tuple[Node, .
 
 def _nodes_of_allocation(inventory: Inventory, allocation: Allocation, names: str | None) -> tuple[Node, ...]:
     """The nodes of the inventory that the allocation has, or those in `names`, in the order of Slurm, which numbers the tasks."""
-    chosen = {node.name: node for node in (inventory.select(names) if names is not None else inventory.nodes)}
+    chosen = {node.name: node for node in inventory.select(names)}
     if names is not None and (absent := chosen.keys() - set(allocation.nodes)):
         raise UsageError(
             f"--nodes: {fold(absent)} is not in the allocation of Slurm job {allocation.job}, which has {fold(allocation.nodes)}",

@@ -39,15 +39,11 @@ def job_json(plan: LaunchPlan) -> dict[str, Any]:
     """The content of job.json, which every node's agent reads; equal on all nodes that share a workdir."""
     head = plan.head
     rank_counts = [len(node.ranks) for node in plan.nodes[: plan.node_count]]
-    slurm_fields: dict[str, Any] = (
-        {"requeue": plan.slurm["requeue"], "max_retries": plan.max_retries, "warn_s": plan.slurm["warn_s"]}
-        if plan.launcher == "slurm"
-        else {}
-    )
-    if slurm_fields and plan.at_any_step:
-        slurm_fields["at_any_step"] = True
-    if slurm_fields and not plan.slurm.get("shared", True):
-        slurm_fields["shared"] = False
+    slurm: dict[str, Any] = {}
+    if plan.launcher == "slurm":
+        slurm = {"requeue": plan.slurm["requeue"], "max_retries": plan.max_retries, "warn_s": plan.slurm["warn_s"]}
+        slurm |= {"at_any_step": True} if plan.at_any_step else {}
+        slurm |= {} if plan.slurm.get("shared", True) else {"shared": False}
     chosen_by_slurm = plan.by_count or plan.spare_count > 0
     spares = [node.name for node in plan.nodes if node.is_spare]
     return {
@@ -69,7 +65,7 @@ def job_json(plan: LaunchPlan) -> dict[str, Any]:
         **({"network": plan.network} if plan.network != "auto" else {}),
         **({"bind": plan.bind} if plan.bind != "auto" else {}),
         **({"restarted": plan.restarted} if plan.restarted else {}),
-        **({"slurm": {**slurm_fields, "spares": spares}} if slurm_fields else {}),
+        **({"slurm": {**slurm, "spares": spares}} if slurm else {}),
     }
 
 
@@ -79,20 +75,11 @@ def _program(plan: LaunchPlan) -> dict[str, Any]:
         config = ["--config", f"{plan.run_dir(plan.head)}/config.json"] if plan.config is not None else []
         start = ["-m", program.module] if program.cwd is None else ["-c", TRAINER_BESIDE_CODE]
         device = [f"device={plan.device}"] if plan.device is not None else []
-        return {
-            "python": True,
-            "args": ["-u", *start, *config, *device, *program.args],
-            "pythonpath": "",
-            "cwd": program.cwd,
-        }
-    python = program.kind == "python"
+        args = ["-u", *start, *config, *device, *program.args]
+        return {"python": True, "args": args, "pythonpath": "", "cwd": program.cwd}
+    python, site = program.kind == "python", SITE_DIR if program.is_prepared else None
     args = ["-u", *program.args] if python else list(program.args)
-    fields = {
-        "python": python,
-        "args": args,
-        "pythonpath": SITE_DIR if program.is_prepared else None,
-        "cwd": program.cwd,
-    }
+    fields = {"python": python, "args": args, "pythonpath": site, "cwd": program.cwd}
     switches = {"per_node": program.per_node, "until_head": program.until_head}
     return fields | {name: True for name, is_on in switches.items() if is_on}
 

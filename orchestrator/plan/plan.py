@@ -236,21 +236,20 @@ def from_json(data: Mapping[str, Any]) -> LaunchPlan:
     """
     known = known_fields(LaunchPlan, data)
     program = Program(**{**known_fields(Program, data["program"]), "args": tuple(data["program"]["args"])})
-    sweep = _sweep(data["sweep"]) if data.get("sweep") else None
-    values: dict[str, Any] = {"program": program, "sweep": sweep, "nodes": tuple(map(_node, data["nodes"]))}
+    values: dict[str, Any] = {
+        "program": program,
+        "nodes": tuple(map(_node, data["nodes"])),
+        "sweep": None,
+        "sizes": None,
+    }
     values |= {name: tuple(map(_node, data.get(name, ()))) for name in _NODES[1:]}
-    values["sizes"] = _sizes(data["sizes"]) if data.get("sizes") else None
+    if sweep := data.get("sweep"):
+        values["sweep"] = Sweep(**{**known_fields(Sweep, sweep), "runs": tuple(sweep["runs"])})
+    if sizes := data.get("sizes"):
+        values["sizes"] = Sizes(**{**known_fields(Sizes, sizes), "counts": tuple(sizes["counts"])})
     values["earlier"] = tuple(map(tuple, data.get("earlier", ())))
     values |= {name: tuple(data.get(name, ())) for name in ("warnings", "setup", "skipped", "hooks", "keep")}
     return LaunchPlan(**{**known, **values})
-
-
-def _sizes(data: Mapping[str, Any]) -> Sizes:
-    return Sizes(**{**known_fields(Sizes, data), "counts": tuple(data["counts"])})
-
-
-def _sweep(data: Mapping[str, Any]) -> Sweep:
-    return Sweep(**{**known_fields(Sweep, data), "runs": tuple(data["runs"])})
 
 
 def _node(data: Mapping[str, Any]) -> NodePlan:

@@ -40,12 +40,7 @@ def is_checked_in_job(inventory: Inventory, request: Request) -> bool:
 
 
 def refuse_unequal_nodes(inventory: Inventory, chosen: Chosen) -> None:
-    """
-    Refuse nodes that one job cannot have.
-
-    Raises:
-        UsageError: they differ in workdir or Python, of which the batch script names one, or in their ranks.
-    """
+    """UsageError for nodes of one job that differ in workdir or Python, of which the batch script names one, or in their ranks."""
     for field in ("workdir", "python"):
         node_by_value = {str(getattr(node, field)): node.name for node in chosen.nodes}
         if len(node_by_value) > 1:
@@ -75,12 +70,7 @@ def refuse_unequal_nodes(inventory: Inventory, chosen: Chosen) -> None:
 
 
 def expanded_workdir(path: str, home: str | None, user: str | None, inventory: Inventory) -> str:
-    """
-    The workdir with the home folder and the user's name, where they are known.
-
-    Raises:
-        UsageError: one is left, which may be another in the container.
-    """
+    """The workdir with home folder and user's name, where known; UsageError if one is left that may be another in the container."""
     if home is not None and path.startswith("~/"):
         path = f"{home}/{path[2:]}"
     parts = [user if user is not None and part == "$USER" else part for part in path.split("/")]

@@ -84,12 +84,7 @@ def _live(runs: Sequence[tuple[RunFolder, RunEntry]]) -> list[tuple[RunFolder, R
 
 
 def find_sweep(name: str) -> list[tuple[RunFolder, RunRecord]]:
-    """
-    The runs of a sweep, in task order; empty if there is no such sweep.
-
-    Args:
-        name: its id, or a unique prefix that no run's id has.
-    """
+    """The runs of a sweep, in task order; empty without one. `name` is its id, or a unique prefix that no run's id has."""
     runs = all_runs()[0]
     swept = [run for run in runs if run[1].sweep is not None and run[1].sweep.startswith(name)]
     sweeps = {entry.sweep for _, entry in swept}

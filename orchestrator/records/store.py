@@ -274,12 +274,7 @@ class RunFolder:
         write_file(self.path / "findings.json", json.dumps(findings, indent=1) + "\n", sync=False)
 
     def read_plan(self) -> LaunchPlan:
-        """
-        Read the plan that was carried out, without environment values, written by any version of orch.
-
-        Raises:
-            RunNotFound: it is missing or cannot be read.
-        """
+        """Read the plan that was carried out, written by any version, without environment values; RunNotFound if it cannot be read."""
         try:
             return plans.from_json(json_object(self.plan_folder / PLAN))
         except (OSError, KeyError, TypeError, ValueError) as exc:

@@ -44,7 +44,7 @@ def execute(
         The exit code of each node where the command ended, and the error of the other nodes.
     """
     loaded = load_inventory(inventory, names)
-    nodes = loaded.nodes if names is None else loaded.select(names)
+    nodes = loaded.select(names)
     transport_to = transport_factory(loaded.transport, loaded.ssh, Terminal())
 
     def work(node: Node) -> int:

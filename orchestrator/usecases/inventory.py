@@ -76,12 +76,7 @@ def shipped_names() -> list[str]:
 
 
 def import_inventory(source: str, file: Path | None) -> str:
-    """
-    The text of an inventory made from another tool's file; None reads standard input, or ~/.ssh/config.
-
-    Raises:
-        UsageError: there is no such source, or the file cannot be read or imported.
-    """
+    """The text of an inventory made from another tool's file; None reads standard input, or ~/.ssh/config. UsageError on failure."""
     from orchestrator.inventory.importing import import_hostfile, import_scontrol, import_ssh_config
 
     of_text: dict[str, Callable[[str], str]] = {"hostfile": import_hostfile, "scontrol": import_scontrol}

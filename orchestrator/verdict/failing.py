@@ -17,12 +17,7 @@ from orchestrator.verdict.judge import Verdict
 
 
 def to_json(verdict: Verdict, attempt: int, waits: str | None = None) -> dict[str, Any]:
-    """
-    The value of `RunRecord.failing`.
-
-    Args:
-        waits: what the next attempt waits for, and until when, as a sentence.
-    """
+    """The value of `RunRecord.failing`; `waits` is what the next attempt waits for, and until when, as a sentence."""
     return {
         "attempt": attempt,
         "message": verdict.message,

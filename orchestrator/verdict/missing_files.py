@@ -29,7 +29,8 @@ def explain(verdict: Verdict, plan: LaunchPlan, code: Mapping[str, Any]) -> Verd
         return verdict
     in_code = _path_in_code(failure.missing, plan)
     if in_code is not None:
-        path = Path(posixpath.normpath(posixpath.join(code["folder"], _from(plan.program.cwd, in_code))))
+        from_cwd = posixpath.relpath(f"/{in_code}", f"/{plan.program.cwd or ''}")
+        path = Path(posixpath.normpath(posixpath.join(code["folder"], from_cwd)))
         reason = "git ignores it, a rule leaves it out, it is outside of the work tree, or it is newer than the launch"
         text = f"{path} exists on this machine, but is not in the code that was sent to {failure.node}: {reason}"
         hint = "`git add` it, add !NAME to .orchignore, or pass an absolute path that exists on the node"
@@ -68,11 +69,6 @@ def _path_in_code(path: str, plan: LaunchPlan) -> str | None:
     """The path relative to the run's code folder; None if it is not in it. The folders above differ between nodes."""
     _, found, rest = path.partition(f"/runs/{plan.run_id}/{CODE}/")
     return rest if found else None
-
-
-def _from(cwd: str | None, path: str) -> str:
-    """A path of the code, relative to the working folder of the ranks."""
-    return posixpath.relpath(f"/{path}", f"/{cwd or ''}")
 
 
 def _with_cause(verdict: Verdict, cause: str) -> Verdict:

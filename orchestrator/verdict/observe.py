@@ -64,12 +64,7 @@ def observe_run(run: KeptRun, plan: LaunchPlan, launcher: Launcher, queue: JobSt
 
 
 def observe_reachable(run: KeptRun, plan: LaunchPlan, launcher: Launcher, queue: JobStatus | None) -> Status:
-    """
-    As `observe_run`, but without nodes that cannot be reached, or take much longer than the others to answer.
-
-    Raises:
-        NodesError: no node answers.
-    """
+    """As `observe_run`, without nodes that cannot be reached, or take much longer than the others; NodesError if none answers."""
     status = _observe(run, plan, launcher, queue, straggler_s=STRAGGLER_S)
     if status.missing is not None and not status.nodes:
         raise status.missing
@@ -105,7 +100,9 @@ def observe_folders(
     else:
         results = map_but_stragglers(folders, _reports, limit=len(folders), wait_s=straggler_s)
     nodes = tuple(node for result in results if isinstance(result, list) for node in result)
-    return nodes, _missing(folders, results)
+    named = zip(folders, results, strict=True)
+    answers = [Unreachable(folder.name, NO_ANSWER) if result is None else result for folder, result in named]
+    return nodes, failed_nodes(answers)
 
 
 def judge_observations(
@@ -128,14 +125,6 @@ def _reports(folder: AttemptFolder) -> list[NodeObservation]:
     if folder.failure is not None:
         raise folder.failure
     return folder.endpoint.observe(folder.attempt_dir, folder.nodes)
-
-
-def _missing(
-    folders: Sequence[AttemptFolder], results: Sequence[list[NodeObservation] | OrchError | None]
-) -> NodesError | None:
-    """The failures of the folders that were not read; OrchError for a failure that is not a node's."""
-    named = zip(folders, results, strict=True)
-    return failed_nodes([Unreachable(folder.name, NO_ANSWER) if result is None else result for folder, result in named])
 
 
 def may_still_run(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeObservation]) -> list[str]:

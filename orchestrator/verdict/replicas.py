@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.findings import Finding, Severity
-from orchestrator.node.number_list import format_numbers
+from orchestrator.node.stacks import ranks_text
 
 KEY, EVIDENCE = "replicas", "fingerprints in the ranks' progress"
 MOST_GROUPS = 4
@@ -86,10 +86,10 @@ def _finding(step: str, name: str, groups: Sequence[Sequence[int]], node_of: Map
     wrong = sorted(rank for ranks in groups[1:] for rank in ranks) if 2 * len(majority) > total else []
     if wrong:
         verb = "differs" if len(wrong) == 1 else "differ"
-        text = f"{_ranks(wrong)} {verb} from the {len(majority)} others in the {name} after step {step}"
+        text = f"{ranks_text(wrong)} {verb} from the {len(majority)} others in the {name} after step {step}"
         nodes = tuple(dict.fromkeys(node_of[rank] for rank in wrong))
     else:
-        shown = " and ".join(map(_ranks, groups[:MOST_GROUPS])) + (" and more" if len(groups) > MOST_GROUPS else "")
+        shown = " and ".join(map(ranks_text, groups[:MOST_GROUPS])) + (" and more" if len(groups) > MOST_GROUPS else "")
         text = f"the replicas differ in the {name} after step {step}: {shown}; no majority shows which are wrong"
         nodes = ()
     return Finding(Severity.WARN, KEY, text, nodes, EVIDENCE, _remedy(step, wrong, nodes))
@@ -97,16 +97,10 @@ def _finding(step: str, name: str, groups: Sequence[Sequence[int]], node_of: Map
 
 def _remedy(step: str, wrong: Sequence[int], nodes: Sequence[str]) -> str:
     holder = "rank 0, which is one of them," if 0 in wrong else "rank 0"
-    check = (
-        f"`orch check --level full --nodes {','.join(nodes)}` tests the node"
-        if nodes
-        else "`orch check --level full` tests the nodes"
-    )
+    check = "`orch check --level full` tests the nodes"
+    if nodes:
+        check = f"`orch check --level full --nodes {','.join(nodes)}` tests the node"
     return (
         f"stop the run and continue from a checkpoint before step {step} (whole checkpoints hold the replica of {holder}; sharded ones have a part of each); {check}. "
         "Unequal devices, library versions or numbers of threads also round differently"
     )
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {format_numbers(ranks)}"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from orchestrator.checks.cluster import Cluster
+from orchestrator.checks.network import discovery
 from orchestrator.checks.quick import check
-from orchestrator.checks.variables import discovery
 from orchestrator.endpoint.connection import ANSWER_S
 from orchestrator.environment.request import NodeRequest
 from orchestrator.fanout import map_within

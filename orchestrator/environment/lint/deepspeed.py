@@ -93,12 +93,7 @@ class _Duplicates:
 
 
 def lint_deepspeed(text: str, file: str, context: Context) -> tuple[list[LintFinding], str]:
-    """
-    Return the findings, and the configuration as strict JSON with the certain ones corrected.
-
-    Raises:
-        NotJson: the text cannot be read.
-    """
+    """The findings, and the configuration as strict JSON with the certain ones corrected; NotJson if the text cannot be read."""
     comments = {_line(text, match.start()): match[0] for match in _TOKEN.finditer(text) if match[0][0] != '"'}
     duplicates = _Duplicates()
     config, is_strict = _load(text, duplicates)

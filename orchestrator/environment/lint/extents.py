@@ -89,8 +89,10 @@ class _Scan:
             self._position = found.end()
             if has_commands:
                 self._command(found)
-            else:
-                self._quoted(found[0], found.start())
+            elif found[0] == self._open[-1].closing:
+                self._close(found.start())
+            elif self._open[-1].closing == "}" or found[0] not in _PLAIN_IN_QUOTES:
+                self._begin(found[0], found.start())
         if self._unclosed is None and self._open:
             self._unclosed = self._open[0].start
         return Extents(self._closing, self._operators, self._documents, self._unclosed)
@@ -129,14 +131,6 @@ class _Scan:
             self._position = start + 1
             if self._open and not in_pattern:
                 self._open.append(self._open[-1]._replace(start=start))
-
-    def _quoted(self, symbol: str, start: int) -> None:
-        """Take a symbol within double quotes or braces."""
-        within = self._open[-1]
-        if symbol == within.closing:
-            self._close(start)
-        elif within.closing == "}" or symbol not in _PLAIN_IN_QUOTES:
-            self._begin(symbol, start)
 
     def _begin(self, symbol: str, start: int) -> None:
         if symbol == '"':

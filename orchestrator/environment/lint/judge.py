@@ -120,11 +120,8 @@ def _finding(
 ) -> LintFinding:
     severity = min((remark.severity for remark in remarks), key=_ORDER.__getitem__)
     value = assignment.value
-    written = (
-        assignment.name
-        if value is None or (assignment.fault and not assignment.replacement)
-        else f"{assignment.name}={_shortened(value)}"
-    )
+    is_removed = assignment.fault and not assignment.replacement
+    written = assignment.name if value is None or is_removed else f"{assignment.name}={_shortened(value)}"
     text = f"{written}: {'; '.join(remark.text for remark in remarks)}"
     remedy = remedy_text(_shortened(replacement)) if replacement else "remove it"
     if replacement is None:

@@ -89,19 +89,16 @@ def _cells(facts: NodeFacts) -> tuple[str, ...]:
 
 
 def check_nodes(inventory: str | None, names: str | None, skipped: Sequence[str] = ()) -> Checked:
-    """
-    Query the named nodes, or all that a launch would use, and judge their answers.
-
-    Raises:
-        UsageError: there is no check of a name in `skipped`, or the nodes cannot be planned for.
-    """
+    """Query the named nodes, or all of a launch, and judge their answers; UsageError for an unknown check in `skipped`."""
     require_known(skipped)
     begun = time.monotonic()
     loaded = load_inventory(inventory, names)
     request = Request("ssh", Program("executable", ("true",)), nodes=names)
     plan = make_plan(loaded, request, run_id=UNUSED, bundle=UNUSED)
+    folder = Path.cwd()
+    code = None if Path.home().is_relative_to(folder) else str(folder)
     with closing(direct_launcher(plan)) as launcher:
-        cluster = survey(checked_nodes(plan, is_program_known=False), connected(plan, launcher.reach), code=_code())
+        cluster = survey(checked_nodes(plan, is_program_known=False), connected(plan, launcher.reach), code=code)
     findings = [
         replace(finding, remedy=with_inventory(finding.remedy, inventory)) for finding in check(cluster, skipped)
     ]
@@ -135,9 +132,3 @@ def require_known(skipped: Sequence[str]) -> None:
     known = (*CHECKS, *MEASURED)
     if unknown := [name for name in skipped if name not in known]:
         raise UsageError(f"--skip {unknown[0]}: there is no such check", hint=f"the checks are {', '.join(known)}")
-
-
-def _code() -> str | None:
-    """The working folder, where the code is; None if the home folder is in it."""
-    folder = Path.cwd()
-    return None if Path.home().is_relative_to(folder) else str(folder)

@@ -14,7 +14,6 @@ from orchestrator.endpoint.client import Endpoint
 from orchestrator.environment.cpus import cpus_of_ranks
 from orchestrator.environment.debugging import debugging_variables
 from orchestrator.environment.discovery import Discovery, discover
-from orchestrator.environment.explanation import AT_LAUNCH, Row, folded, orch_variable
 from orchestrator.environment.variable import Origin, Variable
 from orchestrator.errors import UsageError
 from orchestrator.findings import Finding
@@ -42,6 +41,22 @@ if TYPE_CHECKING:
 
 _PROGRAM = Program("executable", ("true",))
 _UNKNOWN = "<known-at-the-launch>"  # without spaces, as the parts of a rendezvous record
+_AT_LAUNCH = "(at the launch)"
+# Reasons for the variables that orch itself sets; by name, else by prefix.
+_REASONS = {
+    "MASTER_ADDR": "the address of the head for the rendezvous",
+    "MASTER_PORT": "a port that is free on the head",
+    "PYTHONUNBUFFERED": "lines appear in the log at once",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "torch's own default; 1, which torchrun sets, may hang in the abort",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "a collective that times out leaves a flight record",
+    "TORCH_FR_DUMP_TEMP_FILE": "the flight record in the run's folder, from torch 2.9 on",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "the flight record in the run's folder, up to torch 2.8",
+    "OMP_NUM_THREADS": "as torchrun sets it for more than one rank on a node",
+    "PATH": "begins with the folder of the inventory's python",
+    "TORCHELASTIC_USE_AGENT_STORE": "rank 0 hosts the store, as there is no torchrun",
+}
+_REASONS_BY_PREFIX = {"ORCH_": "this run and node", "TORCHELASTIC_": "as torchrun sets it"}
+_NUMBERS = "numbers the ranks and nodes, as torchrun does"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +92,7 @@ class Explanation:
 
     def table(self) -> tuple[Sequence[str], list[Sequence[str]]]:
         """The names of the columns, and one row for each variable and value."""
-        return ("VARIABLE", "VALUE", "NODES", "ORIGIN", "REASON"), [_cells(row) for row in folded(self.variables)]
+        return ("VARIABLE", "VALUE", "NODES", "ORIGIN", "REASON"), [_cells(row) for row in _folded(self.variables)]
 
     def cpu_lines(self) -> Iterator[str]:
         """The CPUs of ranks, equal nodes as one line."""
@@ -105,7 +120,7 @@ class Explanation:
     def to_json(self) -> dict[str, Any]:
         """JSON-able form; `facts` can be read again."""
         return {
-            "variables": [{**asdict(row.variable), "nodes": list(row.nodes)} for row in folded(self.variables)],
+            "variables": [{**asdict(row.variable), "nodes": list(row.nodes)} for row in _folded(self.variables)],
             "findings": [finding.to_json() for finding in self.findings],
             "setup": list(self.setup),
             "cpus": dict(self.cpus),
@@ -113,7 +128,15 @@ class Explanation:
         }
 
 
-def _cells(row: Row) -> Sequence[str]:
+@dataclass(frozen=True)
+class _Row:
+    """A variable on the nodes where value, origin and reason are equal."""
+
+    variable: Variable
+    nodes: Sequence[str]
+
+
+def _cells(row: _Row) -> Sequence[str]:
     variable = row.variable
     value = "(unset)" if variable.value is None else printable(variable.value)
     reason = f"{variable.reason}; replaces {variable.replaces}" if variable.replaces else variable.reason
@@ -129,8 +152,38 @@ def _for_export(variables: Sequence[Variable]) -> dict[str, str]:
     return {
         variable.name: variable.value
         for variable in sorted(variables, key=lambda variable: variable.name)
-        if variable.origin is not Origin.ORCH and variable.value is not None and variable.value != AT_LAUNCH
+        if variable.origin is not Origin.ORCH and variable.value is not None and variable.value != _AT_LAUNCH
     }
+
+
+def _orch_variable(name: str, value: str | None, origin: Origin = Origin.ORCH) -> Variable:
+    """A variable that orch sets; `value` None is known at the launch."""
+    by_prefix = (reason for prefix, reason in _REASONS_BY_PREFIX.items() if name.startswith(prefix))
+    reason = _REASONS.get(name) or next(by_prefix, _NUMBERS)
+    return Variable(name, _AT_LAUNCH if value is None else value, origin, reason)
+
+
+def _folded(variables: Mapping[str, Sequence[Variable]]) -> list[_Row]:
+    """
+    The variables of all nodes, sorted by origin and name; equal ones of several nodes as one row.
+
+    Variables that orch gives another value on each node are one row, too, with the first and the last value.
+    """
+    nodes_of: dict[Variable, list[str]] = {}
+    for node, of_node in variables.items():
+        for variable in of_node:
+            nodes_of.setdefault(variable, []).append(node)
+    numbered: dict[str, list[Variable]] = {}
+    for variable, nodes in nodes_of.items():
+        if variable.origin is Origin.ORCH and len(nodes) == 1 and len(variables) > 1:
+            numbered.setdefault(variable.name, []).append(variable)
+    rows = [_Row(variable, nodes) for variable, nodes in nodes_of.items() if variable.name not in numbered]
+    for name, values in numbered.items():
+        text = f"{values[0].value} … {values[-1].value}" if len(values) > 1 else values[0].value
+        merged = Variable(name, text, Origin.ORCH, values[0].reason)
+        rows.append(_Row(merged, [node for variable in values for node in nodes_of[variable]]))
+    order = list(Origin)
+    return sorted(rows, key=lambda row: (order.index(row.variable.origin), row.variable.name))
 
 
 def environments(
@@ -259,16 +312,16 @@ def _variables(
         origin = Variable(name, value, Origin.INVENTORY, _field(name, inventory, of_inventory))
         variables.append(replace(known.pop(name, origin), value=value))
     variables += known.values()
-    variables += [orch_variable(name, value) for name, value in environment.orch.items()]
-    variables += [orch_variable(name, value, Origin.DEFAULT) for name, value in environment.unless_set.items()]
+    variables += [_orch_variable(name, value) for name, value in environment.orch.items()]
+    variables += [_orch_variable(name, value, Origin.DEFAULT) for name, value in environment.unless_set.items()]
     by_default = {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}
     variables += [
-        orch_variable(name, None, Origin.DEFAULT if name in by_default else Origin.ORCH)
+        _orch_variable(name, None, Origin.DEFAULT if name in by_default else Origin.ORCH)
         for name in environment.at_launch
     ]
     first, last = environment.ranks[0], environment.ranks[-1]
     variables += [
-        orch_variable(name, f"{value}-{last[name]}" if len(environment.ranks) > 1 else value)
+        _orch_variable(name, f"{value}-{last[name]}" if len(environment.ranks) > 1 else value)
         for name, value in first.items()
     ]
     return variables

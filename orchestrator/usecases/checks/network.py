@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 def query(
     inventory: Inventory, plan: LaunchPlan, connected: Mapping[str, Endpoint]
 ) -> tuple[dict[str, NodeFacts], list[str]]:
-    """
-    Query the plan's nodes; return the facts of those that answer, and a warning about each other one.
-
-    Args:
-        connected: connections that exist, by node; they are closed.
-    """
+    """The facts of the plan's nodes that answer, and a warning about each other one; closes the connections in `connected`."""
     transport = transport_factory(inventory.transport, inventory.ssh, Terminal())
 
     def probe(node: NodePlan) -> NodeFacts:

@@ -17,7 +17,7 @@ from orchestrator.usecases.inventory import load_inventory
 
 if TYPE_CHECKING:
     from orchestrator.inventory.model import Node
-    from orchestrator.node.facts import Card, Hca, NodeFacts
+    from orchestrator.node.facts import Hca, NodeFacts
 
 COLUMNS = ("NODES", "CARDS", "RDMA", "CPUS", "MEMORY", "DRIVER", "NCCL", "TORCH", "PYTHON")
 HISTORY_COLUMNS = ("NODE", "ATTEMPTS", "FAILURES", "FINDINGS", "SLOW RUNS", "LAST FAILURE")
@@ -30,14 +30,9 @@ SHOWN = frozenset({"cards", "nvidia", "enflame", "hcas", "software"})
 def query(
     inventory: str | None, names: str | None, *, with_workdir: bool = True
 ) -> tuple[dict[str, NodeFacts], NodesError | None]:
-    """
-    Read the facts of the named nodes, or of all in the inventory, at most `ssh.fanout` at once.
-
-    Returns:
-        The facts of each node that answers, and the error of the others.
-    """
+    """The facts of the named nodes, or of all, queried `ssh.fanout` at once at most, and the error of those that do not answer."""
     loaded = load_inventory(inventory, names)
-    nodes = loaded.nodes if names is None else loaded.select(names)
+    nodes = loaded.select(names)
     transport_to = transport_factory(loaded.transport, loaded.ssh, Terminal())
 
     def probe(node: Node) -> NodeFacts:
@@ -53,8 +48,7 @@ def histories(inventory: str | None, names: str | None) -> dict[str, NodeHistory
     """The last four weeks of the named nodes, or of all in the inventory, without those that have neither failed nor been slow."""
     loaded = load_inventory(inventory, names)
     kept = node_histories(home_store())
-    nodes = loaded.nodes if names is None else loaded.select(names)
-    found = {node.name: kept[node.address] for node in nodes if node.address in kept}
+    found = {node.name: kept[node.address] for node in loaded.select(names) if node.address in kept}
     return {
         name: history for name, history in found.items() if history.failures or history.findings or history.slow_runs
     }
@@ -105,7 +99,7 @@ def _row(facts: NodeFacts) -> tuple[str, ...]:
     software = facts["software"]
     nccl = software["nccl"]
     return (
-        _counted([_card(card) for card in facts["cards"]]),
+        _counted([f"{card['name'] or card['kind']}{' (MIG)' if card['mig'] else ''}" for card in facts["cards"]]),
         _counted([text for hca in facts["hcas"] for text in _ports(hca)]),
         str(facts["cpus"]["usable"]),
         f"{round(facts['memory']['total'] / GIB)} GiB",
@@ -119,10 +113,6 @@ def _row(facts: NodeFacts) -> tuple[str, ...]:
 def _counted(texts: list[str]) -> str:
     """Equal texts as one, with their number."""
     return ", ".join(f"{count} {text}" for text, count in Counter(texts).items()) or "-"
-
-
-def _card(card: Card) -> str:
-    return f"{card['name'] or card['kind']}{' (MIG)' if card['mig'] else ''}"
 
 
 def _ports(hca: Hca) -> list[str]:

@@ -19,12 +19,9 @@ from orchestrator.diagnosis.rank_causes import Diagnosis, rank_causes
 from orchestrator.diagnosis.signature import Signature
 from orchestrator.diagnosis.user_signatures import SignatureError, read_signatures
 from orchestrator.errors import NodesError, UsageError, os_error_text
-from orchestrator.names.ranks import ranks_on_nodes
 from orchestrator.node.search import BLOCK_BYTES
 from orchestrator.records.store import home
 from orchestrator.usecases.reports.diff import Difference
-
-__all__ = ["Diagnosed", "diagnose_files", "is_run", "ranks_on_nodes", "user_signatures"]
 
 USER_SIGNATURES = "signatures"
 """The file in $ORCH_HOME."""

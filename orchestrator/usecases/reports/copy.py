@@ -147,7 +147,9 @@ def _copied(source: _Source, target: Path, on_share: OnShare) -> Copied:
             elif entry.kind == "link":
                 path.symlink_to(entry.target)
             else:
-                _write(path, entry.mode & 0o700 | 0o600, counted(_content(source, entry.path, entry.size)))
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, entry.mode & 0o700 | 0o600)
+                with os.fdopen(descriptor, "wb") as file:
+                    file.writelines(counted(_content(source, entry.path, entry.size)))
         part.rename(target)
     except BaseException:
         _remove(part)
@@ -168,11 +170,6 @@ def _remove(part: Path) -> None:
         shutil.rmtree(part, ignore_errors=True)
     else:
         part.unlink(missing_ok=True)
-
-
-def _write(path: Path, mode: int, content: Iterator[bytes]) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.writelines(content)
 
 
 def _content(source: _Source, path: str, size: int) -> Iterator[bytes]:

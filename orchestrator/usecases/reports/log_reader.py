@@ -237,13 +237,12 @@ class LogReader:
         self._viewer.write(self._kept(lines))
 
     def _kept(self, lines: Iterable[LogLines]) -> Iterator[LogLines]:
-        shown = map(self._noticed, (group for group in lines if group.time >= self._shown_from.get(group.node, 0.0)))
-        return (kept for kept in map(self._selection.of, shown) if kept is not None)
-
-    def _noticed(self, group: LogLines) -> LogLines:
-        if group.is_routine and group.text.endswith(STOPPED_END):
-            self.ended.add(group.node)
-        return group
+        for group in lines:
+            if group.time >= self._shown_from.get(group.node, 0.0):
+                if group.is_routine and group.text.endswith(STOPPED_END):
+                    self.ended.add(group.node)
+                if (kept := self._selection.of(group)) is not None:
+                    yield kept
 
 
 def _unfinished(feeds: Sequence[Feed]) -> Iterator[LogLines]:

@@ -120,12 +120,7 @@ def selection(wanted: Filter, plan: LaunchPlan, now: float, *, has_routine: bool
 
 
 def node_names(text: str | None, plan: LaunchPlan) -> frozenset[str] | None:
-    """
-    The names in the value of --node; None means all nodes.
-
-    Raises:
-        UsageError: it is no list of names, or the run has no such node.
-    """
+    """The names in the value of --node, None for all; UsageError if it is no list of names, or the run has no such node."""
     if text is None:
         return None
     known = {node.name for node in plan.used_nodes}

@@ -126,7 +126,11 @@ def timeline(
     start, productive_s, training_s, repeated = account.now, 0.0, 0.0, 0
     for index, attempt in enumerate(attempts):
         following = attempts[index + 1] if index + 1 < len(attempts) else None
-        _add_start(account, attempt)
+        account.until(attempt.ranks_started or attempt.ended, "check")
+        for part, end in attempt.phases:  # before the second step
+            account.until(end if end is not None else attempt.work_end, part)
+            if end is None:  # the attempt failed in this phase, which lasted until then
+                break
         training_begin = account.now
         kept = _kept_step(attempt, following, has_failed=has_failed)
         work_end = max(account.now, attempt.work_end or account.now)
@@ -153,15 +157,6 @@ def mean_utilization(means: Sequence[tuple[float | None, int]]) -> tuple[float |
     samples = sum(count for _, count in means)
     weighted = sum((mean or 0.0) * count for mean, count in means)
     return (weighted / samples if samples else None), samples
-
-
-def _add_start(account: _Account, attempt: Attempt) -> None:
-    """Assign the time before the second step; if the attempt failed in a phase, that phase lasted until then."""
-    account.until(attempt.ranks_started or attempt.ended, "check")
-    for part, end in attempt.phases:
-        account.until(end if end is not None else attempt.work_end, part)
-        if end is None:
-            return
 
 
 def _kept_step(attempt: Attempt, following: Attempt | None, *, has_failed: bool) -> int:

@@ -247,12 +247,7 @@ def _require_stopped(record: RunRecord, left: Sequence[str]) -> None:
 
 
 def cancel_launch(folder: RunFolder, on_message: Callable[[str], None]) -> RunRecord:
-    """
-    Cancel a launch in progress, as Ctrl-C in its terminal does; returns the record after that.
-
-    Raises:
-        LaunchError: its process cannot be signalled, or does not end.
-    """
+    """Cancel a launch in progress, as Ctrl-C does, and return its record; LaunchError if its process cannot be signalled or ended."""
     record = folder.read()
     if record.launching is None or not is_launching(record):
         return record

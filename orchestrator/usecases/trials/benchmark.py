@@ -45,12 +45,7 @@ def arguments(
 def plan_benchmark(
     launch: LaunchArguments, on_progress: OnProgress = no_progress, terminal: Terminal | None = None
 ) -> Planned:
-    """
-    Plan a run of the benchmark; nothing is started.
-
-    Raises:
-        UsageError: there is one rank only, and its device is not tested; or as from plan_launch.
-    """
+    """Plan a run of the benchmark, without a start; UsageError for one rank whose device is not tested, or as plan_launch."""
     planned = plan_launch(launch, on_progress, terminal)
     if planned.plan.world_size <= 1 and DEVICES not in launch.settings:  # one communicates with the other
         planned.close()
@@ -59,12 +54,7 @@ def plan_benchmark(
 
 
 def read_results(run: str, on_progress: OnProgress = no_progress) -> dict[str, Any]:
-    """
-    Copy the results of a benchmark from the node of rank 0; of one that failed, the results until then.
-
-    Raises:
-        OrchError: there are none, or that node cannot be reached.
-    """
+    """Copy the results from the node of rank 0, also those before a failure; OrchError if there are none, or it is not reached."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / RESULTS_FILE
         try:
@@ -90,12 +80,7 @@ def size_text(count: int) -> str:
 
 
 def check_plot(path: Path) -> None:
-    """
-    Check that a plot can be drawn and written, before anything is measured.
-
-    Raises:
-        UsageError: matplotlib or the folder is missing.
-    """
+    """UsageError, before anything is measured, if matplotlib or the folder of the plot is missing."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError(
             "--png: matplotlib is not installed for the Python of orch",

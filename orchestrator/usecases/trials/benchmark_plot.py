@@ -18,12 +18,7 @@ INCHES_PER_RANK = 0.4
 
 
 def plot(results: Mapping[str, Any], path: Path) -> None:
-    """
-    Write the file, replacing it as a whole: a heat map if pairs were measured, else a curve for each operation.
-
-    Raises:
-        UsageError: matplotlib is broken, or the file cannot be written.
-    """
+    """Write a heat map of pairs, else a curve per operation; UsageError if matplotlib is broken, or the file cannot be written."""
     measured = [result for result in results["results"] if "busbw" in result]
     pairs = [result for result in measured if result["groups"] in ("pairs", "node-pairs")]
     try:

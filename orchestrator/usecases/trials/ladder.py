@@ -117,12 +117,14 @@ class Ladder:
 
     def arguments_of(self, rung: Rung) -> LaunchArguments:
         given, number = self.arguments, self.rungs.index(rung) + 1
+        limit = f"{self.options.limit_s:g}"
+        short = (*short_settings(self.options.steps), f"ddp_timeout={limit}", f"hang_timeout={limit}")
         is_part = rung.kind in (RungKind.ONE_RANK, RungKind.TWO_RANKS)
         return replace(
             given,
             nodes=",".join(rung.nodes) or None,
             shape=rung.shape if given.shape is not None or is_part or not rung.nodes else None,
-            settings=given.settings if given.program else (*given.settings, *_trainer_settings(self.options)),
+            settings=given.settings if given.program else (*given.settings, *short),
             name=given.name or NAME,
             note=given.note or f"rung {number} of {len(self.rungs)} of a ladder: {rung}",
             debug=True,
@@ -135,12 +137,6 @@ def short_settings(steps: int) -> Iterator[str]:
     yield "out=ladder-checkpoints"  # in the run's folder
     yield "resume=none"
     yield "report="
-
-
-def _trainer_settings(options: LadderOptions) -> Iterator[str]:
-    yield from short_settings(options.steps)
-    yield f"ddp_timeout={options.limit_s:g}"
-    yield f"hang_timeout={options.limit_s:g}"
 
 
 def plan_ladder(arguments: LaunchArguments, options: LadderOptions, on_progress: OnProgress = no_progress) -> Ladder:

@@ -225,12 +225,7 @@ def _limit_s(record: RunRecord) -> float:
 
 
 def changed_arguments(given: LaunchArguments, change: Change, plan: LaunchPlan) -> LaunchArguments:
-    """
-    The arguments of the launch with the change.
-
-    Raises:
-        UsageError: the change cannot be made for this program, or would change nothing.
-    """
+    """The arguments of the launch with the change; UsageError if it cannot be made for this program, or would change nothing."""
     if change.call is not None:
         if given.program is None:
             if not change.setting:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.checks.cluster import Cluster
-from orchestrator.checks.variables import variables
+from orchestrator.checks.network import variables
 from orchestrator.environment.request import NodeRequest
 from orchestrator.findings import Severity
 from tests.environment.nodes import infiniband
