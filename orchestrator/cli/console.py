@@ -69,7 +69,6 @@ def left_text(record: RunRecord) -> str:
 
 
 def print_text(text: str, stream: TextIO | None = None) -> None:
-    """Print a result as it is, on stdout by default."""
     stream = stream or sys.stdout
     stream.write(text)
     stream.flush()

@@ -40,7 +40,6 @@ class CodeReport:
         )
 
     def in_full(self) -> Iterator[str]:
-        """The lines of a dry run."""
         yield from self._lines(self._code.left_out, with_largest=True)
 
     def _lines(self, left_out: Mapping[str, Sequence[str]], *, with_largest: bool) -> Iterator[str]:

@@ -30,7 +30,6 @@ class Hit:
     origin: Origin
     """The node and rank in whose log it is; None if that is not known."""
     values: Mapping[str, str] = field(default_factory=dict)
-    """The groups of the pattern."""
 
     @property
     def rank(self) -> int | None:
@@ -47,7 +46,6 @@ class Hit:
 
     @property
     def location(self) -> str:
-        """FILE:LINE."""
         return f"{self.file}:{self.line}" if self.line else self.file
 
     @property
@@ -70,7 +68,6 @@ class Evidence:
     first_failure: tuple[int | None, str] | None = None
     """The rank, if it is known, and the node that failed first by the record of the run."""
     is_partial: bool = False
-    """True if a part of the logs was not searched."""
     node_of: Mapping[int, str] = field(default_factory=dict)
     """Rank -> its node, of the ranks whose logs were searched, also if nothing was found there."""
 

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 from orchestrator.diagnosis.change import Change
@@ -70,7 +70,6 @@ class Signature:
     literals: tuple[str, ...] = ()
     """Every match contains one of these; derived from the pattern if that is plain text."""
     logs: tuple[Log, ...] = PROGRAM
-    """The logs in which the text appears."""
     follows: tuple[str, ...] = ()
     """Signatures whose consequence this is, where they are present."""
     explains: tuple[str, ...] = ()
@@ -83,7 +82,6 @@ class Signature:
 
     @property
     def retry(self) -> Retry:
-        """If another attempt can help."""
         return self.retries or self.kind.retry
 
     @cached_property
@@ -163,3 +161,11 @@ def signature(
         Retry(retry) if retry else None,
         change,
     )
+
+
+verdict = partial(signature, Role.VERDICT)
+root = partial(signature, Role.ROOT)
+error = partial(signature, Role.ERROR)
+symptom = partial(signature, Role.SYMPTOM)
+consequence = partial(signature, Role.CONSEQUENCE)
+note = partial(signature, Role.NOTE)

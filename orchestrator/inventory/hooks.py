@@ -91,7 +91,6 @@ class Hook(BaseModel):
 
     @property
     def private_file(self) -> str | None:
-        """The file with its secrets."""
         return self.webhook_file or self.apprise_file
 
     def resolved(self, inventory: str) -> Hook:

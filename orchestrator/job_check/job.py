@@ -47,7 +47,6 @@ class JobCheck:
         return len(self.job["ranks"])
 
     def requests(self, names: Sequence[str], facts: Mapping[str, NodeFacts]) -> dict[str, NodeRequest]:
-        """The part of the launch on each of the nodes."""
         return {name: self.node_request(name, facts[name]["environment"] if name in facts else {}) for name in names}
 
     def node_request(self, node: str, environment: Mapping[str, str]) -> NodeRequest:

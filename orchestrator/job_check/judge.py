@@ -70,7 +70,6 @@ def check_job(path: str, begun_s: float) -> int:
 
 
 def _cluster(job: JobCheck, begun_s: float) -> Cluster:
-    """All nodes of the allocation, with their answers."""
     facts, failures = job.read_facts(job.nodes)
     now_s = time.time()
     times_s = {name: of_node["clock"]["time"] for name, of_node in facts.items()}

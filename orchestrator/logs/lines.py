@@ -54,7 +54,6 @@ class LogLines:
         return self.text.count("\n") + 1
 
     def last(self, count: int) -> LogLines:
-        """The last `count` lines."""
         return replace(self, text="\n".join(self.text.split("\n")[-count:]))
 
     def to_json(self) -> Iterator[dict[str, Any]]:

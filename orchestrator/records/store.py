@@ -96,7 +96,6 @@ class UnrecordedRun:
         return cls(RunRecord(plan.run_id, plan.launcher, RunState.RUNNING, "", started=True, **unknown), plan)
 
     def read(self) -> RunRecord:
-        """The present record."""
         return self.record
 
     def read_plan(self) -> LaunchPlan:
@@ -104,7 +103,6 @@ class UnrecordedRun:
         return self.plan
 
     def change(self, change: Callable[[RunRecord], RunRecord]) -> RunRecord:
-        """Replace the record."""
         self.record = change(self.record)
         return self.record
 
@@ -125,7 +123,6 @@ class RunFolder:
 
     @property
     def is_recorded(self) -> bool:
-        """True: this is the record."""
         return True
 
     @property

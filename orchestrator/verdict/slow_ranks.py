@@ -40,7 +40,6 @@ class SlowRanks:
 
     @property
     def text(self) -> str | None:
-        """The finding in one line."""
         return None if self.finding is None else str(self.finding)
 
 

@@ -43,7 +43,6 @@ def read_nccl_conf(text: str, file: str) -> tuple[Assignment, ...]:
 
 
 def _conf_line(line: str, file: str, number: int, offset: int) -> Assignment:
-    """One line, with its fault."""
     written, equals, value = line.partition("=")
     name = written.strip().removeprefix("export ").strip()
     plain = _without_comment(value)

@@ -26,7 +26,6 @@ _OPTIONS = {
     **dict.fromkeys(GENERATIONS, "--torch VERSION"),
     **dict.fromkeys(NETWORKS, "--network NAME"),
 }
-"""The option that decides a condition."""
 _ORDER = {Severity.FAIL: 0, Severity.WARN: 1, Severity.INFO: 2}
 
 

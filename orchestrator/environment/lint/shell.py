@@ -178,7 +178,6 @@ class _Reader:
         return bisect_right(self._lines, offset)
 
     def _end_command(self, words: list[Word], *, is_background: bool = False) -> None:
-        """Record the assignments and the command of a line."""
         begin = 0
         while begin < len(words) and words[begin].value in _RESERVED:
             begin += 1

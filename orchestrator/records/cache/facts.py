@@ -29,7 +29,6 @@ class KeptFacts:
 
     @classmethod
     def of(cls, store: Store, inventory_digest: str) -> KeptFacts:
-        """The facts that are kept for the nodes of this inventory."""
         return cls(store.path / "facts" / f"{inventory_digest}.json")
 
     def read(self) -> dict[str, NodeFacts]:

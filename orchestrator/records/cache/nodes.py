@@ -58,7 +58,6 @@ class NodeHistory:
     findings: dict[str, int] = field(default_factory=dict)
     """The number of launches in which a check has found something on the node, by the name of the check."""
     slow_runs: list[str] = field(default_factory=list)
-    """The runs in which a rank on the node was slow."""
     chances: list[float] = field(default_factory=list)
     """For each failure of a run of the node, how likely it begins on this node if it begins on any node of the run."""
     chance: float = 1.0

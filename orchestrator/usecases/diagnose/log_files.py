@@ -46,7 +46,6 @@ class Diagnosed:
     run: str | None = None
     """The id of the run; None for files."""
     state: str = ""
-    """The state of the run."""
     remarks: tuple[str, ...] = ()
     """Sentences about the nodes: logs that cannot be read, full disks, little memory."""
     positions: tuple[str, ...] = ()

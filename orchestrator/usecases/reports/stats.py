@@ -41,7 +41,6 @@ class History:
     node_s: float
     """Sum over the runs of nodes times duration."""
     failures: int
-    """The number of failures of all runs."""
     timed_failures: int
     """The number of failures of those runs whose time is counted in run_s and node_s."""
     untimed: int = 0
@@ -90,7 +89,6 @@ class Interval:
 
     @property
     def best_s(self) -> float:
-        """The interval that loses the least time."""
         return best_interval_s(self.save_s, self.mttf_s)
 
     def ettr(self, interval_s: float) -> float:
@@ -135,7 +133,6 @@ class RunStats:
     interval: Interval | None = None
     scaling: Scaling | None = None
     missing: NodesError | None = field(default=None, compare=False)
-    """The nodes that could not be read."""
 
     @property
     def mttf_s(self) -> float | None:

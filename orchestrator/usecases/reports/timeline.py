@@ -37,15 +37,12 @@ class Attempt:
     ended: float | None = None
     """When nothing was left running on any node."""
     progress: float | None = None
-    """The newest progress."""
     milestones: Mapping[str, float] = field(default_factory=dict)
     """When rank 0 reached `restore`, `restored`, `first_step` and `first_step_end`."""
     resumed: int = 0
     """The step at which it began."""
     step: int = 0
-    """The newest step."""
     saved: int | None = None
-    """The newest saved step."""
     saves: int = 0
     save_s: float = 0.0
     """The time for which saves stopped the training."""

@@ -51,7 +51,6 @@ class Site:
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
         return f"{self.node.name}:{self.node.workdir}"
 
     @property
@@ -84,7 +83,6 @@ class Garbage:
     damaged: Sequence[str]
     """The errors of plans that cannot be read."""
     outcomes: Sequence[SiteGarbage | OrchError]
-    """One for each site."""
     dry_run: bool
 
     def raise_failures(self) -> None:

@@ -60,7 +60,6 @@ class Refreshed:
 
     @property
     def nodes(self) -> Sequence[NodeObservation]:
-        """One observation per node that answered."""
         return self.status.nodes if self.status else ()
 
     @property

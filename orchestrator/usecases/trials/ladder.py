@@ -89,7 +89,6 @@ class Rung:
 
     @property
     def shape(self) -> str:
-        """The value of -j."""
         return f"{self.node_count}x{self.ranks // self.node_count}"
 
 

@@ -70,7 +70,6 @@ class Trial:
     run: str | None = None
     """The id of the run; None if the launch failed."""
     signature: str | None = None
-    """The signature by which it failed."""
     cause: str = ""
     is_undiagnosed: bool = False
     """True if the diagnosis itself failed; `cause` says how."""
