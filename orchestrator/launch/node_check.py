@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.checks.cluster import Cluster
-from orchestrator.checks.quick import check
 from orchestrator.checks.network import discovery
+from orchestrator.checks.quick import check
 from orchestrator.errors import PreflightRefused
 from orchestrator.findings import Finding, Severity
 from orchestrator.inventory.proposed import with_inventory

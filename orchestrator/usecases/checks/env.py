@@ -9,13 +9,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.endpoint.access import Terminal
+from orchestrator.checks.cluster import nodes_to_resolve
+from orchestrator.endpoint.access import Terminal, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.environment.cpus import cpus_of_ranks
 from orchestrator.environment.debugging import debugging_variables
 from orchestrator.environment.discovery import Discovery, discover
 from orchestrator.environment.variable import Origin, Variable
-from orchestrator.errors import UsageError
+from orchestrator.errors import OrchError, UsageError
+from orchestrator.fanout import map_parallel
 from orchestrator.findings import Finding
 from orchestrator.inventory.redaction import REDACTED
 from orchestrator.inventory.slurm import SlurmOptions
@@ -25,6 +27,7 @@ from orchestrator.launch.preflight import checked_nodes
 from orchestrator.launchers.cards import close_all, detect_cards
 from orchestrator.names.hostlist import fold, fold_by_value
 from orchestrator.node.agent.environment import defaults, node_environment, rank_variables
+from orchestrator.node.facts import read_facts
 from orchestrator.node.job import Job
 from orchestrator.plan import files
 from orchestrator.plan.make import make_plan
@@ -32,7 +35,6 @@ from orchestrator.plan.plan import LaunchPlan, NodePlan, redacted
 from orchestrator.plan.shell import shell_quote
 from orchestrator.progress import no_progress
 from orchestrator.run import Program, Request
-from orchestrator.usecases.checks.network import query, saved_facts
 from orchestrator.usecases.inventory import load_inventory
 
 if TYPE_CHECKING:
@@ -254,7 +256,7 @@ def _explanation(
         warnings.append(f"nothing is discovered: {nothing}")
         discovery = Discovery({}, ())
     else:
-        facts, failures = saved_facts(facts_file) if facts_file else query(loaded, plan, connected)
+        facts, failures = _saved_facts(facts_file) if facts_file else _query(loaded, plan, connected)
         warnings += failures
         discovery = discover(facts, {node.name: node.expected for node in checked_nodes(plan)})
         warnings += map(str, discovery.findings)
@@ -275,6 +277,41 @@ def _explanation(
         if node.name in shown and node.name in facts
     }
     return Explanation(variables, discovery.findings, facts, warnings, plan.setup, cpus)
+
+
+def _query(
+    inventory: Inventory, plan: LaunchPlan, connected: Mapping[str, Endpoint]
+) -> tuple[dict[str, NodeFacts], list[str]]:
+    """The facts of the plan's nodes that answer, and a warning about each other one; closes the connections in `connected`."""
+    transport = transport_factory(inventory.transport, inventory.ssh, Terminal())
+
+    def probe(node: NodePlan) -> NodeFacts:
+        names = [named.address for named in nodes_to_resolve(plan.nodes, node)]
+        existing = connected.get(node.name)
+        with existing or Endpoint.connect(transport(node), node.python) as endpoint:
+            return endpoint.probe(names, {}, None)
+
+    results = map_parallel(plan.nodes, probe, limit=inventory.ssh.fanout)
+    facts: dict[str, NodeFacts] = {}
+    warnings: list[str] = []
+    for node, result in zip(plan.nodes, results, strict=True):
+        if isinstance(result, OrchError):
+            warnings.append(f"{result}; the network is left to NCCL and gloo")
+        else:
+            facts[node.name] = result
+    return facts, warnings
+
+
+def _saved_facts(file: Path) -> tuple[dict[str, NodeFacts], list[str]]:
+    """Read the facts by node from the output of `orch env --explain --json`; UsageError if the file does not hold them."""
+    hint = "write the file with: orch env --explain --json >FILE"
+    try:
+        value = json.loads(file.read_text("utf-8"))
+        return {name: read_facts(facts) for name, facts in value["facts"].items()}, []
+    except OSError as error:
+        raise UsageError(f"--facts {file}: {error.strerror}", hint=hint) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"--facts {file} holds no facts of nodes: {error}", hint=hint) from error
 
 
 def _plan(inventory: Inventory, request: Request) -> LaunchPlan:
