@@ -25,14 +25,7 @@ from orchestrator.errors import CTRL_C, NodesError, UsageError
 @options.inventory_option("Find the run on these nodes: it was launched elsewhere.")
 @options.as_json
 def logs(
-    run: str,
-    inventory: str | None,
-    *,
-    follow: bool,
-    tail: int | None,
-    fold: bool,
-    as_json: bool,
-    **wanted: str | None,
+    run: str, inventory: str | None, *, follow: bool, tail: int | None, fold: bool, as_json: bool, **wanted: str | None
 ) -> int:
     """Print the merged log of all nodes and ranks."""
     from orchestrator.usecases.launch.watch import Watch

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 
 def watch(
-    launched: Launched,
-    *,
-    quiet: bool,
-    fold: bool = False,
-    tail: int | None = None,
-    stream: TextIO | None = None,
+    launched: Launched, *, quiet: bool, fold: bool = False, tail: int | None = None, stream: TextIO | None = None
 ) -> int:
     """Follow a run that this process has launched or attached to, and print its outcome; return its exit code."""
     run = WatchedRun(launched, quiet=quiet, tail=tail)

@@ -102,12 +102,7 @@ def make_plan(
         isolation_timeout_s=None if by_slurm else request.isolation_timeout_s,
         wait_for_nodes_s=request.wait_for_nodes_s,
         setup=(*inventory.setup, *(inventory.slurm.setup if by_slurm else ())),
-        warnings=(
-            *chosen.warnings,
-            *warnings,
-            *_env_warnings(inventory, chosen.nodes),
-            *restart_warnings(request),
-        ),
+        warnings=(*chosen.warnings, *warnings, *_env_warnings(inventory, chosen.nodes), *restart_warnings(request)),
         is_checked_in_job=is_checked_in_job(inventory, request),
         skipped=request.skipped,
         keep=inventory.keep if (name := _kept_name(run_id, folder, request)) else (),

@@ -8,12 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.names.hostlist import expand, fold
-from orchestrator.names.slurm_options import (
-    OPTION_OF,
-    has_count,
-    option_value,
-    requests_gpus,
-)
+from orchestrator.names.slurm_options import OPTION_OF, has_count, option_value, requests_gpus
 from orchestrator.plan.shell import jinja_environment, refuse_control, render
 
 if TYPE_CHECKING:

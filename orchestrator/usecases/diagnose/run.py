@@ -158,12 +158,7 @@ def _positions(launcher: Launcher) -> tuple[str, ...]:
 
 
 def _search_nodes(
-    launcher: Launcher,
-    signatures: Mapping[str, Signature],
-    *,
-    search_s: float,
-    deadline: float | None,
-    is_over: bool,
+    launcher: Launcher, signatures: Mapping[str, Signature], *, search_s: float, deadline: float | None, is_over: bool
 ) -> Sequence[messages.SearchReply | OrchError]:
     """
     Search on all machines at once.
