@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from orchestrator.endpoint.clock import ClockBounds
     from orchestrator.node import messages
     from orchestrator.node.facts import NodeFacts
+    from orchestrator.node.run.agent_files import NodeFolders, RankBody
 
 HEARTBEAT_ANSWER_S = 4.0  # a node that takes longer is silent; the supervisor decides how long it may be
 UNPACK_S = 300.0  # for a bundle on a slow shared file system
@@ -448,7 +449,7 @@ class Endpoint:
         }
         return self._connection.call(protocol.SEARCH, request, answer_s=wait_s + ANSWER_S).reply
 
-    def ranks(self, attempt_dir: str, nodes: Sequence[str] | None) -> dict[str, dict[int, messages.RankBody]]:
+    def ranks(self, attempt_dir: str, nodes: Sequence[str] | None) -> dict[str, dict[int, RankBody]]:
         """The positions of the ranks of each node whose agent runs on this machine."""
         reply = self._connection.call(protocol.RANKS, _folders(attempt_dir, nodes)).reply
         return {node: {int(rank): body for rank, body in bodies.items()} for node, bodies in reply["nodes"].items()}
@@ -571,5 +572,5 @@ def _packed(files: Sequence[FileContent]) -> tuple[list[messages.FileBody], byte
     return entries, b"".join(contents)
 
 
-def _folders(attempt_dir: str, nodes: Sequence[str] | None) -> messages.NodeFolders:
+def _folders(attempt_dir: str, nodes: Sequence[str] | None) -> NodeFolders:
     return {"attempt_dir": attempt_dir, "nodes": None if nodes is None else list(nodes)}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.endpoint.clock import ClockBounds
     from orchestrator.node import messages
     from orchestrator.node.events import Event, RankResult, StateName
+    from orchestrator.node.run.agent_files import AgentBody, BindingBody, CardsBody, HangBody, NetworkBody
 
 Json = Mapping[str, Any]
 _ATTEMPT_BEGINS = re.compile("^" + ATTEMPT_BEGINS.format("[0-9]+"), re.MULTILINE)
@@ -66,11 +67,11 @@ class AgentRecord:
     started: float
     address: str = ""
     """Its address on the route to the head; empty if the agent is of an older version."""
-    binding: messages.BindingBody | None = None
+    binding: BindingBody | None = None
     """The CPUs of the ranks, or the reason for which they are not bound; None if the agent is of an older version."""
 
     @classmethod
-    def of(cls, body: messages.AgentBody) -> AgentRecord:
+    def of(cls, body: AgentBody) -> AgentRecord:
         """From agent.json; unknown keys of a newer agent are ignored."""
         return cls(
             pid=body["pid"],
@@ -280,9 +281,9 @@ class NodeObservation:
     stacks: Mapping[int, str] = field(default_factory=dict)
     folder: str = ""
     stopped: bool = False
-    cards: messages.CardsBody | None = None
-    network: messages.NetworkBody | None = None
-    hang: messages.HangBody | None = None
+    cards: CardsBody | None = None
+    network: NetworkBody | None = None
+    hang: HangBody | None = None
     peer_answered: bool = False
 
     @classmethod

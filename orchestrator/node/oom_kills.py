@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterator, Optional
 
-    from orchestrator.node.messages import AgentBody
+    from orchestrator.node.run.agent_files import AgentBody
 
 CGROUPS = "/sys/fs/cgroup"
 

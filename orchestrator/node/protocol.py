@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Generator, Generic, Tuple, TypeVar
 
     from orchestrator.node import messages
+    from orchestrator.node.run.agent_files import NodeFolders
 
     Request = TypeVar("Request")
     Reply = TypeVar("Reply")
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     LINES_SINCE: Op[messages.LinesSinceRequest, messages.PositionsReply]
     READ: Op[messages.ReadRequest, messages.ReadReply]
     FOLLOW: Op[messages.FollowRequest, messages.FollowReply]
-    OBSERVE: Op[messages.NodeFolders, messages.ObserveReply]
+    OBSERVE: Op[NodeFolders, messages.ObserveReply]
     FIND: Op[messages.FindRequest, messages.FindReply]
     ACTIVE_RUNS: Op[messages.ActiveRunsRequest, messages.ActiveRunsReply]
     HEARTBEAT: Op[messages.HeartbeatRequest, messages.HeartbeatReply]
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     FIND_MARKER: Op[messages.MarkerRequest, messages.FindMarkerReply]
     REMOVE_MARKER: Op[messages.MarkerRequest, messages.Empty]
     SEARCH: Op[messages.SearchRequest, messages.SearchReply]
-    RANKS: Op[messages.NodeFolders, messages.RanksReply]
+    RANKS: Op[NodeFolders, messages.RanksReply]
     STRAYS: Op[messages.StraysRequest, messages.StraysReply]
     CLEAR: Op[messages.ClearRequest, messages.ClearReply]
     LIST_FILES: Op[messages.ListFilesRequest, messages.ListFilesReply]

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterable, Optional, Tuple
 
-    from orchestrator.node.messages import RankBody
+    from orchestrator.node.run.agent_files import RankBody
 
     Json = Dict[str, Any]
 

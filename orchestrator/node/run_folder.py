@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Dict, List, Optional, Sequence, Tuple
 
     from orchestrator.node.files import Json
-    from orchestrator.node.messages import AgentBody, NodeFolders
+    from orchestrator.node.run.agent_files import AgentBody, NodeFolders
 
 ATTEMPT = "attempt-"
 ATTEMPT_BEGINS = "orch: attempt-{} begins"  # in the log of a Slurm job, which all its attempts share

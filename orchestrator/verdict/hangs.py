@@ -15,7 +15,7 @@ from orchestrator.run import RankExit
 from orchestrator.verdict.positions import stopped_remedy, suspects
 
 if TYPE_CHECKING:
-    from orchestrator.node.messages import RankBody
+    from orchestrator.node.run.agent_files import RankBody
 
 HANG = "hang"
 PHASES = ("init", "eval", "save", "saved", "step", "done")  # the order within one step

@@ -11,7 +11,7 @@ from orchestrator.findings import Finding, Severity, merged
 from orchestrator.node.number_list import format_numbers
 
 if TYPE_CHECKING:
-    from orchestrator.node.messages import CardsBody, NetworkBody
+    from orchestrator.node.run.agent_files import CardsBody, NetworkBody
 
 DEVICE_OF = {"nvidia-smi": 'torch.device("cuda", local_rank)', "efsmi": "gcu:LOCAL_RANK, on a T20 xla:LOCAL_RANK"}
 

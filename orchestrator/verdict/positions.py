@@ -9,7 +9,7 @@ from orchestrator.names.hostlist import fold
 from orchestrator.node.stacks import folded_calls, ranks_text
 
 if TYPE_CHECKING:
-    from orchestrator.node.messages import GroupBody, RankBody
+    from orchestrator.node.run.agent_files import GroupBody, RankBody
 
 STOPPED, IN_KERNEL = ("T", "t"), "D"
 STARVED = "waits for a CPU most of the time"

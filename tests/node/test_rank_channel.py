@@ -25,7 +25,7 @@ from trainer.runtime.channel import open_channel
 from trainer.runtime.rank import Rank
 
 if TYPE_CHECKING:
-    from orchestrator.node.messages import RankBody
+    from orchestrator.node.run.agent_files import RankBody
 
 # Fork: torch is imported once.
 RANKS = """

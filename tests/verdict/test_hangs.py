@@ -15,7 +15,7 @@ from orchestrator.run import RankExit
 from orchestrator.verdict.hangs import diagnose_hang, hang_findings, positions_without_progress
 
 if TYPE_CHECKING:
-    from orchestrator.node.messages import HangBody, RankBody
+    from orchestrator.node.run.agent_files import HangBody, RankBody
 
 WAITS, READS = "trainer/runtime/group.py:139 in end", "my/data.py:7 in __getitem__"
 TIMEOUT = RankExit("n0", 0, 1, None, "Timed out", kind="hang")

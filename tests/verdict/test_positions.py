@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.node.messages import GroupBody, RankBody
+from orchestrator.node.run.agent_files import GroupBody, RankBody
 from orchestrator.verdict.positions import positions, suspects
 
 WAITS, READS = "all_reduce, from my/train.py:81 in step", "my/data.py:12 in read"

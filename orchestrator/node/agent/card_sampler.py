@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from orchestrator.node.events import EventLog
     from orchestrator.node.job import Job
-    from orchestrator.node.messages import CardsBody
+    from orchestrator.node.run.agent_files import CardsBody
     from orchestrator.node.vendor.readings import CardReading, CardReadings
     from orchestrator.node.vendor.tool import Tool
 

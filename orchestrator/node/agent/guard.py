@@ -43,7 +43,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from orchestrator.node.agent.warm import WarmParent
     from orchestrator.node.fast_stdlib import Socket
-    from orchestrator.node.messages import AgentBody, BindingBody
+    from orchestrator.node.run.agent_files import AgentBody, BindingBody
 
 UNKILLABLE_S = 2.0  # the agent has ended its ranks; under Slurm, a longer wait for a tool in the driver keeps the job's nodes allocated
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.node.agent.nccl_ras import RasQuery
     from orchestrator.node.events import EventLog
     from orchestrator.node.job import Job
-    from orchestrator.node.messages import HangBody, RankBody
+    from orchestrator.node.run.agent_files import HangBody, RankBody
 
 POLL_S = 1.0
 COUNTS_S = 0.3  # a rank that is stopped never answers

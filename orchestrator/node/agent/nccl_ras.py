@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Collection, Dict, Mapping, Optional
 
-    from orchestrator.node.messages import RankBody, RasBody
+    from orchestrator.node.run.agent_files import RankBody, RasBody
 
 LEAST_VERSION = (2, 29, 2)  # older ones crash the job when they are queried: NVIDIA/nccl#1669, #1718, #1762
 DEFAULT_ADDRESS = "localhost:28028"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from orchestrator.node.events import EventLog
     from orchestrator.node.job import Job
-    from orchestrator.node.messages import NetworkBody
+    from orchestrator.node.run.agent_files import NetworkBody
 
 LINE = rb"NCCL INFO Using network (\w[\w .-]{0,40})"
 HEAD_BYTES = 1 << 20  # of a rank's output: NCCL starts before the first step

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Iterator, List, Sequence, Tuple
 
     from orchestrator.node import messages
+    from orchestrator.node.run.agent_files import NodeFolders
 
 MOST_ENTRIES = 100_000
 
@@ -45,7 +46,7 @@ def read_file(request: messages.ReadFileRequest, _payload: bytes) -> Tuple[messa
     return {}, read_at(inside(run_folders(request), path), request["offset"], request["size"])
 
 
-def run_folders(request: messages.NodeFolders) -> List[str]:
+def run_folders(request: NodeFolders) -> List[str]:
     """The run's folder, and those that it keeps: their names in the code folder are links."""
     attempt = absolute_path(request["attempt_dir"])
     job = read_json(os.path.join(attempt, "job.json")) or {}

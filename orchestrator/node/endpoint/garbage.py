@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing import Callable, Dict, Iterator, List, Optional, Set, Tuple
 
     from orchestrator.node import messages
+    from orchestrator.node.run.agent_files import AgentBody
 
 BUNDLE = re.compile(r"[0-9a-f]{32}\Z|\.new-")  # `.new-…` is left by an unfinished push
 REMOVING = ".removing-"  # a folder is renamed before its removal: an incomplete bundle must not be used
@@ -251,7 +252,7 @@ def attempts(run: str) -> List[str]:
     return [os.path.join(run, name) for name in sorted(os.listdir(run)) if name.startswith(ATTEMPT)]
 
 
-def agents_of(run: str) -> Iterator[Tuple[str, str, messages.AgentBody]]:
+def agents_of(run: str) -> Iterator[Tuple[str, str, AgentBody]]:
     """Node, node folder and agent.json of every agent that ever started in a run folder."""
     for attempt in attempts(run):
         for node in sorted(os.listdir(attempt)):
@@ -261,7 +262,7 @@ def agents_of(run: str) -> Iterator[Tuple[str, str, messages.AgentBody]]:
                 yield node, folder, agent
 
 
-def unfinished(node: str, folder: str, agent: messages.AgentBody) -> str:
+def unfinished(node: str, folder: str, agent: AgentBody) -> str:
     """The reason to assume that an agent is alive; empty if there is none."""
     if is_alive(agent):
         return f"its agent of {node} is alive"

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from orchestrator.node.endpoint.reading import Follower, Reader
     from orchestrator.node.endpoint.start import Starter
     from orchestrator.node.protocol import Op, Reply, Request, Steps
+    from orchestrator.node.run.agent_files import NodeFolders
 
 
 def hello(_request: messages.Empty, _payload: bytes) -> Tuple[messages.HelloReply, bytes]:
@@ -176,7 +177,7 @@ def remove_marker(request: messages.MarkerRequest, payload: bytes) -> Tuple[mess
     return handle(request, payload)
 
 
-def ranks(request: messages.NodeFolders, payload: bytes) -> Tuple[messages.RanksReply, bytes]:
+def ranks(request: NodeFolders, payload: bytes) -> Tuple[messages.RanksReply, bytes]:
     from orchestrator.node.endpoint.ranks import ranks as handle
 
     return handle(request, payload)

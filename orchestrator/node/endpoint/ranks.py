@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from typing import Dict, Tuple
 
     from orchestrator.node import messages
+    from orchestrator.node.run.agent_files import NodeFolders, RankBody
 
 
-def ranks(request: messages.NodeFolders, _payload: bytes) -> Tuple[messages.RanksReply, bytes]:
+def ranks(request: NodeFolders, _payload: bytes) -> Tuple[messages.RanksReply, bytes]:
     """Ask all ranks of agents that run on this machine."""
-    nodes: Dict[str, Dict[int, messages.RankBody]] = {}
+    nodes: Dict[str, Dict[int, RankBody]] = {}
     for node, folder in node_folders(request):
         agent = read_agent(folder)
         if agent is not None and is_alive(agent):

@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 
     from orchestrator.node import messages
     from orchestrator.node.protocol import Steps
+    from orchestrator.node.run.agent_files import AgentBody, NodeFolders
 
 LOG_TAIL_BYTES = 4096
 NEWS_POLL_S = 0.2  # polling more often would take processor time from the training
 READ_FIRST = (EVENTS, OFFSETS)
 
 
-def clock_ahead_s(agent: Optional[messages.AgentBody]) -> Optional[float]:
+def clock_ahead_s(agent: Optional[AgentBody]) -> Optional[float]:
     """The agent's clock minus the clock since boot; None if it is unknown: the agent is of another boot or an older version."""
     if agent is None or agent.get("boot_id") != boot_id():
         return None
@@ -118,7 +119,7 @@ def connect(request: messages.ConnectRequest, _payload: bytes) -> Tuple[messages
     return {"error": connect_error(request["address"], request["port"])}, b""
 
 
-def observe(request: messages.NodeFolders, _payload: bytes) -> Tuple[messages.ObserveReply, bytes]:
+def observe(request: NodeFolders, _payload: bytes) -> Tuple[messages.ObserveReply, bytes]:
     """The state of every node folder's agent and ranks."""
     return {"nodes": [observe_node(node, folder) for node, folder in node_folders(request)]}, b""
 

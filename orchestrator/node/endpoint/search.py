@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from orchestrator.node import messages
     from orchestrator.node.events import NodeHistory
+    from orchestrator.node.run.agent_files import AgentBody
 
 EXITS = "first exit"  # the name of a text in replies
 MOST_HITS = 3  # of each pattern in one part of a file
@@ -177,7 +178,7 @@ def _log(found: Search, node: str, name: str, skipped: int) -> messages.LogBody:
     }
 
 
-def period_s(folder: str, agent: messages.AgentBody) -> Tuple[float, float]:
+def period_s(folder: str, agent: AgentBody) -> Tuple[float, float]:
     """The start and the end of an agent of this boot, in seconds since boot; an unknown end is infinite."""
     finished, ahead_s = read_history(folder).finished, clock_ahead_s(agent)
     ended_s = math.inf if finished is None or ahead_s is None else finished["time"] - ahead_s
@@ -185,7 +186,7 @@ def period_s(folder: str, agent: messages.AgentBody) -> Tuple[float, float]:
 
 
 def _search_machine(
-    request: messages.SearchRequest, node: str, folder: str, *, agent: messages.AgentBody, reply: messages.SearchReply
+    request: messages.SearchRequest, node: str, folder: str, *, agent: AgentBody, reply: messages.SearchReply
 ) -> None:
     """Search the kernel's log from the start to the end of the agent, and look at disks and memory."""
     text, reason = kernel_log()
@@ -202,7 +203,7 @@ def _search_machine(
         reply["remarks"].append(f"{node}: {memory}")
 
 
-def oom_report(agent: messages.AgentBody, history: NodeHistory, kernel_lines: str) -> str:
+def oom_report(agent: AgentBody, history: NodeHistory, kernel_lines: str) -> str:
     """
     The report that the kernel has killed processes since the agent started; empty if none.
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.node.events import Event
     from orchestrator.node.ownership import Key
     from orchestrator.node.protocol import Steps
+    from orchestrator.node.run.agent_files import AgentBody
 
 AGENT_MARGIN_S = 5.0  # after the grace, the agent kills its ranks and ends
 KILL_WAIT_S = 5.0
@@ -55,7 +56,7 @@ class Target:
         # An agent, or its guard, writes the last event when no descendant is alive.
         return {} if history.finished is not None else self._remaining(agent, history.rank_starts)
 
-    def _remaining(self, agent: Optional[messages.AgentBody], rank_starts: List[Event]) -> Dict[Key, str]:
+    def _remaining(self, agent: Optional[AgentBody], rank_starts: List[Event]) -> Dict[Key, str]:
         """Find the processes of the run: reads the environment and command line of every process of this user."""
         processes = user_processes()
         roles = {}

@@ -35,6 +35,7 @@ from orchestrator.verdict.positions import positions
 
 if TYPE_CHECKING:
     from orchestrator.node import messages
+    from orchestrator.node.run.agent_files import RankBody
 
 MAX_FILE_BYTES = 1 << 30
 SEARCH_S = 20.0
@@ -147,7 +148,7 @@ def record_diagnosis(run: KeptRun, found: Diagnosed) -> RunRecord:
 def _positions(launcher: Launcher) -> tuple[str, ...]:
     """The positions of the ranks that run on a machine which can be reached."""
 
-    def query(folder: AttemptFolder) -> dict[str, dict[int, messages.RankBody]]:
+    def query(folder: AttemptFolder) -> dict[str, dict[int, RankBody]]:
         return folder.endpoint.ranks(folder.attempt_dir, None if folder.nodes is None else list(folder.nodes))
 
     folders = launcher.attempt_folders(launcher.attempt(), connect=False)

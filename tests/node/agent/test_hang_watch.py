@@ -26,7 +26,7 @@ from trainer.runtime.channel import open_channel
 from trainer.runtime.rank import Rank
 
 if TYPE_CHECKING:
-    from orchestrator.node.messages import RasBody
+    from orchestrator.node.run.agent_files import RasBody
 
 
 class Seconds:

@@ -18,6 +18,7 @@ from tests.grounds import components
 
 if TYPE_CHECKING:
     from orchestrator.node import messages
+    from orchestrator.node.run.agent_files import AgentBody
 
 KERNEL = """\
 [   10.500000] Out of memory: Killed process 1 (before the run)
@@ -174,7 +175,7 @@ def test_lines_of_the_kernel_from_before_the_run_are_left_out() -> None:
 
 
 def test_lines_of_the_kernel_from_after_the_run_are_left_out(tmp_path: Path) -> None:
-    agent = cast("messages.AgentBody", {**process_record(), "start_time": 0, "clock_ahead_s": 1000.0})
+    agent = cast("AgentBody", {**process_record(), "start_time": 0, "clock_ahead_s": 1000.0})
     assert period_s(str(tmp_path), agent) == (0.0, math.inf)
     finished = {"time": 1120.0, "event": "agent-finished", "text": "", "state": "FAILED", "exit": None}
     (tmp_path / "events.jsonl").write_text(f"{json.dumps(finished)}\n")
