@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.processes import CommandFailed, Job, running
 from bench.rounds import Contestant, Measure, Target, run_rounds
 from bench.workspace import BIN, Workspace, installed
-from orchestrator.node.processes import stat_of
+from orchestrator.node.system.processes import stat_of
 from tests.grounds.cli import Orch
 from tests.grounds.hosts import open_hosts
 from tests.grounds.keeper import kill

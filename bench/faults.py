@@ -31,7 +31,7 @@ from bench.host_training import (
     healed,
     kill_guard,
 )
-from orchestrator.node.processes import stat_of
+from orchestrator.node.system.processes import stat_of
 from tests.grounds.hosts import Hosts, open_hosts
 from tests.grounds.marked import Process, still_alive
 from tests.until import until

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.node.run_folder import STANDBY_RECORD
+from orchestrator.node.run.run_folder import STANDBY_RECORD
 from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord
 from tests.grounds.hosts import Host, Hosts

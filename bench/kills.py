@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orchestrator.node.processes import stat_of
+from orchestrator.node.system.processes import stat_of
 from tests.grounds.keeper import descendants, kill
 from tests.grounds.marked import Process, still_alive
 from tests.grounds.warm_trainer import MODULES, WarmTrainer

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.rounds import Contestant, Measure, Target, run_rounds
 from bench.workspace import Workspace
-from orchestrator.node.run_folder import STANDBY_RECORD
+from orchestrator.node.run.run_folder import STANDBY_RECORD
 from tests.grounds.cli import Orch
 from tests.grounds.sshd import Farm, open_farm
 from tests.until import until

@@ -16,7 +16,7 @@ from orchestrator.diagnosis.evidence import patterns_of
 from orchestrator.node.endpoint.search import search
 
 if TYPE_CHECKING:
-    from orchestrator.node import messages
+    from orchestrator.node.protocol import messages
 
 SIZE, TIME = 100_000_000, "time"
 WORDS, SEED = 5000, 5

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.names.hostlist import ranks_on_nodes
-from orchestrator.node.events import NO_RETRY
+from orchestrator.node.run.events import NO_RETRY
 from orchestrator.stored import known_fields
 
 LauncherName = Literal["ssh", "slurm"]

@@ -8,8 +8,8 @@ from datetime import datetime, timezone
 
 import pytest
 
-from orchestrator.node.events import NO_RETRY
-from orchestrator.node.run_id import RUN_ID
+from orchestrator.node.run.events import NO_RETRY
+from orchestrator.node.run.run_id import RUN_ID
 from orchestrator.run import RankExit, RunRecord, RunState, new_run_id
 
 

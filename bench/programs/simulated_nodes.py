@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.endpoint.program import MARKER
-from orchestrator.node import protocol
+from orchestrator.node.protocol import operations
 
 FIRST_ADDRESS = int(ipaddress.ip_address("127.0.0.10"))
 FIRST_REQUEST = b'{"op": "'  # what follows the program that the controller sends
 SIZE_BYTES = 4
 BLOCK_BYTES = 1 << 18
-ANSWERED_LATER: tuple[object, ...] = (protocol.COMMAND, protocol.HEARTBEAT, protocol.FOLLOW, protocol.STOP)
+ANSWERED_LATER: tuple[object, ...] = (operations.COMMAND, operations.HEARTBEAT, operations.FOLLOW, operations.STOP)
 STOP_S = 0.1  # what a node takes to end a rank that does not resist
 AHEAD_S = time.time() - time.monotonic()
 
@@ -135,28 +135,28 @@ class Simulation:
         self._probed: asyncio.Future[Json] | None = None
         rendezvous = f"{self.nodes[0].address} 29500 host-0"
         self._handlers: dict[object, Callable[[Node, Json], Json]] = {
-            protocol.HELLO: lambda node, _: {"facts": node.facts()},
-            protocol.PREPARE: lambda _, request: {"have_bundle": request["digest"] in self._bundles},
-            protocol.PUT_BUNDLE: self._put_bundle,
-            protocol.PUT_RUN: self._put_run,
-            protocol.PUT_FILES: lambda *_: {},
-            protocol.RESERVE: lambda *_: {"rendezvous": rendezvous},
-            protocol.LISTEN: lambda *_: {"rendezvous": rendezvous},
-            protocol.STOP_LISTENING: lambda *_: {},
-            protocol.CONNECT: lambda *_: {"error": ""},
-            protocol.START: lambda node, _: {"agent": node.start(rendezvous)},
-            protocol.STAND_BY: lambda *_: {},
-            protocol.OBSERVE: lambda node, request: {"nodes": [node.body(request["attempt_dir"])]},
-            protocol.REACH: self._reach,
-            protocol.FILES: lambda *_: {"files": {}},
-            protocol.READ: lambda *_: {"chunks": [], "clocks_ahead_s": {}},
-            protocol.SEARCH: lambda *_: {"logs": [], "remarks": [], "is_partial": False},
-            protocol.RANKS: lambda *_: {"nodes": {}},
-            protocol.LAST_LINES: lambda *_: {"offsets": {}, "skipped": {}, "written": {}, "clocks_ahead_s": {}},
-            protocol.LINES_SINCE: lambda *_: {"offsets": {}, "skipped": {}, "written": {}, "clocks_ahead_s": {}},
-            protocol.WRITE_MARKER: self._write_marker,
-            protocol.FIND_MARKER: lambda _, request: {"token": self._markers[request["path"]]},
-            protocol.REMOVE_MARKER: lambda *_: {},
+            operations.HELLO: lambda node, _: {"facts": node.facts()},
+            operations.PREPARE: lambda _, request: {"have_bundle": request["digest"] in self._bundles},
+            operations.PUT_BUNDLE: self._put_bundle,
+            operations.PUT_RUN: self._put_run,
+            operations.PUT_FILES: lambda *_: {},
+            operations.RESERVE: lambda *_: {"rendezvous": rendezvous},
+            operations.LISTEN: lambda *_: {"rendezvous": rendezvous},
+            operations.STOP_LISTENING: lambda *_: {},
+            operations.CONNECT: lambda *_: {"error": ""},
+            operations.START: lambda node, _: {"agent": node.start(rendezvous)},
+            operations.STAND_BY: lambda *_: {},
+            operations.OBSERVE: lambda node, request: {"nodes": [node.body(request["attempt_dir"])]},
+            operations.REACH: self._reach,
+            operations.FILES: lambda *_: {"files": {}},
+            operations.READ: lambda *_: {"chunks": [], "clocks_ahead_s": {}},
+            operations.SEARCH: lambda *_: {"logs": [], "remarks": [], "is_partial": False},
+            operations.RANKS: lambda *_: {"nodes": {}},
+            operations.LAST_LINES: lambda *_: {"offsets": {}, "skipped": {}, "written": {}, "clocks_ahead_s": {}},
+            operations.LINES_SINCE: lambda *_: {"offsets": {}, "skipped": {}, "written": {}, "clocks_ahead_s": {}},
+            operations.WRITE_MARKER: self._write_marker,
+            operations.FIND_MARKER: lambda _, request: {"token": self._markers[request["path"]]},
+            operations.REMOVE_MARKER: lambda *_: {},
         }
 
     def command(self, line: str) -> Json:
@@ -282,17 +282,17 @@ class Connection:
 
     def _take(self, request: Json, payload: bytes) -> None:
         begun, op, node = time.monotonic(), request["op"], self.node
-        if op == protocol.COMMAND:
+        if op == operations.COMMAND:
             task = self._loop.create_task(self._probe(request, payload, begun))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        elif op == protocol.HEARTBEAT:
+        elif op == operations.HEARTBEAT:
             node.has_heartbeat = True
             self._when_changed(request, begun)
-        elif op == protocol.FOLLOW:
+        elif op == operations.FOLLOW:
             reply: Json = {"chunks": [], "clocks_ahead_s": {}, "position": "end"}
             self._loop.call_later(request["wait_s"], self._reply, request, reply, begun)
-        elif op == protocol.STOP:
+        elif op == operations.STOP:
             node.stop()
             reply = {"nodes": [{"node": node.name, "signalled": [], "remaining": [], "in_kernel": []}]}
             self._loop.call_later(STOP_S, self._reply, request, reply, begun)

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from orchestrator.launchers import launcher_for
-from orchestrator.node.ownership import LOADER, proc_strings, rank_owner
+from orchestrator.node.run.ownership import LOADER, proc_strings, rank_owner
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.resolve import resolve
 from orchestrator.run import new_run_id

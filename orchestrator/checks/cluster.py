@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from orchestrator.environment.request import NodeRequest
-from orchestrator.node.visible_devices import VISIBLE, visible_devices
+from orchestrator.node.cards import VISIBLE, visible_devices
 
 if TYPE_CHECKING:
     from orchestrator.node.facts import Card, NodeFacts

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from orchestrator.checks.cluster import GIB, Cluster
 from orchestrator.findings import Finding, Severity
 from orchestrator.node.digits import three_digits
-from orchestrator.node.files import LEAST_FILE_BYTES
+from orchestrator.node.system.files import LEAST_FILE_BYTES
 
 OPEN_FILES = 4096
 PROCESSES_PER_RANK = 512  # threads count as processes: a rank has about 100, and each data loader worker more

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from orchestrator.code.ignore_files import IgnoreFiles
-from orchestrator.node.not_code import CACHES, reason_not_code
+from orchestrator.node.excluded_folders import CACHES, reason_not_code
 
 ORCHIGNORE = ".orchignore"
 SECRETS = "secrets"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from orchestrator.errors import NodeError, OrchError
-from orchestrator.node.files import low_size_limit
+from orchestrator.node.system.files import low_size_limit
 from orchestrator.progress import OnProgress
 from orchestrator.transports.base import Transport
 from orchestrator.transports.ssh.deferred_imports import deferred_imports

@@ -1,4 +1,4 @@
-"""The requests that the controller makes to an endpoint: one method per operation of node/protocol.py."""
+"""The requests that the controller makes to an endpoint: one method per operation of node/protocol/operations.py."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from orchestrator.endpoint.replies import (
     StrayReport,
 )
 from orchestrator.errors import NodeError
-from orchestrator.node import protocol
 from orchestrator.node.facts import read_facts
+from orchestrator.node.protocol import operations
 from orchestrator.progress import OnShare, no_progress
 from orchestrator.transports.base import Transport
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
 
     from orchestrator.endpoint.clock import ClockBounds
-    from orchestrator.node import messages
     from orchestrator.node.facts import NodeFacts
+    from orchestrator.node.protocol import messages
     from orchestrator.node.run.agent_files import NodeFolders, RankBody
 
 HEARTBEAT_ANSWER_S = 4.0  # a node that takes longer is silent; the supervisor decides how long it may be
@@ -133,7 +133,7 @@ class Endpoint:
     def clock_ahead(self, *, wait_s: float = ANSWER_S) -> tuple[float, float]:
         """The least and the most seconds by which the node's clock is ahead of this machine's; they differ by the request's time."""
         request: messages.Empty = {}
-        answer = self._connection.call(protocol.HELLO, request, answer_s=wait_s)
+        answer = self._connection.call(operations.HELLO, request, answer_s=wait_s)
         return answer.clock.ahead_s(answer.reply["facts"]["clock_ahead_s"])
 
     def prepare(self, workdir: str, digest: str, *, bytes_unpacked: int = 0, bytes_more: int = 0) -> bool:
@@ -150,17 +150,19 @@ class Endpoint:
             "bytes_unpacked": bytes_unpacked,
             "bytes_more": bytes_more,
         }
-        return self._connection.call(protocol.PREPARE, request, hint=WORKDIR_HINT).reply["have_bundle"]
+        return self._connection.call(operations.PREPARE, request, hint=WORKDIR_HINT).reply["have_bundle"]
 
     def put_bundle(self, workdir: str, digest: str, tar: bytes, sha256: str, *, on_sent: OnShare = no_progress) -> None:
         """Unpack a tar.gz with this checksum as the bundle of this digest, unless another connection has done so."""
         request: messages.PutBundleRequest = {"workdir": workdir, "digest": digest, "sha256": sha256}
-        self._connection.call(protocol.PUT_BUNDLE, request, tar, answer_s=UNPACK_S, hint=WORKDIR_HINT, on_sent=on_sent)
+        self._connection.call(
+            operations.PUT_BUNDLE, request, tar, answer_s=UNPACK_S, hint=WORKDIR_HINT, on_sent=on_sent
+        )
 
     def lacking(self, workdir: str, digest: str, manifest: bytes) -> list[str]:
         """The names of the files in the manifest of a bundle that are in no bundle on the node."""
         request: messages.BundleRequest = {"workdir": workdir, "digest": digest}
-        answer = self._connection.call(protocol.LACKING, request, manifest, answer_s=UNPACK_S, hint=WORKDIR_HINT)
+        answer = self._connection.call(operations.LACKING, request, manifest, answer_s=UNPACK_S, hint=WORKDIR_HINT)
         names: list[str] = json.loads(zlib.decompress(answer.payload))
         return names
 
@@ -177,7 +179,7 @@ class Endpoint:
         }
         payload = manifest + tar
         answer = self._connection.call(
-            protocol.PUT_PART, request, payload, answer_s=UNPACK_S, hint=WORKDIR_HINT, on_sent=on_sent
+            operations.PUT_PART, request, payload, answer_s=UNPACK_S, hint=WORKDIR_HINT, on_sent=on_sent
         )
         return answer.reply["is_complete"]
 
@@ -198,13 +200,13 @@ class Endpoint:
             "claim": claim,
             "files": entries,
         }
-        return self._connection.call(protocol.PUT_RUN, request, content, answer_s=UNPACK_S, hint=WORKDIR_HINT).reply
+        return self._connection.call(operations.PUT_RUN, request, content, answer_s=UNPACK_S, hint=WORKDIR_HINT).reply
 
     def put_files(self, folder: str, files: Sequence[FileContent]) -> None:
         """Write files, given as path below the folder, content and mode; each is written atomically."""
         entries, content = _packed(files)
         request: messages.PutFilesRequest = {"folder": folder, "files": entries}
-        self._connection.call(protocol.PUT_FILES, request, content, hint=WORKDIR_HINT)
+        self._connection.call(operations.PUT_FILES, request, content, hint=WORKDIR_HINT)
 
     def reserve(self, candidates: Sequence[str], interfaces: Mapping[str, str], *, wait_s: float = ANSWER_S) -> str:
         """
@@ -215,17 +217,17 @@ class Endpoint:
             interfaces: the ranks' NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; they take precedence over candidates.
         """
         request: messages.ReserveRequest = {"candidates": list(candidates), "interfaces": dict(interfaces)}
-        return self._connection.call(protocol.RESERVE, request, answer_s=wait_s).reply["rendezvous"]
+        return self._connection.call(operations.RESERVE, request, answer_s=wait_s).reply["rendezvous"]
 
     def listen(self, candidates: Sequence[str], interfaces: Mapping[str, str], *, wait_s: float = ANSWER_S) -> str:
         """Listen on a free port at the address that `reserve` would find, until `stop_listening`; return the record of both."""
         request: messages.ReserveRequest = {"candidates": list(candidates), "interfaces": dict(interfaces)}
-        return self._connection.call(protocol.LISTEN, request, answer_s=wait_s).reply["rendezvous"]
+        return self._connection.call(operations.LISTEN, request, answer_s=wait_s).reply["rendezvous"]
 
     def stop_listening(self, *, wait_s: float = ANSWER_S) -> None:
         """Close the port of `listen`."""
         empty: messages.Empty = {}
-        self._connection.call(protocol.STOP_LISTENING, empty, answer_s=wait_s)
+        self._connection.call(operations.STOP_LISTENING, empty, answer_s=wait_s)
 
     def start(
         self, argv: Sequence[str], folder: str, *, agent: messages.AgentStart | None = None, wait_s: float = 30.0
@@ -238,21 +240,23 @@ class Endpoint:
             agent: the values in node.sh, with which the endpoint may start the agent without a shell and a second Python.
         """
         request: messages.StartRequest = {"argv": list(argv), "agent": agent, "folder": folder, "wait_s": wait_s}
-        return AgentRecord.of(self._connection.call(protocol.START, request, answer_s=wait_s + ANSWER_S).reply["agent"])
+        return AgentRecord.of(
+            self._connection.call(operations.START, request, answer_s=wait_s + ANSWER_S).reply["agent"]
+        )
 
     def files(
         self, attempt_dir: str, nodes: Sequence[str] | None, outputs: messages.Outputs = ALL_OUTPUTS
     ) -> dict[str, int]:
         """The sizes of the files that `read` reads, by name; of the ranks' files only `outputs`."""
         request: messages.FilesRequest = {**_folders(attempt_dir, nodes), "outputs": outputs}
-        return self._connection.call(protocol.FILES, request).reply["files"]
+        return self._connection.call(operations.FILES, request).reply["files"]
 
     def last_lines(
         self, attempt_dir: str, nodes: Sequence[str] | None, outputs: messages.Outputs, lines: int
     ) -> Positions:
         """The positions of the last `lines` lines of each output file, and when they were written."""
         request: messages.LastLinesRequest = {**_folders(attempt_dir, nodes), "outputs": outputs, "lines": lines}
-        answer = self._connection.call(protocol.LAST_LINES, request, answer_s=SEARCH_S)
+        answer = self._connection.call(operations.LAST_LINES, request, answer_s=SEARCH_S)
         return Positions.of(answer.reply, answer.clock)
 
     def lines_since(
@@ -260,13 +264,13 @@ class Endpoint:
     ) -> Positions:
         """The positions of the lines of the last `since_s` seconds in each output file, and in the index of their times."""
         request: messages.LinesSinceRequest = {**_folders(attempt_dir, nodes), "outputs": outputs, "since_s": since_s}
-        answer = self._connection.call(protocol.LINES_SINCE, request, answer_s=SEARCH_S)
+        answer = self._connection.call(operations.LINES_SINCE, request, answer_s=SEARCH_S)
         return Positions.of(answer.reply, answer.clock)
 
     def read(self, attempt_dir: str, ranges: Mapping[str, tuple[int, int]], *, max_bytes: int = 1 << 20) -> list[Chunk]:
         """Parts of files, given as begin and end by file, such as `n0/rank-0.out`; max_bytes in total at most."""
         request: messages.ReadRequest = {"attempt_dir": attempt_dir, "ranges": dict(ranges), "max_bytes": max_bytes}
-        answer = self._connection.call(protocol.READ, request)
+        answer = self._connection.call(operations.READ, request)
         return _chunks(answer.reply, answer.payload, answer.clock)
 
     def follow(
@@ -301,22 +305,22 @@ class Endpoint:
         answer = (
             None
             if position is None
-            else self._connection.call_waiting(protocol.FOLLOW, request, answer_s=wait_s + ANSWER_S)
+            else self._connection.call_waiting(operations.FOLLOW, request, answer_s=wait_s + ANSWER_S)
         )
         if answer is None or answer.reply["position"] is None:
             request["begin"] = {**_folders(attempt_dir, nodes), "outputs": outputs, "offsets": dict(offsets)}
-            answer = self._connection.call_waiting(protocol.FOLLOW, request, answer_s=wait_s + ANSWER_S)
+            answer = self._connection.call_waiting(operations.FOLLOW, request, answer_s=wait_s + ANSWER_S)
         return _chunks(answer.reply, answer.payload, answer.clock), answer.reply["position"]
 
     def observe(self, attempt_dir: str, nodes: Sequence[str] | None) -> list[NodeObservation]:
         """The state of every node folder."""
-        answer = self._connection.call(protocol.OBSERVE, _folders(attempt_dir, nodes))
+        answer = self._connection.call(operations.OBSERVE, _folders(attempt_dir, nodes))
         return [NodeObservation.of(body, answer.clock) for body in answer.reply["nodes"]]
 
     def find(self, workdir: str, run_id: str, *, log_bytes: int = 0) -> RunTrace | None:
         """The newest attempt of a run in the working folder, and the end of the batch log; None if there is none."""
         request: messages.FindRequest = {"workdir": workdir, "run": run_id, "log_bytes": log_bytes}
-        reply = self._connection.call(protocol.FIND, request).reply
+        reply = self._connection.call(operations.FIND, request).reply
         try:
             return RunTrace.of(reply)
         except ValueError as error:
@@ -325,12 +329,12 @@ class Endpoint:
     def active_runs(self, workdir: str) -> list[str]:
         """The runs in the working folder that have a living process on the node."""
         request: messages.ActiveRunsRequest = {"workdir": workdir}
-        return self._connection.call(protocol.ACTIVE_RUNS, request).reply["runs"]
+        return self._connection.call(operations.ACTIVE_RUNS, request).reply["runs"]
 
     def is_local(self, path: str) -> bool:
         """Return whether a path is on a local file system of the node, which may still export it."""
         request: messages.FileSystemRequest = {"path": path}
-        return self._connection.call(protocol.FILE_SYSTEM, request).reply["local"]
+        return self._connection.call(operations.FILE_SYSTEM, request).reply["local"]
 
     def heartbeat(self, attempt_dir: str, node: str, heartbeat: Heartbeat) -> tuple[NodeObservation, object]:
         """
@@ -346,18 +350,18 @@ class Endpoint:
             "wait_s": heartbeat.wait_s,
         }
         answer_s = heartbeat.wait_s + HEARTBEAT_ANSWER_S
-        answer = self._connection.call_waiting(protocol.HEARTBEAT, request, answer_s=answer_s)
+        answer = self._connection.call_waiting(operations.HEARTBEAT, request, answer_s=answer_s)
         return NodeObservation.of(answer.reply["nodes"][0], answer.clock), answer.reply["known"]
 
     def reach(self, addresses: Sequence[str], port: int) -> set[str]:
         """Return the addresses that the node can reach at this port: the connection is accepted or refused."""
         request: messages.ReachRequest = {"addresses": list(addresses), "port": port}
-        return set(self._connection.call(protocol.REACH, request, answer_s=2 * HEARTBEAT_ANSWER_S).reply["addresses"])
+        return set(self._connection.call(operations.REACH, request, answer_s=2 * HEARTBEAT_ANSWER_S).reply["addresses"])
 
     def connect_error(self, address: str, port: int) -> str:
         """Connect from the node to another one; return the reason if that fails, else an empty text."""
         request: messages.ConnectRequest = {"address": address, "port": port}
-        return self._connection.call(protocol.CONNECT, request, answer_s=2 * HEARTBEAT_ANSWER_S).reply["error"]
+        return self._connection.call(operations.CONNECT, request, answer_s=2 * HEARTBEAT_ANSWER_S).reply["error"]
 
     def stop(
         self, attempt_dir: str, nodes: Sequence[str] | None, *, grace_s: float, keeps_standby: bool = False
@@ -373,34 +377,34 @@ class Endpoint:
             "grace_s": grace_s,
             "keeps_standby": keeps_standby,
         }
-        answer = self._connection.call(protocol.STOP, request, answer_s=grace_s + STOP_MARGIN_S + ANSWER_S)
+        answer = self._connection.call(operations.STOP, request, answer_s=grace_s + STOP_MARGIN_S + ANSWER_S)
         return [StopResult.of(body) for body in answer.reply["nodes"]]
 
     def stand_by(self, agent: messages.AgentStart | None, folder: str) -> None:
         """Let processes wait for the attempt after the one whose agent is described, in that node folder; None: end them."""
         request: messages.StandbyRequest = {"agent": agent, "folder": folder}
-        self._connection.call(protocol.STAND_BY, request, answer_s=2 * HEARTBEAT_ANSWER_S)
+        self._connection.call(operations.STAND_BY, request, answer_s=2 * HEARTBEAT_ANSWER_S)
 
     def write_marker(self, folder: str, token: str, *, wait_s: float = ANSWER_S) -> str:
         """Write a token to a new file in the folder, or in the nearest one above it that exists; return the file's path."""
         request: messages.WriteMarkerRequest = {"folder": folder, "token": token}
-        return self._connection.call(protocol.WRITE_MARKER, request, answer_s=wait_s).reply["path"]
+        return self._connection.call(operations.WRITE_MARKER, request, answer_s=wait_s).reply["path"]
 
     def find_marker(self, path: str, *, wait_s: float = ANSWER_S) -> str:
         """Read the token that another node wrote; NodeError if this node does not see the file."""
         request: messages.MarkerRequest = {"path": path}
-        return self._connection.call(protocol.FIND_MARKER, request, answer_s=wait_s).reply["token"]
+        return self._connection.call(operations.FIND_MARKER, request, answer_s=wait_s).reply["token"]
 
     def remove_marker(self, path: str, *, wait_s: float = ANSWER_S) -> None:
         """Remove a token's file."""
         request: messages.MarkerRequest = {"path": path}
-        self._connection.call(protocol.REMOVE_MARKER, request, answer_s=wait_s)
+        self._connection.call(operations.REMOVE_MARKER, request, answer_s=wait_s)
 
     def strays(self, *, min_age_s: float, grace_s: float, dry_run: bool) -> StrayReport:
         """End this user's strays on the node, or only list them; list other users' processes on its cards."""
         request: messages.StraysRequest = {"min_age_s": min_age_s, "grace_s": grace_s, "dry_run": dry_run}
         return StrayReport.of(
-            self._connection.call(protocol.STRAYS, request, answer_s=grace_s + STRAYS_MARGIN_S + ANSWER_S).reply
+            self._connection.call(operations.STRAYS, request, answer_s=grace_s + STRAYS_MARGIN_S + ANSWER_S).reply
         )
 
     def clear(self, workdir: str, *, older_than_s: float, results: bool, dry_run: bool) -> list[messages.GarbageBody]:
@@ -411,12 +415,12 @@ class Endpoint:
             "results": results,
             "dry_run": dry_run,
         }
-        return self._connection.call(protocol.CLEAR, request, answer_s=CLEAR_S).reply["entries"]
+        return self._connection.call(operations.CLEAR, request, answer_s=CLEAR_S).reply["entries"]
 
     def list_files(self, attempt_dir: str, nodes: Sequence[str] | None, path: str, *, cwd: str) -> list[FoundFiles]:
         """The files below a path of the run, for each node that has it; nodes that share it are one."""
         request: messages.ListFilesRequest = {**_folders(attempt_dir, nodes), "path": path, "cwd": cwd}
-        reply = self._connection.call(protocol.LIST_FILES, request, answer_s=LIST_S).reply
+        reply = self._connection.call(operations.LIST_FILES, request, answer_s=LIST_S).reply
         try:
             return [FoundFiles.of(body) for body in reply["found"]]
         except ValueError as error:
@@ -447,11 +451,11 @@ class Endpoint:
             "max_bytes": max_bytes,
             "wait_s": wait_s,
         }
-        return self._connection.call(protocol.SEARCH, request, answer_s=wait_s + ANSWER_S).reply
+        return self._connection.call(operations.SEARCH, request, answer_s=wait_s + ANSWER_S).reply
 
     def ranks(self, attempt_dir: str, nodes: Sequence[str] | None) -> dict[str, dict[int, RankBody]]:
         """The positions of the ranks of each node whose agent runs on this machine."""
-        reply = self._connection.call(protocol.RANKS, _folders(attempt_dir, nodes)).reply
+        reply = self._connection.call(operations.RANKS, _folders(attempt_dir, nodes)).reply
         return {node: {int(rank): body for rank, body in bodies.items()} for node, bodies in reply["nodes"].items()}
 
     def read_file(self, attempt_dir: str, root: str, path: str, *, offset: int, size: int) -> bytes:
@@ -463,7 +467,7 @@ class Endpoint:
             "offset": offset,
             "size": size,
         }
-        return self._connection.call(protocol.READ_FILE, request).payload
+        return self._connection.call(operations.READ_FILE, request).payload
 
     def command(self, argv: Sequence[str], *, timeout_s: float, removed: str = "") -> CommandResult:
         """
@@ -479,7 +483,7 @@ class Endpoint:
             "removed": removed,
             "timeout_s": timeout_s,
         }
-        reply = self._connection.call(protocol.COMMAND, request, answer_s=timeout_s + ANSWER_S).reply
+        reply = self._connection.call(operations.COMMAND, request, answer_s=timeout_s + ANSWER_S).reply
         return CommandResult(reply["code"], reply["out"], reply["err"])
 
     def probe(
@@ -504,7 +508,7 @@ class Endpoint:
             "timeout_s": wait_s,
         }
         stdin = probe_program() + json.dumps(wanted).encode()
-        reply = self._connection.call(protocol.COMMAND, request, stdin, answer_s=wait_s + PROBE_MARGIN_S).reply
+        reply = self._connection.call(operations.COMMAND, request, stdin, answer_s=wait_s + PROBE_MARGIN_S).reply
         if reply["code"] != 0:
             last = (reply["err"].strip().splitlines() or ["no message"])[-1]
             raise NodeError(self.node, f"the probe ended with exit code {reply['code']}: {last}")
@@ -533,7 +537,7 @@ class Endpoint:
             "result_file": result_file,
             "begin": begin,
         }
-        reply = self._connection.call(protocol.COMMAND_ONCE, request, answer_s=timeout_s + ANSWER_S).reply
+        reply = self._connection.call(operations.COMMAND_ONCE, request, answer_s=timeout_s + ANSWER_S).reply
         return CommandResult(reply["code"], reply["out"], reply["err"])
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from orchestrator.node import messages
+    from orchestrator.node.protocol import messages
 
 READ_S = 0.001  # the error of reading a clock
 

@@ -16,13 +16,13 @@ from orchestrator.endpoint.replies import Facts
 from orchestrator.endpoint.reply_size import ReplySize
 from orchestrator.endpoint.start_failure import PYTHON_HINT, start_failure
 from orchestrator.errors import NodeError, Unreachable, machine_error
-from orchestrator.node import protocol
+from orchestrator.node.protocol import operations
 from orchestrator.progress import OnShare, no_progress
 from orchestrator.transports.base import Channel, ChannelClosed, ChannelReader, NoMarker, Transport
 
 if TYPE_CHECKING:
-    from orchestrator.node import messages
-    from orchestrator.node.protocol import Op
+    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.operations import Op
 
 ANSWER_S = 30.0
 HELLO_NUMBER = 0
@@ -264,7 +264,7 @@ class Connection:
 
     def _send_program(self, channel: Channel) -> str:
         """Send the program and the first request together; return the version that Python reports."""
-        request: messages.RequestHeader = {"op": protocol.HELLO, "number": HELLO_NUMBER, "bytes": 0}
+        request: messages.RequestHeader = {"op": operations.HELLO, "number": HELLO_NUMBER, "bytes": 0}
         answer_s = ANSWER_S
         self._unanswered.add(HELLO_NUMBER)
         try:
@@ -284,7 +284,7 @@ class Connection:
     def _require_ok(self, reply: messages.ReplyHeader, hint: str = "") -> None:
         if not reply["ok"]:
             error = cast("messages.ErrorBody", reply)
-            kind = RendezvousPortTaken if error["kind"] == protocol.HeadPortTaken.__name__ else NodeError
+            kind = RendezvousPortTaken if error["kind"] == operations.HeadPortTaken.__name__ else NodeError
             raise kind(self.node, error["message"], hint=hint)
 
     def _drop(self) -> None:

@@ -12,7 +12,7 @@ from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 from orchestrator.fanout import once
-from orchestrator.node.ownership import LOADER
+from orchestrator.node.run.ownership import LOADER
 from orchestrator.resources import node_folder
 
 OLDEST_PYTHON = (3, 8)
@@ -65,7 +65,7 @@ if sys.version_info >= @OLDEST_PYTHON@:
 @once
 def program() -> bytes:
     """The endpoint. Modules that neither a start nor the supervision of a run needs are sent as text only."""
-    return _packed([ENDPOINT], [f"{ENDPOINT}.serve", f"{ENDPOINT}.fork", f"{ENDPOINT}.reading", f"{NODE}.stacks"])
+    return _packed([ENDPOINT], [f"{ENDPOINT}.serve", f"{ENDPOINT}.fork", f"{ENDPOINT}.reading", f"{NODE}.ranks.stacks"])
 
 
 @once

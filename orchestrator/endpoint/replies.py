@@ -1,7 +1,7 @@
 """
 The replies of an endpoint as dataclasses: the facts of a node, its agents, their output and their exits.
 
-Some repeat a type of node/messages.py field by field, as Stray: a node imports no dataclasses, and the rest of orch does not
+Some repeat a type of node/protocol/messages.py field by field, as Stray: a node imports no dataclasses, and the rest of orch does not
 know the messages, but for GarbageBody, which the controller also gets from its own records. Type checkers compare the fields
 where one is made from the other, as in `Stray(**body)`.
 """
@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.node.events import cause_s
-from orchestrator.node.files import link_target, relative
-from orchestrator.node.run_folder import ATTEMPT_BEGINS
+from orchestrator.node.run.events import cause_s
+from orchestrator.node.run.run_folder import ATTEMPT_BEGINS
+from orchestrator.node.system.files import link_target, relative
 
 if TYPE_CHECKING:
     from orchestrator.endpoint.clock import ClockBounds
-    from orchestrator.node import messages
-    from orchestrator.node.events import Event, RankResult, StateName
+    from orchestrator.node.protocol import messages
     from orchestrator.node.run.agent_files import AgentBody, BindingBody, CardsBody, HangBody, NetworkBody
+    from orchestrator.node.run.events import Event, RankResult, StateName
 
 Json = Mapping[str, Any]
 _ATTEMPT_BEGINS = re.compile("^" + ATTEMPT_BEGINS.format("[0-9]+"), re.MULTILINE)

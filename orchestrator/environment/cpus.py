@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from orchestrator.node.agent.binding import Card, Unbound, cards_of_ranks, refuse_useless, visible_cards
+from orchestrator.node.cards import VISIBLE
 from orchestrator.node.facts import NodeFacts
-from orchestrator.node.number_list import format_numbers, parse_numbers
-from orchestrator.node.visible_devices import VISIBLE
+from orchestrator.node.number_text import format_numbers, parse_numbers
 
 
 def cpus_of_ranks(facts: NodeFacts, accelerator: str, ranks: int, env: Mapping[str, str], *, bind: str) -> str:

@@ -21,7 +21,7 @@ os.umask(0o077)  # facts and byte code are private
 sys.path[0] = os.path.abspath(__file__).rpartition("/orchestrator/")[0]
 sys.dont_write_bytecode = True  # until write_if_safe
 
-from orchestrator.node.byte_code import write_if_safe
+from orchestrator.node.system.byte_code import write_if_safe
 
 write_if_safe(sys.path[0])
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from orchestrator.checks.cluster import host_names, nodes_to_resolve
 from orchestrator.environment.request import NodeRequest
 from orchestrator.node.batch.allocation import facts_folder
+from orchestrator.node.cards import VISIBLE
 from orchestrator.node.facts import read_facts
-from orchestrator.node.files import read_at, read_json, tail
 from orchestrator.node.nodelist import node_names
-from orchestrator.node.run_folder import AGENT_LOG, attempt_folder
-from orchestrator.node.visible_devices import VISIBLE
+from orchestrator.node.run.run_folder import AGENT_LOG, attempt_folder
+from orchestrator.node.system.files import read_at, read_json, tail
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

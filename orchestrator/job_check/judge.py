@@ -17,8 +17,8 @@ from orchestrator.job_check.job import JobCheck
 from orchestrator.names.hostlist import fold
 from orchestrator.node.batch.allocation import LEFT_OUT
 from orchestrator.node.batch.restart import node_events, nodes_for
-from orchestrator.node.events import Kind, State
-from orchestrator.node.files import write_json
+from orchestrator.node.run.events import Kind, State
+from orchestrator.node.system.files import write_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,10 +7,10 @@ import sys
 import traceback
 
 from orchestrator.job_check.job import JobCheck
-from orchestrator.node.files import write_json
 from orchestrator.node.probe.collect import collect
 from orchestrator.node.probe.source import Source
-from orchestrator.node.run_folder import AGENT_LOG
+from orchestrator.node.run.run_folder import AGENT_LOG
+from orchestrator.node.system.files import write_json
 
 
 def probe(path: str) -> int:

@@ -22,8 +22,8 @@ from orchestrator.launchers.base import AttemptFolder
 from orchestrator.launchers.job import JobStatus
 from orchestrator.launchers.newest_plan import NewestPlan
 from orchestrator.names.hostlist import fold
-from orchestrator.node.code_folder import SHARED
 from orchestrator.node.digits import three_digits
+from orchestrator.node.run.code_folder import SHARED
 from orchestrator.plan.files import (
     PlannedFile,
     agent_start,
@@ -38,7 +38,7 @@ from orchestrator.progress import OnProgress, OnShare, Reporter, no_progress
 if TYPE_CHECKING:
     from orchestrator.code.bundle import Bundle
     from orchestrator.endpoint.replies import BatchLog
-    from orchestrator.node import messages
+    from orchestrator.node.protocol import messages
 
 START_WAIT_S = 30.0
 SETUP_WAIT_S = 120.0  # in addition, for all setup lines together

@@ -20,7 +20,7 @@ from orchestrator.fanout import failed_nodes, map_parallel
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.logs.lines import MAX_LINE_BYTES, MAX_WRITE_TIMES, LogLines, NodeLines, in_order
 from orchestrator.logs.selection import Selection
-from orchestrator.node.events import OFFSETS, Kind
+from orchestrator.node.run.events import OFFSETS, Kind
 
 CHUNK_BYTES = 1 << 20
 HELD_BYTES = 1 << 25  # the chunks held while merging, one of every file or feed; their text takes as much again

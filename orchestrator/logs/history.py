@@ -13,7 +13,7 @@ from orchestrator.errors import NodeError
 from orchestrator.fanout import map_parallel, successes
 from orchestrator.logs.follow import Feed, chunk_bytes
 from orchestrator.logs.lines import MAX_LINE_BYTES, MAX_WRITE_TIMES, LogLines, in_order
-from orchestrator.node.events import EVENTS, OFFSETS
+from orchestrator.node.run.events import EVENTS, OFFSETS
 
 T = TypeVar("T")
 HELD_WRITE_TIMES = 1 << 22  # of all files of a history, 64 MiB

@@ -13,8 +13,8 @@ from itertools import groupby
 from typing import Any, Literal
 
 from orchestrator.logs.printable import is_printable, printable
-from orchestrator.node.events import EVENTS, OFFSETS, Kind, State
-from orchestrator.node.run_folder import output_stem
+from orchestrator.node.run.events import EVENTS, OFFSETS, Kind, State
+from orchestrator.node.run.run_folder import output_stem
 
 Stream = Literal["out", "err", "event", "batch"]
 MAX_LINE_BYTES = 1 << 20

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from orchestrator.logs.lines import LogLines, Stream
 
 if TYPE_CHECKING:
-    from orchestrator.node import messages
+    from orchestrator.node.protocol import messages
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
-from orchestrator.node.number_list import format_numbers
+from orchestrator.node.number_text import format_numbers
 
 T = TypeVar("T", bound=Hashable)
 # Larger than any known cluster, small enough that `n[0-999999999]` is refused at once instead of filling memory.

@@ -26,7 +26,7 @@ UMASK = os.umask(0o077)  # the agent's files, byte code included, are private; t
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.dont_write_bytecode = True  # until write_if_safe
 
-from orchestrator.node.byte_code import write_if_safe
+from orchestrator.node.system.byte_code import write_if_safe
 
 write_if_safe(sys.path[0])
 

@@ -11,7 +11,7 @@ import errno
 import os
 import time
 
-from orchestrator.node.fast_stdlib import Socket, socket
+from orchestrator.node.system.fast_stdlib import Socket, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

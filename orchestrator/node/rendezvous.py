@@ -7,8 +7,8 @@ import os
 import struct
 import sys
 
-from orchestrator.node.fast_stdlib import Socket, signal, socket
-from orchestrator.node.machine import host_id
+from orchestrator.node.system.fast_stdlib import Socket, signal, socket
+from orchestrator.node.system.machine import host_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.plan.shell import render
 
 if TYPE_CHECKING:
-    from orchestrator.node import messages
+    from orchestrator.node.protocol import messages
     from orchestrator.plan.plan import LaunchPlan, NodePlan
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import UsageError
 from orchestrator.names.hostlist import fold
-from orchestrator.node.rank_launchers import (
+from orchestrator.node.ranks.rank_launchers import (
     FROM_ONE_NODE,
     MASTERS,
     NOT_NEEDED,

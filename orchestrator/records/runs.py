@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from orchestrator.errors import RunNotFound
-from orchestrator.node.run_id import RUN_ID
+from orchestrator.node.run.run_id import RUN_ID
 from orchestrator.records.cache.entries import list_entries
 from orchestrator.records.store import RunFolder, Store, home
 from orchestrator.run import RunEntry, RunRecord

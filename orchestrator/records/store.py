@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from orchestrator.errors import FULL_DISK, RunNotFound, UsageError, os_error_text
-from orchestrator.node.files import make_private_folder, working_folder
-from orchestrator.node.run_id import RUN_ID
+from orchestrator.node.run.run_id import RUN_ID
+from orchestrator.node.system.files import make_private_folder, working_folder
 from orchestrator.plan import plan as plans
 from orchestrator.plan.files import node_files
 from orchestrator.plan.plan import LaunchPlan, redacted

@@ -1,4 +1,4 @@
-"""Restart a run over SSH after a failed attempt, by the rules of node/retry.py: decide, plan the next attempt, and start it."""
+"""Restart a run over SSH after a failed attempt, by the rules of node/run/retry.py: decide, plan the next attempt, and start it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from orchestrator.launch.next_attempts import NextAttempts
 from orchestrator.launch.planned import Launched
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.names.hostlist import fold
-from orchestrator.node.events import NO_RETRY, REQUEUE, State
-from orchestrator.node.retry import (
+from orchestrator.node.run.events import NO_RETRY, REQUEUE, State
+from orchestrator.node.run.retry import (
     choose_nodes,
     has_saved,
     newest_saved,

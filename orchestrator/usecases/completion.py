@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.errors import OrchError
-from orchestrator.node.run_id import RUN_ID
+from orchestrator.node.run.run_id import RUN_ID
 from orchestrator.records.runs import find_run, home_store
 from orchestrator.resources import inventory_folder
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import NodesError, OrchError, Unreachable
 from orchestrator.failure_class import FailureClass, Retry
-from orchestrator.node.events import NO_RETRY
+from orchestrator.node.run.events import NO_RETRY
 from orchestrator.run import Failure, RunState
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.findings import Finding, Severity
 from orchestrator.names.hostlist import fold
-from orchestrator.node.stacks import folded_calls
+from orchestrator.node.ranks.stacks import folded_calls
 from orchestrator.run import RankExit
 from orchestrator.verdict.positions import stopped_remedy, suspects
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.findings import Finding, Severity, merged
-from orchestrator.node.number_list import format_numbers
+from orchestrator.node.number_text import format_numbers
 
 if TYPE_CHECKING:
     from orchestrator.node.run.agent_files import CardsBody, NetworkBody

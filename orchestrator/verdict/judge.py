@@ -17,14 +17,14 @@ from orchestrator.endpoint.replies import Finished, NodeObservation
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.launchers.job import GONE, SILENT, JobStatus
 from orchestrator.names.hostlist import fold
-from orchestrator.node.events import State
+from orchestrator.node.run.events import State
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RankExit, RunState
 from orchestrator.verdict.hangs import diagnose_hang
 from orchestrator.verdict.separate import separate_message
 
 if TYPE_CHECKING:
-    from orchestrator.node.events import StateName
+    from orchestrator.node.run.events import StateName
 
 LAST_LINES = 5
 # Written by slurmstepd; other causes add "DUE TO", and Slurm reports them by the state.

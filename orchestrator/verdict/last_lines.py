@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import NodeError
-from orchestrator.node.run_folder import output_stem
+from orchestrator.node.run.run_folder import output_stem
 
 if TYPE_CHECKING:
     from orchestrator.launchers.base import AttemptFolder, Launcher

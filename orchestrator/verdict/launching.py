@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from orchestrator.node.machine import is_alive, process_record
+from orchestrator.node.system.machine import is_alive, process_record
 from orchestrator.run import RunRecord
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import OrchError
 from orchestrator.fanout import map_parallel
-from orchestrator.node.code_folder import CODE
+from orchestrator.node.run.code_folder import CODE
 
 if TYPE_CHECKING:
     from orchestrator.launchers.base import AttemptFolder, Launcher

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.names.hostlist import fold
-from orchestrator.node.stacks import folded_calls, ranks_text
+from orchestrator.node.ranks.stacks import folded_calls, ranks_text
 
 if TYPE_CHECKING:
     from orchestrator.node.run.agent_files import GroupBody, RankBody

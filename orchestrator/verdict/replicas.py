@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.findings import Finding, Severity
-from orchestrator.node.stacks import ranks_text
+from orchestrator.node.ranks.stacks import ranks_text
 
 KEY, EVIDENCE = "replicas", "fingerprints in the ranks' progress"
 MOST_GROUPS = 4

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from orchestrator.endpoint.replies import NodeObservation
-from orchestrator.node.one_training import LEAST_STEPS, joining_remedy, separate_trainings
+from orchestrator.node.ranks.one_training import LEAST_STEPS, joining_remedy, separate_trainings
 from orchestrator.plan.plan import LaunchPlan
 
 EVERY_S = 5.0  # between two looks at the progress of all ranks

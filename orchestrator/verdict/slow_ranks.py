@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.findings import Finding, Severity
-from orchestrator.node.number_list import format_numbers
+from orchestrator.node.number_text import format_numbers
 
 KEY, CHECK = "arrivals", "slow-rank"
 LATE_SHARE = 0.1  # of a step; the others wait at least so long

@@ -10,13 +10,13 @@ import pytest
 from orchestrator.endpoint.clock import ClockBounds
 from orchestrator.endpoint.replies import Finished, NodeObservation
 from orchestrator.node.endpoint.handlers import Handlers
-from orchestrator.node.events import Clock
-from orchestrator.node.protocol import HELLO
+from orchestrator.node.protocol.operations import HELLO
+from orchestrator.node.run.events import Clock
 from tests.until import until
 
 if TYPE_CHECKING:
-    from orchestrator.node import messages
-    from orchestrator.node.events import Event, RankResult
+    from orchestrator.node.protocol import messages
+    from orchestrator.node.run.events import Event, RankResult
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.ownership import agent_owner
+from orchestrator.node.run.ownership import agent_owner
 from tests.grounds.cli import Orch
 from tests.grounds.hosts import Host, Hosts
 from tests.until import until

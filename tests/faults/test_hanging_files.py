@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.machine import stat_fields, state_of
+from orchestrator.node.system.machine import stat_fields, state_of
 from tests.grounds.cli import Orch
 from tests.grounds.components import unavailable
 from tests.grounds.fuse import OneFile

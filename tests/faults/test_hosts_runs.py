@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.files import read_json
-from orchestrator.node.run_folder import STANDBY_RECORD
+from orchestrator.node.run.run_folder import STANDBY_RECORD
+from orchestrator.node.system.files import read_json
 from orchestrator.records.store import RunFolder
 from orchestrator.verdict.failing import waits
 from tests.grounds.cli import Orch

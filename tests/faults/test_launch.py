@@ -16,7 +16,7 @@ import pytest
 from orchestrator.errors import LaunchError, Unreachable
 from orchestrator.launch import start as launching
 from orchestrator.launchers.direct import DirectLauncher
-from orchestrator.node.machine import stat_fields
+from orchestrator.node.system.machine import stat_fields
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.records.store import Store
 from orchestrator.transports.local import LocalTransport

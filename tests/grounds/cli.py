@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from orchestrator.node.run_folder import attempt_number
+from orchestrator.node.run.run_folder import attempt_number
 from orchestrator.records.store import RunFolder
 from tests.until import until
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.node.isolation import SUPERVISED
-from orchestrator.node.machine import stat_fields
-from orchestrator.node.ownership import LOADER
+from orchestrator.node.run.ownership import LOADER
+from orchestrator.node.system.machine import stat_fields
 from tests.grounds.cli import Orch
 from tests.grounds.sshd import Farm
 from tests.until import until

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.node.ownership import agent_owner
-from orchestrator.node.processes import stat_of
+from orchestrator.node.run.ownership import agent_owner
+from orchestrator.node.system.processes import stat_of
 from tests.grounds.keeper import descendants
 
 Process = tuple[int, int]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.node.machine import boot_id, live_fields
+from orchestrator.node.system.machine import boot_id, live_fields
 from tests.until import until
 
 # `ready` writes agent.json as the real agent does; the test's own program follows.

@@ -20,8 +20,8 @@ from orchestrator.job_check import job as job_check
 from orchestrator.job_check.judge import REFUSED, UNCHECKED, VARIABLES, check_job, write_variables
 from orchestrator.job_check.probe import probe
 from orchestrator.node.batch.allocation import usable_nodes
-from orchestrator.node.events import read_history
 from orchestrator.node.facts import NodeFacts
+from orchestrator.node.run.events import read_history
 from orchestrator.plan.files import CHECK_REQUEST, check_request, job_json
 from orchestrator.plan.make import make_plan
 from orchestrator.run import Program, Request

@@ -15,9 +15,9 @@ from orchestrator.code import bundle as bundles
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.node.endpoint.fork import AgentFork
-from orchestrator.node.events import Kind
-from orchestrator.node.messages import AgentStart
-from orchestrator.node.ownership import LOADER, agent_owner, proc_strings
+from orchestrator.node.protocol.messages import AgentStart
+from orchestrator.node.run.events import Kind
+from orchestrator.node.run.ownership import LOADER, agent_owner, proc_strings
 from orchestrator.plan.files import agent_start, start_command
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan

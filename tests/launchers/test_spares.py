@@ -15,7 +15,7 @@ import pytest
 from orchestrator.code import bundle as bundles
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.direct import DirectLauncher
-from orchestrator.node.machine import is_alive
+from orchestrator.node.system.machine import is_alive
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import Program, Request

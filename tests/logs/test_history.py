@@ -34,8 +34,8 @@ from orchestrator.logs.history import history
 from orchestrator.logs.lines import LogLines, last
 from orchestrator.logs.printable import printable
 from orchestrator.logs.selection import Selection
-from orchestrator.node import messages
 from orchestrator.node.endpoint import line_starts, positions
+from orchestrator.node.protocol import messages
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.transports.local import LocalTransport
 from orchestrator.usecases.reports.log_reader import LogReader, Viewer

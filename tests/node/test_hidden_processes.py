@@ -12,7 +12,8 @@ from tests.grounds import components
 
 SHOW = """
 import os, subprocess
-from orchestrator.node import ownership, processes
+from orchestrator.node.system import processes
+from orchestrator.node.run import ownership
 foreign = subprocess.Popen(["sleep", "100"])
 os.setgroups([]); os.setgid(12345); os.setuid(12345)
 child = subprocess.Popen(["sleep", "100"])

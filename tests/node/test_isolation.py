@@ -11,7 +11,7 @@ import pytest
 from orchestrator.node import isolation
 from orchestrator.node.endpoint.report import observe_node
 from orchestrator.node.isolation import SUPERVISED, Isolation, leave_heartbeat, reachable_hosts
-from orchestrator.node.machine import host_id
+from orchestrator.node.system.machine import host_id
 from tests.grounds.ports import refusing_port, unreachable_port
 from tests.node.agent.test_agent_ground import Ground, ground
 from tests.until import until

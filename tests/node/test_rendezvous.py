@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.node.machine import host_id
 from orchestrator.node.rendezvous import choose_address, hold_port, read_record
+from orchestrator.node.system.machine import host_id
 from tests.grounds import components
 from tests.node.agent.test_agent_ground import AGENT, PYTHONS, Ground, ground
 from tests.until import until

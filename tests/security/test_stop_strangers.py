@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.node.ownership import agent_owner
+from orchestrator.node.run.ownership import agent_owner
 from orchestrator.transports.local import LocalTransport
 from tests.grounds import components
 from tests.grounds.cli import Orch

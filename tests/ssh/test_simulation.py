@@ -16,7 +16,7 @@ from bench.scale import NODES_MISSING, measure, simulated_nodes
 from bench.workspace import Workspace
 from orchestrator.errors import NodeError
 from orchestrator.names.hostlist import expand
-from orchestrator.node import protocol
+from orchestrator.node.protocol import operations
 from tests.grounds.ports import silent_port
 
 NODES = 64
@@ -35,7 +35,7 @@ def test_simulated_nodes_can_be_started_supervised_queried_and_stopped(tmp_path:
 
 
 def test_simulated_nodes_know_each_request_of_a_run() -> None:
-    requests = {name for key, name in vars(protocol).items() if key.isupper() and isinstance(name, str)}
+    requests = {name for key, name in vars(operations).items() if key.isupper() and isinstance(name, str)}
     simulation = Simulation(1)
     assert {name for name in requests if not simulation.knows(name)} == OF_OTHER_COMMANDS
 

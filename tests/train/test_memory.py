@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import memory_folder
+from orchestrator.node.run import memory_folder
 from tests.grounds import held_task
 from tests.grounds.checkpoints import flip
 from tests.grounds.cli import Orch

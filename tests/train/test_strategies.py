@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.run_folder import STANDBY_RECORD
+from orchestrator.node.run.run_folder import STANDBY_RECORD
 from tests.grounds import components, held_task
 from tests.grounds.checkpoints import flip
 from tests.grounds.cli import Orch

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from orchestrator.node.run_folder import STANDBY_RECORD
+from orchestrator.node.run.run_folder import STANDBY_RECORD
 from tests.grounds import held_task
 from tests.grounds.cli import Orch
 from tests.grounds.metrics import step_numbers

@@ -15,7 +15,7 @@ from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.connection import frame
 from orchestrator.endpoint.program import FLAGS, MARKER, program
 from orchestrator.errors import NodeError, Unreachable
-from orchestrator.node.machine import live_fields
+from orchestrator.node.system.machine import live_fields
 from orchestrator.transports.base import ChannelClosed, ChannelReader
 from orchestrator.transports.local import LocalChannel, LocalTransport
 from tests.until import until

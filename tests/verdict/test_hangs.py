@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.node.agent.failure import failure_of
-from orchestrator.node.stacks import innermost_call, innermost_calls
+from orchestrator.node.ranks.stacks import innermost_call, innermost_calls
 from orchestrator.run import RankExit
 from orchestrator.verdict.hangs import diagnose_hang, hang_findings, positions_without_progress
 

@@ -18,7 +18,7 @@ from orchestrator.verdict.judge import Verdict, judge
 from orchestrator.verdict.observe import recordable_verdict
 
 if TYPE_CHECKING:
-    from orchestrator.node.events import StateName
+    from orchestrator.node.run.events import StateName
 
 OVER = JobStatus("COMPLETED", over=True)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import LaunchError
 from orchestrator.launchers.slurm.environment import removed_from_sbatch, without
-from orchestrator.node.files import absolute_path, expanded_argument
+from orchestrator.node.system.files import absolute_path, expanded_argument
 from orchestrator.plan.files import sbatch_command, sbatch_path
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.plan.sbatch import sbatch_options

@@ -19,15 +19,17 @@ from orchestrator.node.agent.nested_launcher import (
 from orchestrator.node.agent.network_watch import NetworkWatch
 from orchestrator.node.agent.rank_setup import rank_setup
 from orchestrator.node.agent.separate_watch import SeparateWatch
-from orchestrator.node.code_folder import CODE, shared_folder
-from orchestrator.node.events import NO_RETRY, REQUEUE, EventLog, Kind, State
-from orchestrator.node.fast_stdlib import signal, suppress
-from orchestrator.node.fence import Fence
-from orchestrator.node.files import read_json, write_json
-from orchestrator.node.job import Job, Refused
-from orchestrator.node.memory_folder import memory_folder, remove_memory, remove_unused
-from orchestrator.node.oom_kills import kills_of_run
-from orchestrator.node.processes import (
+from orchestrator.node.ranks.rank_channel import remove_channels
+from orchestrator.node.run.code_folder import CODE, shared_folder
+from orchestrator.node.run.events import NO_RETRY, REQUEUE, EventLog, Kind, State
+from orchestrator.node.run.fence import Fence
+from orchestrator.node.run.job import Job, Refused
+from orchestrator.node.run.memory_folder import memory_folder, remove_memory, remove_unused
+from orchestrator.node.run.oom_kills import kills_of_run
+from orchestrator.node.run.run_folder import HEAD_DONE, output_stem, process_name, read_agent, started_ranks
+from orchestrator.node.system.fast_stdlib import signal, suppress
+from orchestrator.node.system.files import read_json, write_json
+from orchestrator.node.system.processes import (
     CAUGHT,
     TICK_S,
     Inherited,
@@ -39,17 +41,15 @@ from orchestrator.node.processes import (
     signal_name,
     stat_of,
 )
-from orchestrator.node.rank_channel import remove_channels
-from orchestrator.node.run_folder import HEAD_DONE, output_stem, process_name, read_agent, started_ranks
-from orchestrator.node.spawn import spawn
+from orchestrator.node.system.spawn import spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from orchestrator.node.agent.warm import WarmParent
-    from orchestrator.node.events import Keys, RankResult, StateName
     from orchestrator.node.isolation import Isolation
+    from orchestrator.node.run.events import Keys, RankResult, StateName
 
 # REQUEUE is 0, too: on any other code srun would kill the ranks of the other nodes, which may still be saving.
 EXIT_CODES = {State.DONE: 0, State.FAILED: 1, State.STOPPED: 6, State.REQUEUE: 0}
@@ -129,7 +129,7 @@ class Agent:
                     else spawn(command, environments[local_rank], self.open_output(rank), setup)
                 )
             except OSError as error:
-                from orchestrator.node.executable import why_not_started  # only if it is not
+                from orchestrator.node.system.executable import why_not_started  # only if it is not
 
                 reason = why_not_started(error, command, cwd)
                 raise Refused(f"{name} cannot be started on {self.job.node}: {reason}") from error

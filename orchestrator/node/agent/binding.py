@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 
-from orchestrator.node.number_list import format_numbers, parse_numbers
-from orchestrator.node.visible_devices import VISIBLE, visible_devices
+from orchestrator.node.cards import VISIBLE, visible_devices
+from orchestrator.node.number_text import format_numbers, parse_numbers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from orchestrator.node.job import Job
+    from orchestrator.node.run.job import Job
 
 PCI = "sys/bus/pci/devices"
 NVIDIA = "proc/driver/nvidia/gpus"

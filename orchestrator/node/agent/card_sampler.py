@@ -6,20 +6,20 @@ import os
 import time
 
 from orchestrator.node.agent.idle_cards import IdleCards, reported_steps
-from orchestrator.node.fast_stdlib import suppress
-from orchestrator.node.files import write_json
-from orchestrator.node.machine import count_cards
-from orchestrator.node.number_list import format_numbers
-from orchestrator.node.run_folder import CARDS_REPORT, started_ranks
-from orchestrator.node.visible_devices import VISIBLE, visible_devices
+from orchestrator.node.cards import VISIBLE, visible_devices
+from orchestrator.node.number_text import format_numbers
+from orchestrator.node.run.run_folder import CARDS_REPORT, started_ranks
+from orchestrator.node.system.fast_stdlib import suppress
+from orchestrator.node.system.files import write_json
+from orchestrator.node.system.machine import count_cards
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, List, Optional, Sequence
 
-    from orchestrator.node.events import EventLog
-    from orchestrator.node.job import Job
     from orchestrator.node.run.agent_files import CardsBody
+    from orchestrator.node.run.events import EventLog
+    from orchestrator.node.run.job import Job
     from orchestrator.node.vendor.readings import CardReading, CardReadings
     from orchestrator.node.vendor.tool import Tool
 

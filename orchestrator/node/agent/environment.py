@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 from orchestrator.node.agent.failure import error_file
-from orchestrator.node.code_folder import shared_folder
-from orchestrator.node.job import Job
-from orchestrator.node.memory_folder import memory_folder
-from orchestrator.node.stacks import STACKS
+from orchestrator.node.ranks.stacks import STACKS
+from orchestrator.node.run.code_folder import shared_folder
+from orchestrator.node.run.job import Job
+from orchestrator.node.run.memory_folder import memory_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

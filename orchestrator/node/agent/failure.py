@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from orchestrator.node.files import full_disk, read_json
-from orchestrator.node.stacks import has_left_stacks
+from orchestrator.node.ranks.stacks import has_left_stacks
+from orchestrator.node.system.files import full_disk, read_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,15 +17,17 @@ from orchestrator.node.agent.agent import EXIT_CODES, Agent
 from orchestrator.node.agent.binding import Unbound, bind_ranks
 from orchestrator.node.agent.environment import hostfile_text, inherited_environment, rank_environments, summary
 from orchestrator.node.agent.program import clear_folder, command_of, working_directory
-from orchestrator.node.events import PORT_TAKEN, REFUSAL, REFUSED, Clock, EventLog, Kind, State
-from orchestrator.node.fast_stdlib import signal
-from orchestrator.node.files import LEAST_FILE_BYTES, low_size_limit, open_for_write, write_json
 from orchestrator.node.isolation import Isolation
-from orchestrator.node.job import AlreadyRunning, Job, PortTaken, Refused, load_job
-from orchestrator.node.machine import host_id, is_alive, process_record
-from orchestrator.node.number_list import format_numbers, parse_numbers
-from orchestrator.node.oom_kills import kills_in, memory_cgroup, oom_kills
-from orchestrator.node.processes import (
+from orchestrator.node.number_text import format_numbers, parse_numbers
+from orchestrator.node.rendezvous import address_towards, hold_port, is_loopback, reserve
+from orchestrator.node.run.events import PORT_TAKEN, REFUSAL, REFUSED, Clock, EventLog, Kind, State
+from orchestrator.node.run.job import AlreadyRunning, Job, PortTaken, Refused, load_job
+from orchestrator.node.run.oom_kills import kills_in, memory_cgroup, oom_kills
+from orchestrator.node.run.run_folder import AGENT_RECORD, read_agent
+from orchestrator.node.system.fast_stdlib import signal
+from orchestrator.node.system.files import LEAST_FILE_BYTES, low_size_limit, open_for_write, write_json
+from orchestrator.node.system.machine import host_id, is_alive, process_record
+from orchestrator.node.system.processes import (
     CAUGHT,
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
@@ -36,14 +38,12 @@ from orchestrator.node.processes import (
     raise_file_limit,
     signal_name,
 )
-from orchestrator.node.rendezvous import address_towards, hold_port, is_loopback, reserve
-from orchestrator.node.run_folder import AGENT_RECORD, read_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from orchestrator.node.agent.warm import WarmParent
-    from orchestrator.node.fast_stdlib import Socket
     from orchestrator.node.run.agent_files import AgentBody, BindingBody
+    from orchestrator.node.system.fast_stdlib import Socket
 
 UNKILLABLE_S = 2.0  # the agent has ended its ranks; under Slurm, a longer wait for a tool in the driver keeps the job's nodes allocated
 

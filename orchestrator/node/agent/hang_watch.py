@@ -11,20 +11,20 @@ import time
 
 from orchestrator.node.agent.cpu_waits import CpuWaits
 from orchestrator.node.agent.phase_limits import DONE, STEP, PhaseLimits
-from orchestrator.node.fast_stdlib import suppress
-from orchestrator.node.files import read_json, write_json
-from orchestrator.node.rank_channel import query, rank_bodies
-from orchestrator.node.run_folder import HANG_REPORT, started_ranks
-from orchestrator.node.stacks import STACKS, folded_calls, ranks_text
+from orchestrator.node.ranks.rank_channel import query, rank_bodies
+from orchestrator.node.ranks.stacks import STACKS, folded_calls, ranks_text
+from orchestrator.node.run.run_folder import HANG_REPORT, started_ranks
+from orchestrator.node.system.fast_stdlib import suppress
+from orchestrator.node.system.files import read_json, write_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Dict, Iterable, Optional, Tuple
 
     from orchestrator.node.agent.nccl_ras import RasQuery
-    from orchestrator.node.events import EventLog
-    from orchestrator.node.job import Job
     from orchestrator.node.run.agent_files import HangBody, RankBody
+    from orchestrator.node.run.events import EventLog
+    from orchestrator.node.run.job import Job
 
 POLL_S = 1.0
 COUNTS_S = 0.3  # a rank that is stopped never answers

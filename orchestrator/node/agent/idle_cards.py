@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from orchestrator.node.files import read_json
+from orchestrator.node.system.files import read_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import time
 
-from orchestrator.node.events import OFFSETS, Journal
-from orchestrator.node.files import open_for_write
-from orchestrator.node.processes import TICK_S
+from orchestrator.node.run.events import OFFSETS, Journal
+from orchestrator.node.system.files import open_for_write
+from orchestrator.node.system.processes import TICK_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from orchestrator.node.events import Clock
+    from orchestrator.node.run.events import Clock
 
 
 class LogIndex:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from orchestrator.node.files import tail
+from orchestrator.node.system.files import tail
 
 TAIL_BYTES = 16 << 10
 # The last line of a traceback, to which torch adds the rank.

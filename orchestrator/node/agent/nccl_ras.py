@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from orchestrator.node.agent.ras_answer import facts
-from orchestrator.node.fast_stdlib import Socket, loads, socket, suppress
+from orchestrator.node.system.fast_stdlib import Socket, loads, socket, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

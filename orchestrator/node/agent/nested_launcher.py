@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from orchestrator.node.processes import descendants, session_members
-from orchestrator.node.rank_launchers import (
+from orchestrator.node.ranks.rank_launchers import (
     MASTERS,
     SEPARATE,
     THROUGH_TORCHRUN,
@@ -18,12 +17,13 @@ from orchestrator.node.rank_launchers import (
     option_of,
     per_node_command,
 )
+from orchestrator.node.system.processes import descendants, session_members
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from orchestrator.node.job import Job
+    from orchestrator.node.run.job import Job
 
 FIRST_S, LAST_S = 0.5, 60.0  # after the start of the ranks; a launcher that is started later belongs to the program
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")

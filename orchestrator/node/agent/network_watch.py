@@ -12,18 +12,18 @@ import os
 import time
 
 from orchestrator.node.agent.idle_cards import reported_steps
-from orchestrator.node.fast_stdlib import suppress
-from orchestrator.node.files import NotPlainFile, read_at, write_json
-from orchestrator.node.processes import descendants
-from orchestrator.node.run_folder import NETWORK_REPORT, output_stem, process_name, started_ranks
+from orchestrator.node.run.run_folder import NETWORK_REPORT, output_stem, process_name, started_ranks
+from orchestrator.node.system.fast_stdlib import suppress
+from orchestrator.node.system.files import NotPlainFile, read_at, write_json
+from orchestrator.node.system.processes import descendants
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
-    from orchestrator.node.events import EventLog
-    from orchestrator.node.job import Job
     from orchestrator.node.run.agent_files import NetworkBody
+    from orchestrator.node.run.events import EventLog
+    from orchestrator.node.run.job import Job
 
 LINE = rb"NCCL INFO Using network (\w[\w .-]{0,40})"
 HEAD_BYTES = 1 << 20  # of a rank's output: NCCL starts before the first step

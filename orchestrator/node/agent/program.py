@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
-from orchestrator.node.code_folder import make_code_folder
-from orchestrator.node.job import Job, Refused
-from orchestrator.node.rank_channel import CHANNEL
-from orchestrator.node.rank_launchers import SEPARATE, per_node_command
-from orchestrator.node.run_folder import CARDS_REPORT, HANG_REPORT, NETWORK_REPORT
-from orchestrator.node.spawn import find_program
-from orchestrator.node.stacks import STACKS
+from orchestrator.node.ranks.rank_channel import CHANNEL
+from orchestrator.node.ranks.rank_launchers import SEPARATE, per_node_command
+from orchestrator.node.ranks.stacks import STACKS
+from orchestrator.node.run.code_folder import make_code_folder
+from orchestrator.node.run.job import Job, Refused
+from orchestrator.node.run.run_folder import CARDS_REPORT, HANG_REPORT, NETWORK_REPORT
+from orchestrator.node.system.spawn import find_program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def keep_folders(job: Job, cwd: str) -> None:
     """Link the folders that outlive the run, as the inventory asks."""
     if not job.keep:
         return
-    from orchestrator.node.kept_folders import link_kept  # few inventories keep any
+    from orchestrator.node.run.kept_folders import link_kept  # few inventories keep any
 
     try:
         replaced = link_kept(os.path.dirname(os.path.dirname(job.run_dir)), job.kept_dir, cwd, job.keep)
@@ -94,7 +94,7 @@ def command_of(job: Job, cwd: str) -> list[str]:
     file = os.path.join(cwd, args[0]) if "/" in args[0] else args[0]
     program = find_program(file, path)
     if program is None:
-        from orchestrator.node.executable import why_not_found  # only if there is none
+        from orchestrator.node.system.executable import why_not_found  # only if there is none
 
         raise Refused(why_not_found(args, path, file))
     is_joined = job.is_per_node or sum(job.ranks) == 1 or os.environ.get(SEPARATE) == "1"

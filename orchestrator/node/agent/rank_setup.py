@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from orchestrator.node.fast_stdlib import signal, suppress
-from orchestrator.node.processes import PR_SET_PDEATHSIG, Inherited, prctl
+from orchestrator.node.system.fast_stdlib import signal, suppress
+from orchestrator.node.system.processes import PR_SET_PDEATHSIG, Inherited, prctl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ The form is that of `set format json` (NCCL 2.28.7 and newer): https://docs.nvid
 
 from __future__ import annotations
 
-from orchestrator.node.stacks import ranks_text
+from orchestrator.node.ranks.stacks import ranks_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import time
 
-from orchestrator.node.one_training import LEAST_STEPS, groups_of, proof_in_attempt
-from orchestrator.node.run_folder import read_progress
+from orchestrator.node.ranks.one_training import LEAST_STEPS, groups_of, proof_in_attempt
+from orchestrator.node.run.run_folder import read_progress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
-    from orchestrator.node.job import Job
+    from orchestrator.node.run.job import Job
 
 EVERY_S = 5.0
 

@@ -14,11 +14,12 @@ from orchestrator.node.agent.environment import inherited_environment, rank_envi
 from orchestrator.node.agent.guard import AgentOptions, block_signals, guard, run_agent
 from orchestrator.node.agent.program import command_of, working_directory
 from orchestrator.node.agent.warm import NoFork, WarmParent, late_names
-from orchestrator.node.fast_stdlib import signal
-from orchestrator.node.files import write_json
-from orchestrator.node.job import Refused, load_job
-from orchestrator.node.machine import process_record
-from orchestrator.node.processes import (
+from orchestrator.node.run.job import Refused, load_job
+from orchestrator.node.run.run_folder import STANDBY_RECORD
+from orchestrator.node.system.fast_stdlib import signal
+from orchestrator.node.system.files import write_json
+from orchestrator.node.system.machine import process_record
+from orchestrator.node.system.processes import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
     Inherited,
@@ -26,7 +27,6 @@ from orchestrator.node.processes import (
     prctl,
     raise_file_limit,
 )
-from orchestrator.node.run_folder import STANDBY_RECORD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

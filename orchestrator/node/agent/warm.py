@@ -12,17 +12,17 @@ import os
 
 from orchestrator.node.agent.environment import RECORD_NAMES, node_environment, rank_variables
 from orchestrator.node.agent.rank_setup import rank_setup
-from orchestrator.node.fast_stdlib import Socket, dumps, loads, signal, socket
-from orchestrator.node.ownership import OWNER_VARIABLES
-from orchestrator.node.processes import Inherited, send, signal_descendants
-from orchestrator.node.spawn import spawn
+from orchestrator.node.run.ownership import OWNER_VARIABLES
+from orchestrator.node.system.fast_stdlib import Socket, dumps, loads, signal, socket
+from orchestrator.node.system.processes import Inherited, send, signal_descendants
+from orchestrator.node.system.spawn import spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from orchestrator.node.job import Job
+    from orchestrator.node.run.job import Job
 
 VARIABLE = b"ORCH_WARM"
 SIZE_BYTES = 8

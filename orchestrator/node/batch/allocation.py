@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from orchestrator.node.files import read_json
 from orchestrator.node.nodelist import node_names
+from orchestrator.node.system.files import read_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import contextlib
 import os
 import sys
 
-from orchestrator.node.code_folder import make_code_folder, make_shared_folder
-from orchestrator.node.job import Refused, load_job
-from orchestrator.node.memory_folder import memory_folder, remove_memory
+from orchestrator.node.run.code_folder import make_code_folder, make_shared_folder
+from orchestrator.node.run.job import Refused, load_job
+from orchestrator.node.run.memory_folder import memory_folder, remove_memory
 
 
 def make_folders(path: str) -> None:

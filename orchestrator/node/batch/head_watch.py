@@ -16,10 +16,10 @@ import time
 
 from orchestrator.node.batch.requeue import cancel, requeue
 from orchestrator.node.batch.restart import attempts_of, reason_against_requeue
-from orchestrator.node.events import Clock, EventLog, Kind
-from orchestrator.node.job import load_job
 from orchestrator.node.nodelist import node_names
-from orchestrator.node.run_folder import attempt_folder, newest_attempt
+from orchestrator.node.run.events import Clock, EventLog, Kind
+from orchestrator.node.run.job import load_job
+from orchestrator.node.run.run_folder import attempt_folder, newest_attempt
 
 HEARTBEAT = "heartbeat"  # in the run's folder, made and removed by the batch script
 POLL_S, SHORT_POLL_S = 5.0, 0.2

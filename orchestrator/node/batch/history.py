@@ -6,16 +6,16 @@ import math
 import os
 import time
 
-from orchestrator.node.events import NodeHistory, State, cause_s, read_history
-from orchestrator.node.files import read_json, tail
-from orchestrator.node.retry import newest_step, reports_exhausted_memory, saved_step
-from orchestrator.node.run_folder import node_folders, output_stem
+from orchestrator.node.run.events import NodeHistory, State, cause_s, read_history
+from orchestrator.node.run.retry import newest_step, reports_exhausted_memory, saved_step
+from orchestrator.node.run.run_folder import node_folders, output_stem
+from orchestrator.node.system.files import read_json, tail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from orchestrator.node.events import Event
+    from orchestrator.node.run.events import Event
 
 POLL_S = 0.2
 LAST_LINES = 10  # of a rank's errors, as over SSH

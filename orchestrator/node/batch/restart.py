@@ -11,12 +11,11 @@ import sys
 from orchestrator.node.batch.allocation import usable_nodes
 from orchestrator.node.batch.history import Attempt, wait_for_ends
 from orchestrator.node.batch.requeue import is_preempted, requeue
-from orchestrator.node.events import NO_RETRY, Clock, EventLog, Kind
-from orchestrator.node.fence import close_fences
-from orchestrator.node.files import write_json
-from orchestrator.node.job import load_job
-from orchestrator.node.one_training import proof_in_attempt
-from orchestrator.node.retry import (
+from orchestrator.node.ranks.one_training import proof_in_attempt
+from orchestrator.node.run.events import NO_RETRY, Clock, EventLog, Kind
+from orchestrator.node.run.fence import close_fences
+from orchestrator.node.run.job import load_job
+from orchestrator.node.run.retry import (
     attempts_without_progress,
     choose_nodes,
     newest_saved,
@@ -24,13 +23,14 @@ from orchestrator.node.retry import (
     reason_without_progress,
     retry_may_help,
 )
-from orchestrator.node.run_folder import ATTEMPT_BEGINS, attempt_folder, newest_attempt
+from orchestrator.node.run.run_folder import ATTEMPT_BEGINS, attempt_folder, newest_attempt
+from orchestrator.node.system.files import write_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.node.job import Job
+    from orchestrator.node.run.job import Job
 
 LATE_S = 2.0  # the wait for Slurm's SIGTERM, which may arrive after the ranks' SIGTERM, and for the agents' last events
 SAVING_S = 20.0  # the wait for a save that runs at the time limit; Slurm kills after 30 s (KillWait)

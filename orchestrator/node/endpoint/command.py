@@ -11,13 +11,13 @@ import signal
 import subprocess
 import time
 
-from orchestrator.node.files import absolute_path, check_private_folder, expanded_argument, read_json, write_json
+from orchestrator.node.system.files import absolute_path, check_private_folder, expanded_argument, read_json, write_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import IO, Dict, List, Tuple
 
-    from orchestrator.node import messages
+    from orchestrator.node.protocol import messages
 
 OUTPUT_BYTES = 4 << 20
 BLOCK_BYTES = 1 << 16

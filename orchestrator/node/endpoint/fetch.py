@@ -6,14 +6,21 @@ import contextlib
 import os
 import stat
 
-from orchestrator.node.files import absolute_path, link_target, raise_unless_missing, read_at, read_json, relative
-from orchestrator.node.run_folder import node_folders
+from orchestrator.node.run.run_folder import node_folders
+from orchestrator.node.system.files import (
+    absolute_path,
+    link_target,
+    raise_unless_missing,
+    read_at,
+    read_json,
+    relative,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterator, List, Sequence, Tuple
 
-    from orchestrator.node import messages
+    from orchestrator.node.protocol import messages
     from orchestrator.node.run.agent_files import NodeFolders
 
 MOST_ENTRIES = 100_000

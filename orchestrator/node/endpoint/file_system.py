@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from orchestrator.node.files import absolute_path
-from orchestrator.node.mounts import LOCAL, MOUNTINFO, mount_of
+from orchestrator.node.system.files import absolute_path
+from orchestrator.node.system.mounts import LOCAL, MOUNTINFO, mount_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Tuple
 
-    from orchestrator.node import messages
+    from orchestrator.node.protocol import messages
 
 
 def file_system(request: messages.FileSystemRequest, _payload: bytes) -> Tuple[messages.FileSystemReply, bytes]:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import os
 import sys
 
-from orchestrator.node.byte_code import write_if_safe
-from orchestrator.node.files import absolute_path, expanded_argument
-from orchestrator.node.spawn import find_program, redirect
+from orchestrator.node.system.byte_code import write_if_safe
+from orchestrator.node.system.files import absolute_path, expanded_argument
+from orchestrator.node.system.spawn import find_program, redirect
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Dict, Sequence
 
-    from orchestrator.node import messages
     from orchestrator.node.agent.guard import AgentOptions
+    from orchestrator.node.protocol import messages
 
 
 class AgentFork:
@@ -65,9 +65,11 @@ class AgentFork:
 
     def _use_bundle(self) -> None:
         sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "__name__", "") != "Sent"]
-        folder = os.path.join(absolute_path(self.values["bundle"]), "orchestrator/node")
-        sys.modules["orchestrator.node"].__path__ = [folder]
-        write_if_safe(folder)
+        bundle = absolute_path(self.values["bundle"])
+        for name, module in sys.modules.items():
+            if name.startswith("orchestrator.") and hasattr(module, "__path__"):
+                module.__path__ = [os.path.join(bundle, *name.split("."))]
+        write_if_safe(bundle)
 
     def _lead(self, umask: int) -> int:
         from orchestrator.node.agent.guard import lead  # it is in the bundle

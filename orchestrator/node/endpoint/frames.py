@@ -1,7 +1,7 @@
 """
 Frames of a connection: requests that arrive on stdin, replies on stdout.
 
-A frame is a 4-byte big-endian length, a JSON object (node/messages.py), and as many raw bytes as its key "bytes" says.
+A frame is a 4-byte big-endian length, a JSON object (node/protocol/messages.py), and as many raw bytes as its key "bytes" says.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import select
 
-from orchestrator.node.fast_stdlib import dumps, loads
+from orchestrator.node.system.fast_stdlib import dumps, loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from io import BufferedReader
     from typing import Optional, Tuple
 
-    from orchestrator.node import messages
+    from orchestrator.node.protocol import messages
 
 HEADER_LIMIT_BYTES = 16 << 20
 SIZE_BYTES = 4

@@ -13,21 +13,21 @@ import stat
 import time
 
 from orchestrator.node.endpoint.results import Results
-from orchestrator.node.events import read_history
-from orchestrator.node.files import absolute_path, raise_unless_missing, read_json
-from orchestrator.node.kept_folders import KEPT
-from orchestrator.node.machine import boot_id, is_alive
-from orchestrator.node.memory_folder import remove_memory, unused_folders
-from orchestrator.node.ownership import agent_owner, rank_owner, user_processes
-from orchestrator.node.run_folder import ATTEMPT, read_agent
-from orchestrator.node.run_id import RUN_ID
+from orchestrator.node.run.events import read_history
+from orchestrator.node.run.kept_folders import KEPT
+from orchestrator.node.run.memory_folder import remove_memory, unused_folders
+from orchestrator.node.run.ownership import agent_owner, rank_owner, user_processes
+from orchestrator.node.run.run_folder import ATTEMPT, read_agent
+from orchestrator.node.run.run_id import RUN_ID
+from orchestrator.node.system.files import absolute_path, raise_unless_missing, read_json
+from orchestrator.node.system.machine import boot_id, is_alive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
     from typing import Callable, Dict, Iterator, List, Optional, Set, Tuple
 
-    from orchestrator.node import messages
+    from orchestrator.node.protocol import messages
     from orchestrator.node.run.agent_files import AgentBody
 
 BUNDLE = re.compile(r"[0-9a-f]{32}\Z|\.new-")  # `.new-…` is left by an unfinished push

@@ -12,10 +12,7 @@ import time
 
 from orchestrator.node.endpoint.push import prepare, put_bundle, put_files, put_run
 from orchestrator.node.endpoint.report import connect, files, find, heartbeat, observe, reach
-from orchestrator.node.events import Clock
-from orchestrator.node.files import user_name
-from orchestrator.node.machine import count_cards, host_id
-from orchestrator.node.protocol import (
+from orchestrator.node.protocol.operations import (
     ACTIVE_RUNS,
     CLEAR,
     COMMAND,
@@ -53,17 +50,20 @@ from orchestrator.node.protocol import (
     STRAYS,
     WRITE_MARKER,
 )
+from orchestrator.node.run.events import Clock
+from orchestrator.node.system.files import user_name
+from orchestrator.node.system.machine import count_cards, host_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from typing import Any, Callable, Dict, Optional, Tuple
 
-    from orchestrator.node import messages
     from orchestrator.node.endpoint.listener import Listener
     from orchestrator.node.endpoint.reading import Follower, Reader
     from orchestrator.node.endpoint.start import Starter
-    from orchestrator.node.protocol import Op, Reply, Request, Steps
+    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.operations import Op, Reply, Request, Steps
     from orchestrator.node.run.agent_files import NodeFolders
 
 

@@ -7,7 +7,7 @@ state is shown, so only that is read.
 
 from __future__ import annotations
 
-from orchestrator.node.files import read_at
+from orchestrator.node.system.files import read_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

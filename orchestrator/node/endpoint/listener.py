@@ -7,8 +7,8 @@ import socket
 import struct
 import threading
 
-from orchestrator.node.machine import host_id
 from orchestrator.node.rendezvous import choose_address
+from orchestrator.node.system.machine import host_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

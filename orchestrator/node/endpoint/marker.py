@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-from orchestrator.node.files import absolute_path
+from orchestrator.node.system.files import absolute_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Tuple
 
-    from orchestrator.node import messages
+    from orchestrator.node.protocol import messages
 
 PREFIX = ".orch-marker-"
 

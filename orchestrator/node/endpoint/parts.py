@@ -7,17 +7,17 @@ import json
 import os
 import zlib
 
-from orchestrator.node.code_folder import BLOCK_BYTES, copy_file
 from orchestrator.node.endpoint.manifests import MANIFEST, known_files
 from orchestrator.node.endpoint.push import add_bundle, bundle_folder, unpack
-from orchestrator.node.files import absolute_path, make_parents, open_plain, relative, write_json
+from orchestrator.node.run.code_folder import BLOCK_BYTES, copy_file
+from orchestrator.node.system.files import absolute_path, make_parents, open_plain, relative, write_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Tuple
 
-    from orchestrator.node import messages
     from orchestrator.node.endpoint.manifests import Manifest
+    from orchestrator.node.protocol import messages
 
 
 def lacking(request: messages.BundleRequest, payload: bytes) -> Tuple[messages.Empty, bytes]:

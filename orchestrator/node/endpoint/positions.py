@@ -15,15 +15,15 @@ import time
 from orchestrator.node.endpoint import line_starts
 from orchestrator.node.endpoint.line_starts import BLOCK_BYTES, LONG_BYTES, blocks, line_start
 from orchestrator.node.endpoint.report import READ_FIRST, Requested, clock_ahead_s, streams
-from orchestrator.node.events import OFFSETS
-from orchestrator.node.files import read_at
-from orchestrator.node.run_folder import node_folders, read_agent
+from orchestrator.node.run.events import OFFSETS
+from orchestrator.node.run.run_folder import node_folders, read_agent
+from orchestrator.node.system.files import read_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, Iterator, List, Set, Tuple
 
-    from orchestrator.node import messages
+    from orchestrator.node.protocol import messages
 
     Writes = List[Tuple[int, float]]  # size of a file, and when it had this size
     Record = Tuple[int, float, Dict[str, int]]  # the offset in the index, the time, and the sizes of files

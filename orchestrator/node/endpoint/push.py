@@ -6,8 +6,8 @@ import errno
 import io
 import os
 
-from orchestrator.node.code_folder import make_code_folder
-from orchestrator.node.files import (
+from orchestrator.node.run.code_folder import make_code_folder
+from orchestrator.node.system.files import (
     PRIVATE_FOLDERS,
     absolute_path,
     check_private_folder,
@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Tuple
 
-    from orchestrator.node import messages
+    from orchestrator.node.protocol import messages
 
 
 MUCH_CODE_BYTES = 20_000_000  # from here on, the code of some hundred runs fills disks

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from orchestrator.node.machine import is_alive
-from orchestrator.node.rank_channel import rank_bodies
-from orchestrator.node.run_folder import node_folders, read_agent, started_ranks
+from orchestrator.node.ranks.rank_channel import rank_bodies
+from orchestrator.node.run.run_folder import node_folders, read_agent, started_ranks
+from orchestrator.node.system.machine import is_alive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, Tuple
 
-    from orchestrator.node import messages
+    from orchestrator.node.protocol import messages
     from orchestrator.node.run.agent_files import NodeFolders, RankBody
 
 

@@ -7,16 +7,16 @@ import stat
 import time
 
 from orchestrator.node.endpoint.report import READ_FIRST, Requested, clock_ahead_s, is_stream, streams
-from orchestrator.node.files import absolute_path, read_at
-from orchestrator.node.run_folder import node_folders, read_agent
+from orchestrator.node.run.run_folder import node_folders, read_agent
+from orchestrator.node.system.files import absolute_path, read_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Dict, List, Optional, Tuple
 
-    from orchestrator.node import messages
-    from orchestrator.node.protocol import Steps
+    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.operations import Steps
 
     Ranges = Dict[str, Tuple[int, int]]  # file -> where its part begins and ends
 

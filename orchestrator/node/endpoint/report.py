@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import time
 
-from orchestrator.node.events import EVENTS, OFFSETS, read_history
-from orchestrator.node.files import absolute_path, read_json, relative, tail
 from orchestrator.node.isolation import PEER_ANSWERED, connect_error, leave_heartbeat, reachable_hosts
-from orchestrator.node.machine import boot_id, is_alive, is_stopped
-from orchestrator.node.run_folder import (
+from orchestrator.node.run.events import EVENTS, OFFSETS, read_history
+from orchestrator.node.run.run_folder import (
     AGENT_LOG,
     CARDS_REPORT,
     HANG_REPORT,
@@ -21,13 +19,15 @@ from orchestrator.node.run_folder import (
     read_agent,
     started_ranks,
 )
+from orchestrator.node.system.files import absolute_path, read_json, relative, tail
+from orchestrator.node.system.machine import boot_id, is_alive, is_stopped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterator, Optional, Tuple
 
-    from orchestrator.node import messages
-    from orchestrator.node.protocol import Steps
+    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.operations import Steps
     from orchestrator.node.run.agent_files import AgentBody, NodeFolders
 
 LOG_TAIL_BYTES = 4096
@@ -151,7 +151,7 @@ def batch_log(folder: str, size: int) -> Optional[messages.BatchLogBody]:
 
 def observe_node(node: str, folder: str) -> messages.NodeBody:
     """The state of one node folder."""
-    from orchestrator.node.stacks import innermost_calls  # only supervised runs and `orch status` need it
+    from orchestrator.node.ranks.stacks import innermost_calls  # only supervised runs and `orch status` need it
 
     agent = read_agent(folder)
     alive = is_alive(agent)  # before its events are read: an agent that ends in between has its last event there

@@ -6,7 +6,7 @@ import os
 import re
 import stat
 
-from orchestrator.node.run_folder import ATTEMPT
+from orchestrator.node.run.run_folder import ATTEMPT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,20 +10,20 @@ import time
 
 from orchestrator.node.digits import three_digits
 from orchestrator.node.endpoint.report import READ_FIRST, clock_ahead_s, streams
-from orchestrator.node.events import read_history
-from orchestrator.node.files import full_disk, read_at
-from orchestrator.node.machine import boot_id
-from orchestrator.node.oom_kills import kills_of_run, oom_kills
-from orchestrator.node.run_folder import node_folders, read_agent
+from orchestrator.node.run.events import read_history
+from orchestrator.node.run.oom_kills import kills_of_run, oom_kills
+from orchestrator.node.run.run_folder import node_folders, read_agent
 from orchestrator.node.search import BLOCK_BYTES, KERNEL_LOG, Search, Texts
+from orchestrator.node.system.files import full_disk, read_at
+from orchestrator.node.system.machine import boot_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterator, List, Optional, Tuple
 
-    from orchestrator.node import messages
-    from orchestrator.node.events import NodeHistory
+    from orchestrator.node.protocol import messages
     from orchestrator.node.run.agent_files import AgentBody
+    from orchestrator.node.run.events import NodeHistory
 
 EXITS = "first exit"  # the name of a text in replies
 MOST_HITS = 3  # of each pattern in one part of a file

@@ -13,7 +13,7 @@ import time
 from orchestrator.node.endpoint.frames import Requests, write_frame
 from orchestrator.node.endpoint.handlers import all_handlers
 from orchestrator.node.endpoint.start import Starter
-from orchestrator.node.protocol import HEARTBEAT, STOP
+from orchestrator.node.protocol.operations import HEARTBEAT, STOP
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Dict, List
 
     from orchestrator.node.endpoint.handlers import Handlers
-    from orchestrator.node.protocol import Steps
+    from orchestrator.node.protocol.operations import Steps
 
 IDLE_S = 900  # a lost connection does not end the stream until sshd notices, maybe hours later
 SUPERVISOR_IDLE_S = 60  # heartbeats come every few seconds

@@ -7,21 +7,21 @@ import time
 
 from orchestrator.node.endpoint.child import Child
 from orchestrator.node.endpoint.fork import agent_options, exports
-from orchestrator.node.fast_stdlib import dumps, loads, signal, suppress
-from orchestrator.node.files import open_for_write, read_json
-from orchestrator.node.machine import is_alive
-from orchestrator.node.ownership import add_relatives, key_of, signal_exactly, user_processes
-from orchestrator.node.processes import stat_of
-from orchestrator.node.run_folder import AGENT_LOG, STANDBY_RECORD
-from orchestrator.node.spawn import redirect
+from orchestrator.node.run.ownership import add_relatives, key_of, signal_exactly, user_processes
+from orchestrator.node.run.run_folder import AGENT_LOG, STANDBY_RECORD
+from orchestrator.node.system.fast_stdlib import dumps, loads, signal, suppress
+from orchestrator.node.system.files import open_for_write, read_json
+from orchestrator.node.system.machine import is_alive
+from orchestrator.node.system.processes import stat_of
+from orchestrator.node.system.spawn import redirect
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Sequence, Tuple
 
-    from orchestrator.node import messages
     from orchestrator.node.agent.guard import AgentOptions
     from orchestrator.node.endpoint.fork import AgentFork
+    from orchestrator.node.protocol import messages
 
 ORDER_S = 5.0  # a standby that does not take its order by then is not used
 KILL_WAIT_S = 5.0

@@ -7,20 +7,20 @@ import time
 
 from orchestrator.node.endpoint.child import Child
 from orchestrator.node.endpoint.report import LOG_TAIL_BYTES
-from orchestrator.node.events import PORT_TAKEN, REFUSAL, REFUSED
-from orchestrator.node.fast_stdlib import signal
-from orchestrator.node.files import absolute_path, check_private_folder, expanded_argument, tail
-from orchestrator.node.machine import is_alive
-from orchestrator.node.protocol import HeadPortTaken
-from orchestrator.node.run_folder import AGENT_LOG, read_agent
+from orchestrator.node.protocol.operations import HeadPortTaken
+from orchestrator.node.run.events import PORT_TAKEN, REFUSAL, REFUSED
+from orchestrator.node.run.run_folder import AGENT_LOG, read_agent
+from orchestrator.node.system.fast_stdlib import signal
+from orchestrator.node.system.files import absolute_path, check_private_folder, expanded_argument, tail
+from orchestrator.node.system.machine import is_alive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import List, Optional, Tuple
 
-    from orchestrator.node import messages
     from orchestrator.node.endpoint.fork import AgentFork
     from orchestrator.node.endpoint.standby import Standby
+    from orchestrator.node.protocol import messages
 
 START_POLL_S = 0.01
 MOST_POLL_S = 0.1
@@ -86,7 +86,7 @@ class Starter:
     def _begin(self, request: messages.StartRequest, folder: str) -> Child:
         """Start the agent, or the script that starts it, in a new session, without a pty: it outlives this program and the connection."""
         from orchestrator.node.endpoint.fork import AgentFork  # most connections do not need it
-        from orchestrator.node.spawn import spawn
+        from orchestrator.node.system.spawn import spawn
 
         def prepare() -> None:
             os.setsid()
@@ -109,7 +109,7 @@ class Starter:
         if ended is not None:
             ended.end()
         if request["agent"] is None:
-            from orchestrator.node.memory_folder import memory_folder, remove_memory  # for a failed run
+            from orchestrator.node.run.memory_folder import memory_folder, remove_memory  # for a failed run
 
             attempt, node = os.path.split(absolute_path(request["folder"]))
             remove_memory(memory_folder(os.path.basename(os.path.dirname(attempt)), node))

@@ -6,9 +6,8 @@ import os
 import signal
 import time
 
-from orchestrator.node.events import read_history
-from orchestrator.node.machine import GROUP, IN_KERNEL, START_TIME, boot_id, is_alive, live_fields, state_of
-from orchestrator.node.ownership import (
+from orchestrator.node.run.events import read_history
+from orchestrator.node.run.ownership import (
     add_relatives,
     agent_owner,
     key_of,
@@ -16,17 +15,18 @@ from orchestrator.node.ownership import (
     signal_exactly,
     user_processes,
 )
-from orchestrator.node.run_folder import attempt_number, node_folders, process_name, read_agent
+from orchestrator.node.run.run_folder import attempt_number, node_folders, process_name, read_agent
+from orchestrator.node.system.machine import GROUP, IN_KERNEL, START_TIME, boot_id, is_alive, live_fields, state_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, Generator, List, Optional, Set, Tuple
 
-    from orchestrator.node import messages
-    from orchestrator.node.events import Event
-    from orchestrator.node.ownership import Key
-    from orchestrator.node.protocol import Steps
+    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.operations import Steps
     from orchestrator.node.run.agent_files import AgentBody
+    from orchestrator.node.run.events import Event
+    from orchestrator.node.run.ownership import Key
 
 AGENT_MARGIN_S = 5.0  # after the grace, the agent kills its ranks and ends
 KILL_WAIT_S = 5.0
@@ -155,7 +155,7 @@ def stop(request: messages.StopRequest) -> Steps[messages.StopReply]:
 
 def remove_memory_of(request: messages.StopRequest) -> None:
     """Remove the states in memory: no other attempt follows."""
-    from orchestrator.node.memory_folder import memory_folder, remove_memory  # most runs have none
+    from orchestrator.node.run.memory_folder import memory_folder, remove_memory  # most runs have none
 
     for node, folder in node_folders(request):
         run = os.path.basename(os.path.dirname(os.path.dirname(folder)))

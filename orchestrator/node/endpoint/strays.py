@@ -8,8 +8,7 @@ import re
 import signal
 import time
 
-from orchestrator.node.machine import PARENT, START_TIME, is_alive
-from orchestrator.node.ownership import (
+from orchestrator.node.run.ownership import (
     agent_owner,
     key_of,
     rank_owner,
@@ -17,15 +16,16 @@ from orchestrator.node.ownership import (
     user_ids,
     user_processes,
 )
-from orchestrator.node.run_folder import read_agent
-from orchestrator.node.run_id import RUN_ID
+from orchestrator.node.run.run_folder import read_agent
+from orchestrator.node.run.run_id import RUN_ID
+from orchestrator.node.system.machine import PARENT, START_TIME, is_alive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Container, Dict, Iterable, List, Set, Tuple
 
-    from orchestrator.node import messages
-    from orchestrator.node.ownership import Key, Owner
+    from orchestrator.node.protocol import messages
+    from orchestrator.node.run.ownership import Key, Owner
 
     Family = Tuple[str, str]  # run id and node
 

@@ -8,10 +8,10 @@ import os
 import re
 import stat
 
-from orchestrator.node.files import absolute_path
-from orchestrator.node.mounts import MOUNTINFO, mount_of
-from orchestrator.node.not_code import reason_not_code
+from orchestrator.node.excluded_folders import reason_not_code
 from orchestrator.node.probe.disks import identity
+from orchestrator.node.system.files import absolute_path
+from orchestrator.node.system.mounts import MOUNTINFO, mount_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 
-from orchestrator.node.files import absolute_path, working_folder_refusal
-from orchestrator.node.mounts import LOCAL, MOUNTINFO, mount_of
 from orchestrator.node.probe.checkpoints import newest_checkpoint_bytes
+from orchestrator.node.system.files import absolute_path, working_folder_refusal
+from orchestrator.node.system.mounts import LOCAL, MOUNTINFO, mount_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Optional
 
     from orchestrator.node.facts import Disk
-    from orchestrator.node.mounts import Mount
     from orchestrator.node.probe.source import Source
+    from orchestrator.node.system.mounts import Mount
 
 WITH_CHECKPOINTS = ("workdir", "out")
 

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 
-from orchestrator.node.fast_stdlib import suppress
+from orchestrator.node.system.fast_stdlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

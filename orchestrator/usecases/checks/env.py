@@ -28,7 +28,7 @@ from orchestrator.launchers.cards import close_all, detect_cards
 from orchestrator.names.hostlist import fold, fold_by_value
 from orchestrator.node.agent.environment import defaults, node_environment, rank_variables
 from orchestrator.node.facts import read_facts
-from orchestrator.node.job import Job
+from orchestrator.node.run.job import Job
 from orchestrator.plan import files
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan, NodePlan, redacted

@@ -34,7 +34,7 @@ from orchestrator.verdict.classify import diagnosed
 from orchestrator.verdict.positions import positions
 
 if TYPE_CHECKING:
-    from orchestrator.node import messages
+    from orchestrator.node.protocol import messages
     from orchestrator.node.run.agent_files import RankBody
 
 MAX_FILE_BYTES = 1 << 30

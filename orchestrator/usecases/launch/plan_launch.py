@@ -17,7 +17,7 @@ from orchestrator.inventory.slurm_settings import with_slurm_settings
 from orchestrator.launch.planned import Planned
 from orchestrator.launch.preflight import checked_nodes
 from orchestrator.launchers.cards import close_all, detect_cards
-from orchestrator.node.files import absolute_path, user_name
+from orchestrator.node.system.files import absolute_path, user_name
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.progress import OnProgress, no_progress

@@ -19,8 +19,8 @@ from orchestrator.code import bundle as bundles
 from orchestrator.code.exclusions import ORCHIGNORE
 from orchestrator.code.files import Code, find_code, path_in_code
 from orchestrator.errors import UsageError
-from orchestrator.node.executable import shell_syntax
-from orchestrator.node.run_id import RUN_ID
+from orchestrator.node.run.run_id import RUN_ID
+from orchestrator.node.system.executable import shell_syntax
 from orchestrator.resources import trainer_folder
 from orchestrator.run import Allocation, Elastic, Program, Request, Shape
 from orchestrator.usecases.durations import seconds

@@ -13,7 +13,7 @@ from orchestrator.endpoint.replies import NodeObservation
 from orchestrator.errors import NodesError
 from orchestrator.fanout import failed_nodes, map_parallel, successes
 from orchestrator.launchers.base import AttemptFolder, Launcher
-from orchestrator.node.events import EVENTS, REQUEUE, Kind, State, cause_s
+from orchestrator.node.run.events import EVENTS, REQUEUE, Kind, State, cause_s
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import trainer_setting
 from orchestrator.usecases.reports.timeline import Attempt, Step, mean_utilization

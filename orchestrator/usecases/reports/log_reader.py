@@ -15,7 +15,7 @@ from orchestrator.logs.follow import Batch, Feed, live, merged, read_all
 from orchestrator.logs.history import history, reposition
 from orchestrator.logs.lines import LogLines, in_order, last
 from orchestrator.logs.selection import Selection
-from orchestrator.node.events import State
+from orchestrator.node.run.events import State
 from orchestrator.plan.plan import LaunchPlan
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.errors import NodesError, RunNotFound, UsageError
 from orchestrator.failure_class import FailureClass
 from orchestrator.launchers import launcher_for
-from orchestrator.node.events import REQUEUE
+from orchestrator.node.run.events import REQUEUE
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.records.runs import all_runs, read_runs
 from orchestrator.records.store import RunFolder

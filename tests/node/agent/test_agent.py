@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.processes import OPEN_FILES, TICK_S, stat_of
+from orchestrator.node.system.processes import OPEN_FILES, TICK_S, stat_of
 from tests.grounds.components import unavailable
 from tests.grounds.fuse import OneFile
 from tests.grounds.mounts import in_own_mounts

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.node import processes
+from orchestrator.node.system import processes
 from tests.until import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-AGENT = Path(processes.__file__).parent
+AGENT = Path(processes.__file__).parents[1]
 
 
 def python38() -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.memory_folder import memory_folder
+from orchestrator.node.run.memory_folder import memory_folder
 from tests.node.agent.test_agent import WAIT, sh, wait_for_output
 from tests.node.agent.test_agent_ground import Ground, ground
 from tests.until import until

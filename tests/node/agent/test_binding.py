@@ -12,9 +12,9 @@ import pytest
 
 from orchestrator.node.agent.binding import Unbound, bind_ranks
 from orchestrator.node.agent.rank_setup import rank_setup
-from orchestrator.node.job import Job
-from orchestrator.node.number_list import format_numbers, parse_numbers
-from orchestrator.node.processes import Inherited
+from orchestrator.node.number_text import format_numbers, parse_numbers
+from orchestrator.node.run.job import Job
+from orchestrator.node.system.processes import Inherited
 
 ALL, NEAR_0, NEAR_1 = "0-63", "0-15,32-47", "16-31,48-63"
 # Two sockets with four cards each.

@@ -17,9 +17,9 @@ from orchestrator.node.agent import cpu_waits
 from orchestrator.node.agent.hang_watch import STARVED_SHARE, HangWatch
 from orchestrator.node.agent.phase_limits import OTHERWISE_S, SHORTEST_S, PhaseLimits
 from orchestrator.node.endpoint.report import observe_node
-from orchestrator.node.events import Clock, EventLog, read_events
-from orchestrator.node.job import Job
-from orchestrator.node.run_folder import HANG_REPORT
+from orchestrator.node.run.events import Clock, EventLog, read_events
+from orchestrator.node.run.job import Job
+from orchestrator.node.run.run_folder import HANG_REPORT
 from tests.node.agent.test_nccl_ras import ras_server
 from tests.until import until
 from trainer.runtime.channel import open_channel

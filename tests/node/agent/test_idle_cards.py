@@ -16,9 +16,9 @@ import pytest
 
 from orchestrator.node.agent.card_sampler import CardSampler, kind_of_cards, visible_cards
 from orchestrator.node.agent.idle_cards import SAMPLES, SAMPLES_IN_DOUBT, IdleCards, Steps, reported_steps
-from orchestrator.node.events import Clock, EventLog
-from orchestrator.node.job import Job
-from orchestrator.node.number_list import format_numbers, parse_numbers
+from orchestrator.node.number_text import format_numbers, parse_numbers
+from orchestrator.node.run.events import Clock, EventLog
+from orchestrator.node.run.job import Job
 from orchestrator.node.vendor.nvidia_smi import parse_gpus
 from tests.grounds.components import unavailable
 from tests.node.agent.test_agent_ground import Ground, ground

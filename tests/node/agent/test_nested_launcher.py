@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.agent.nested_launcher import LauncherSearch, strings
-from orchestrator.node.job import Job
+from orchestrator.node.run.job import Job
 from tests.node.agent.test_agent_ground import Ground, ground
 from tests.until import until
 

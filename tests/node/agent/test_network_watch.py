@@ -17,8 +17,8 @@ from orchestrator.node.agent.network_watch import (
     open_devices,
     printed_network,
 )
-from orchestrator.node.events import Clock, EventLog
-from orchestrator.node.job import Job
+from orchestrator.node.run.events import Clock, EventLog
+from orchestrator.node.run.job import Job
 from tests.paths import CASES
 
 SOCKETS, ROCE, PLUGIN = ((CASES / "vendor" / f"nccl-{name}.txt").read_text() for name in ("socket", "roce", "plugin"))

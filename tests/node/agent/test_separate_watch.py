@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.agent.separate_watch import EVERY_S, SeparateWatch
-from orchestrator.node.job import Job
+from orchestrator.node.run.job import Job
 
 
 class Clock:

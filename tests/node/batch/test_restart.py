@@ -12,9 +12,9 @@ import pytest
 
 from orchestrator.node.batch import requeue, restart
 from orchestrator.node.batch.history import Attempt
-from orchestrator.node.job import Job
 from orchestrator.node.nodelist import node_names
-from orchestrator.node.retry import attempts_without_progress, choose_nodes, retry_may_help
+from orchestrator.node.run.job import Job
+from orchestrator.node.run.retry import attempts_without_progress, choose_nodes, retry_may_help
 
 LEFT: dict[str, Any] = {"event": "rank-exited", "rank": 0, "code": 99, "done": False}
 FAILED: dict[str, Any] = {"event": "agent-finished", "state": "FAILED", "exit": {"code": 1, "time": 5.0}}

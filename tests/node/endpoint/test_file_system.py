@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.endpoint.file_system import file_system
-from orchestrator.node.mounts import mount_of
+from orchestrator.node.system.mounts import mount_of
 
 # /proc/self/mountinfo of a login node (man 5 proc): a remote home, a blank in a name, one mount on top of another.
 MOUNTS = r"""22 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw

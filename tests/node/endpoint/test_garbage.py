@@ -16,8 +16,8 @@ import pytest
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.node.endpoint import strays
 from orchestrator.node.endpoint.garbage import Clearing, Size
-from orchestrator.node.machine import boot_id, live_fields
-from orchestrator.node.messages import GarbageBody
+from orchestrator.node.protocol.messages import GarbageBody
+from orchestrator.node.system.machine import boot_id, live_fields
 from orchestrator.transports.local import LocalTransport
 from tests.grounds.components import unavailable
 from tests.node.agent.test_agent_ground import PYTHONS

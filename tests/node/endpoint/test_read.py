@@ -17,8 +17,8 @@ import pytest
 from orchestrator.endpoint.client import ALL_OUTPUTS, Endpoint, Heartbeat
 from orchestrator.endpoint.replies import Chunk
 from orchestrator.errors import NodeError
-from orchestrator.node import messages
 from orchestrator.node.endpoint import reading
+from orchestrator.node.protocol import messages
 from orchestrator.transports.local import LocalTransport
 from tests.until import until
 

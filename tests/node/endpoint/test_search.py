@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from orchestrator.node.endpoint.search import LATE_S, lines_between, period_s, search
-from orchestrator.node.files import write_json
-from orchestrator.node.machine import process_record
-from orchestrator.node.oom_kills import oom_kills
+from orchestrator.node.run.oom_kills import oom_kills
+from orchestrator.node.system.files import write_json
+from orchestrator.node.system.machine import process_record
 from tests.grounds import components
 
 if TYPE_CHECKING:
-    from orchestrator.node import messages
+    from orchestrator.node.protocol import messages
     from orchestrator.node.run.agent_files import AgentBody
 
 KERNEL = """\

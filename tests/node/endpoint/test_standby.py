@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.node import messages
 from orchestrator.node.agent.warm import NoFork, WarmParent
-from orchestrator.node.machine import is_alive
+from orchestrator.node.protocol import messages
+from orchestrator.node.system.machine import is_alive
 from orchestrator.transports.local import LocalTransport
 from tests.paths import ROOT
 from tests.until import until

@@ -15,9 +15,9 @@ import pytest
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import ReportedExit
 from orchestrator.errors import NodeError
-from orchestrator.node import messages
 from orchestrator.node.endpoint import report
-from orchestrator.node.machine import is_alive, live_fields
+from orchestrator.node.protocol import messages
+from orchestrator.node.system.machine import is_alive, live_fields
 from orchestrator.plan.shell import render
 from orchestrator.transports.local import LocalTransport
 from tests.grounds.stand_in import AGENT, Ground, alive

@@ -16,8 +16,8 @@ from orchestrator.endpoint.client import Endpoint, Heartbeat
 from orchestrator.endpoint.replies import Signalled
 from orchestrator.errors import Unreachable
 from orchestrator.node.endpoint import stop
-from orchestrator.node.machine import START_TIME, live_fields
-from orchestrator.node.ownership import signal_exactly
+from orchestrator.node.run.ownership import signal_exactly
+from orchestrator.node.system.machine import START_TIME, live_fields
 from orchestrator.transports.local import LocalTransport
 from tests.grounds.stand_in import Ground, alive
 from tests.node.agent.test_agent_ground import PYTHONS
