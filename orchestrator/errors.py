@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.names.hostlist import fold
-from orchestrator.node.digits import three_digits
+from orchestrator.node.number_text import three_digits
 
 # The exit status that a shell reports for a command ended by SIGINT, by SIGPIPE.
 CTRL_C, CLOSED_PIPE = 130, 141

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.findings import Finding, Severity
-from orchestrator.node.digits import three_digits
+from orchestrator.node.number_text import three_digits
 
 # A pair is bad below a share of the usual bandwidth: the median over the nodes of their fastest pair, so that one slow node among
 # three does not decide it. The worst pairs are explained first: their cause must not hide behind others that are a little slow.

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from orchestrator.checks.cluster import GIB, Cluster
 from orchestrator.findings import Finding, Severity
-from orchestrator.node.digits import three_digits
 from orchestrator.node.facts import Disk
+from orchestrator.node.number_text import three_digits
 
 FOLDERS = ("workdir", "out", "tmp", "home")
 WITH_CHECKPOINTS = ("workdir", "out")

@@ -15,7 +15,7 @@ from typing import Any
 from orchestrator.checks.bandwidth import CPU_LIMITS, LIMITS, Pair, compare_nodes, compare_pairs
 from orchestrator.checks.cluster import Cluster
 from orchestrator.findings import Finding, Severity
-from orchestrator.node.digits import three_digits
+from orchestrator.node.number_text import three_digits
 
 Results = Mapping[str, Any]
 """The content of comm.json."""

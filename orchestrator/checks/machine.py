@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from orchestrator.checks.cluster import GIB, Cluster
 from orchestrator.findings import Finding, Severity
-from orchestrator.node.digits import three_digits
+from orchestrator.node.number_text import three_digits
 from orchestrator.node.system.files import LEAST_FILE_BYTES
 
 OPEN_FILES = 4096

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestrator.code.exclusions import ORCHIGNORE
 from orchestrator.code.files import GITIGNORE, Code
-from orchestrator.node.digits import three_digits
+from orchestrator.node.number_text import three_digits
 
 _MOST_NAMED = 3
 _LARGEST = 5

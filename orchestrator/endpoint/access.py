@@ -18,8 +18,8 @@ from orchestrator.errors import NodeError, OrchError
 from orchestrator.node.system.files import low_size_limit
 from orchestrator.progress import OnProgress
 from orchestrator.transports.base import Transport
+from orchestrator.transports.ssh.commands import login_argv
 from orchestrator.transports.ssh.deferred_imports import deferred_imports
-from orchestrator.transports.ssh.interactive import login_argv
 from orchestrator.transports.ssh.route import Destination, PlannedSsh, SshSettings
 from orchestrator.transports.terminal import PromptCancelled, Terminal
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 from orchestrator.endpoint.clock import ClockBounds
 from orchestrator.endpoint.program import FLAGS, MARKER, OLDEST_PYTHON, program
 from orchestrator.endpoint.replies import Facts
-from orchestrator.endpoint.reply_size import ReplySize
 from orchestrator.endpoint.start_failure import PYTHON_HINT, start_failure
 from orchestrator.errors import NodeError, Unreachable, machine_error
 from orchestrator.node.protocol import operations
@@ -77,6 +76,27 @@ def _numbers(version: str) -> tuple[int, ...]:
         return tuple(int(part) for part in version.split(".")[:2])
     except ValueError as error:
         raise NoMarker(version) from error
+
+
+REPLY_S = 0.25
+FIRST_BYTES, LEAST_BYTES, MOST_BYTES = 1 << 18, 1 << 13, 1 << 22
+
+
+class ReplySize:
+    """
+    The number of bytes that a link carries in REPLY_S, by the replies that arrived.
+
+    A node writes its replies one after the other: a long one on a slow link would delay the reply to a heartbeat.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = FIRST_BYTES
+
+    def add(self, size: int, elapsed_s: float) -> None:
+        """Take into account a reply of `size` bytes that took `elapsed_s` from its first to its last byte."""
+        if 2 * size >= self.bytes or elapsed_s > REPLY_S:  # a short reply shows no more than that the link is slow
+            fitting = int(size * REPLY_S / elapsed_s) if elapsed_s > 0 else MOST_BYTES
+            self.bytes = max(LEAST_BYTES, min(fitting, 2 * self.bytes, MOST_BYTES))
 
 
 class Connection:

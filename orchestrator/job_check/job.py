@@ -12,7 +12,7 @@ from orchestrator.environment.request import NodeRequest
 from orchestrator.node.batch.allocation import facts_folder
 from orchestrator.node.cards import VISIBLE
 from orchestrator.node.facts import read_facts
-from orchestrator.node.nodelist import node_names
+from orchestrator.node.number_text import node_names
 from orchestrator.node.run.run_folder import AGENT_LOG, attempt_folder
 from orchestrator.node.system.files import read_at, read_json, tail
 

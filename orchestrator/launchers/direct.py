@@ -22,7 +22,7 @@ from orchestrator.launchers.base import AttemptFolder
 from orchestrator.launchers.job import JobStatus
 from orchestrator.launchers.newest_plan import NewestPlan
 from orchestrator.names.hostlist import fold
-from orchestrator.node.digits import three_digits
+from orchestrator.node.number_text import three_digits
 from orchestrator.node.run.code_folder import SHARED
 from orchestrator.plan.files import (
     PlannedFile,

@@ -1,11 +1,13 @@
-"""The variables that select the cards that a process sees."""
+"""The cards of a machine by their device files, and the variables that select those that a process sees."""
 
 from __future__ import annotations
+
+import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import List, Optional, TypeVar
+    from typing import Dict, List, Optional, TypeVar
 
     Device = TypeVar("Device")
 
@@ -18,3 +20,13 @@ def visible_devices(by_name: Mapping[str, Device], value: str) -> Optional[List[
     if len(set(names)) < len(names) or not all(name in by_name for name in names):
         return None
     return [by_name[name] for name in names]
+
+
+def count_cards(folder: str = "/dev") -> Dict[str, int]:
+    """Count the device files of each kind of card. Not by a vendor's tool, which may hang."""
+    names = os.listdir(folder)
+    kinds = {"cuda": "nvidia", "gcu": "gcu"}
+    return {
+        kind: sum(1 for name in names if name.startswith(prefix) and name[len(prefix) :].isdigit())
+        for kind, prefix in kinds.items()
+    }

@@ -1,12 +1,19 @@
-"""Lists of numbers as the kernel writes CPU lists: `0-3,8`."""
+"""Numbers in texts: rounded in messages, in CPU lists as the kernel writes them (`0-3,8`), and in Slurm's lists of nodes."""
 
 from __future__ import annotations
+
+import itertools
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterable, Optional, Set
 
-MOST_DIGITS = 6
+MOST_DIGITS = 6  # of a number in a CPU list
+
+
+def three_digits(value: float) -> str:
+    """The number with at least its three first digits, and without an exponent if it is large: 0.25, 12.5, 3350."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004  from here on, all digits are before the point
 
 
 def parse_numbers(text: str) -> Optional[Set[int]]:
@@ -32,3 +39,26 @@ def format_numbers(numbers: Iterable[int]) -> str:
         else:
             parts.append([number, number])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def node_names(nodelist: str) -> list[str]:
+    """
+    The names in SLURM_JOB_NODELIST or SLURM_STEP_NODELIST, such as `n[00-02,7],r[0-1]n[1-2]`, in its order.
+
+    Not by `scontrol show hostnames`: a compute node may have no scontrol.
+    """
+    import re  # slow to import, and only a Slurm job needs it
+
+    names: list[str] = []
+    for piece in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", nodelist):
+        texts = re.split(r"\[([^\]]*)\]", piece)  # text, bracket, text, bracket, ..., text
+        choices = [[number for span in spans.split(",") for number in numbers(span)] for spans in texts[1::2]]
+        for chosen in itertools.product(*choices):
+            names += [texts[0] + "".join(number + text for number, text in zip(chosen, texts[2::2]))]
+    return names
+
+
+def numbers(span: str) -> list[str]:
+    """The numbers of `7` or `08-11`, with their zero padding."""
+    first, _, last = span.partition("-")
+    return [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from orchestrator.inventory.redaction import REDACTED
-from orchestrator.node.run.kept_folders import KEPT
+from orchestrator.node.run.code_folder import KEPT
 from orchestrator.node.run.run_folder import attempt_folder
 from orchestrator.run import WAIT_FOR_NODES_S, LauncherName, Program, trainer_setting
 from orchestrator.stored import known_fields

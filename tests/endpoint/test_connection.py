@@ -10,7 +10,15 @@ import pytest
 
 from orchestrator.endpoint import connection
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.endpoint.connection import HEADER_LIMIT_BYTES, frame
+from orchestrator.endpoint.connection import (
+    FIRST_BYTES,
+    HEADER_LIMIT_BYTES,
+    LEAST_BYTES,
+    MOST_BYTES,
+    REPLY_S,
+    ReplySize,
+    frame,
+)
 from orchestrator.endpoint.program import MARKER
 from orchestrator.errors import NodeError, NodesError, Unreachable
 from orchestrator.inventory.model import Inventory, Node
@@ -208,3 +216,37 @@ def test_hundred_of_1024_nodes_that_are_down_are_one_line_and_nothing_is_request
     launcher.close()
     assert {transport.written for transport in transports.values()} == {0, 1}  # the program alone
     assert all(transport.closed for transport in transports.values())
+
+
+def _durations(size: ReplySize, bytes_per_s: float, *, limit: int = 1 << 20) -> list[float]:
+    """The seconds that each of ten replies takes on a link of that speed."""
+    durations = []
+    for _ in range(10):
+        reply = min(size.bytes, limit)
+        durations.append(reply / bytes_per_s)
+        size.add(reply, durations[-1])
+    return durations
+
+
+def test_a_reply_takes_less_than_a_second_at_a_megabyte_per_second() -> None:
+    durations = _durations(ReplySize(), 1e6)
+    assert max(durations) < 0.5
+    assert durations[-1] == pytest.approx(REPLY_S, rel=0.01)
+
+
+def test_replies_follow_the_changes_of_a_link() -> None:
+    size = ReplySize()
+    assert _durations(size, 1e9)[-1] == pytest.approx((1 << 20) / 1e9)
+    assert _durations(size, 1e5)[-1] == pytest.approx(REPLY_S, rel=0.01)
+    assert _durations(size, 1e3)[-1] == pytest.approx(LEAST_BYTES / 1e3)
+    _durations(size, 1e9, limit=1 << 30)
+    assert size.bytes == MOST_BYTES
+
+
+def test_short_replies_do_not_show_the_speed() -> None:
+    size = ReplySize()
+    size.add(100, 0.01)
+    size.add(0, 0.0)
+    assert size.bytes == FIRST_BYTES
+    size.add(100, 10.0)
+    assert size.bytes == LEAST_BYTES

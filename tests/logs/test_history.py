@@ -34,7 +34,7 @@ from orchestrator.logs.history import history
 from orchestrator.logs.lines import LogLines, last
 from orchestrator.logs.printable import printable
 from orchestrator.logs.selection import Selection
-from orchestrator.node.endpoint import line_starts, positions
+from orchestrator.node.endpoint import positions
 from orchestrator.node.protocol import messages
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.transports.local import LocalTransport
@@ -353,8 +353,8 @@ def _last_lines(data: bytes, lines: int, block_bytes: int, *, most_bytes: int) -
         file.write(data)
         file.flush()
         for name in ("BLOCK_BYTES", "LEAST_BLOCK_BYTES", "LONG_BYTES"):
-            patch.setattr(line_starts, name, block_bytes)
-        return line_starts.last_lines(file.name, len(data), lines, most_bytes=most_bytes)
+            patch.setattr(positions, name, block_bytes)
+        return positions.starts_of_last_lines(file.name, len(data), lines, most_bytes=most_bytes)
 
 
 def test_last_lines_have_only_the_last_states_of_long_progress_bars(endpoint: Endpoint, tmp_path: Path) -> None:
@@ -369,7 +369,7 @@ def test_last_lines_have_only_the_last_states_of_long_progress_bars(endpoint: En
 def test_search_for_last_lines_is_limited_by_the_number_of_files(
     endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = "x" * (3 * line_starts.LONG_BYTES)
+    line = "x" * (3 * positions.LONG_BYTES)
     feed = _feed_of(endpoint, tmp_path, f"{line}\nlast\n{line}".encode())
     request: messages.LastLinesRequest = {
         "attempt_dir": str(tmp_path),
@@ -381,7 +381,7 @@ def test_search_for_last_lines_is_limited_by_the_number_of_files(
     monkeypatch.setattr(positions, "SEARCH_BYTES", 0)
     feed.offsets = positions.last_lines(request, b"")[0]["offsets"]
     list(history([feed], limit=1))
-    assert _texts(feed.unfinished_lines()) == ["x" * line_starts.LONG_BYTES]
+    assert _texts(feed.unfinished_lines()) == ["x" * positions.LONG_BYTES]
 
 
 def test_lines_since_a_time_begin_at_a_state_of_a_long_progress_bar(endpoint: Endpoint, tmp_path: Path) -> None:

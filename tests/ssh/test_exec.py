@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.endpoint.access import PlannedSsh
 from orchestrator.inventory.model import Node
-from orchestrator.transports.ssh.interactive import login_argv
+from orchestrator.transports.ssh.commands import login_argv
 from tests.grounds.cli import Orch
 from tests.grounds.screen import Screen
 from tests.grounds.sshd import Farm

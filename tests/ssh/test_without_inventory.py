@@ -9,7 +9,7 @@ import pytest
 from orchestrator.endpoint.access import Terminal
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.cards import close_all, detect_cards
-from orchestrator.node.system.machine import count_cards
+from orchestrator.node.cards import count_cards
 from orchestrator.progress import no_progress
 from tests.grounds.cli import Orch
 from tests.grounds.sshd import Farm

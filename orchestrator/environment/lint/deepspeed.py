@@ -16,7 +16,7 @@ from typing import Any
 from orchestrator.environment.lint.judge import LintFinding
 from orchestrator.environment.table.conditions import Context
 from orchestrator.findings import Finding, Severity
-from orchestrator.node.digits import three_digits
+from orchestrator.node.number_text import three_digits
 
 ZERO = "zero_optimization"
 SOURCE = "DeepSpeed, runtime/zero/config.py"

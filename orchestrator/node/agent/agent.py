@@ -17,7 +17,7 @@ from orchestrator.node.agent.nested_launcher import (
     own_host_message,
 )
 from orchestrator.node.agent.network_watch import NetworkWatch
-from orchestrator.node.agent.rank_setup import rank_setup
+from orchestrator.node.agent.program import rank_setup
 from orchestrator.node.agent.separate_watch import SeparateWatch
 from orchestrator.node.ranks.rank_channel import remove_channels
 from orchestrator.node.run.code_folder import CODE, shared_folder
@@ -212,7 +212,7 @@ class Agent:
         error, kind = (None, None) if code == 0 else failure_of(self.folder, rank, name, self.ranks_of(rank))
         missing = None
         if code:
-            from orchestrator.node.agent.missing_file import missing_file_of  # slow to import
+            from orchestrator.node.agent.failure import missing_file_of  # slow to import
 
             missing_error, missing = missing_file_of(self.stderr_of(rank), error, self.cwd)
             error = error or missing_error

@@ -6,12 +6,11 @@ import os
 import time
 
 from orchestrator.node.agent.idle_cards import IdleCards, reported_steps
-from orchestrator.node.cards import VISIBLE, visible_devices
+from orchestrator.node.cards import VISIBLE, count_cards, visible_devices
 from orchestrator.node.number_text import format_numbers
 from orchestrator.node.run.run_folder import CARDS_REPORT, started_ranks
 from orchestrator.node.system.fast_stdlib import suppress
 from orchestrator.node.system.files import write_json
-from orchestrator.node.system.machine import count_cards
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

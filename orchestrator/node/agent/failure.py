@@ -1,16 +1,20 @@
-"""The cause of a rank's failure, from its error file and stacks in the node folder."""
+"""The cause of a rank's failure, from its error file, its stacks and its standard error in the node folder."""
 
 from __future__ import annotations
 
 import os
 
 from orchestrator.node.ranks.stacks import has_left_stacks
-from orchestrator.node.system.files import full_disk, read_json
+from orchestrator.node.system.files import full_disk, read_json, tail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
+TAIL_BYTES = 16 << 10
+# The last line of a traceback, to which torch adds the rank.
+EXCEPTION = r"^(?:\[rank\d+\]: )?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*)$"
+MISSING_FILE = r"""FileNotFoundError: .*No such file or directory: ['"]([^'"\\]+)['"]$"""
 
 
 def error_of(path: str) -> tuple[str | None, str | None]:
@@ -86,3 +90,24 @@ def core_file(cwd: str, pid: int) -> str | None:
     """The core file of a process in its working directory, where the kernel's default writes it; None if it is not there."""
     names = (f"core.{pid}", "core")
     return next((path for path in (os.path.join(cwd, name) for name in names) if os.path.isfile(path)), None)
+
+
+def missing_file_of(stderr: str, error: str | None, cwd: str) -> tuple[str | None, str | None]:
+    """
+    The message of a FileNotFoundError that ended a rank, and the absolute path if the node does not have it; else None.
+
+    Args:
+        stderr: the file of the rank's standard error, whose last exception decides unless there is an `error`.
+        error: the message in the rank's error file.
+        cwd: the working directory of the ranks.
+    """
+    import re  # slow to import
+
+    if error is None:
+        exceptions = re.findall(EXCEPTION, tail(stderr, TAIL_BYTES), re.MULTILINE)
+        error = exceptions[-1] if exceptions else ""
+    found = re.match(MISSING_FILE, error)
+    if found is None:
+        return None, None
+    path = os.path.normpath(os.path.join(cwd, found.group(1)))
+    return error, None if os.path.lexists(path) else path

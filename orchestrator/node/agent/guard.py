@@ -134,7 +134,7 @@ def run_ranks(
     command = command_of(job, cwd)
     rendezvous, holder = join_rendezvous(job, options.rendezvous)
     if not job.addresses:
-        from orchestrator.node.nodelist import node_names  # slow to import, and only a Slurm job needs it
+        from orchestrator.node.number_text import node_names  # slow to import, and only a Slurm job needs it
 
         job.addresses = node_names(os.environ.get("SLURM_STEP_NODELIST", ""))
     with open(open_for_write(job.hostfile, os.O_TRUNC), "w", encoding="utf-8") as file:

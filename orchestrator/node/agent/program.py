@@ -1,4 +1,4 @@
-"""The working directory and the command line of a node's ranks."""
+"""The working directory and the command line of a node's ranks, and the settings of a rank's process between fork and exec."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from orchestrator.node.ranks.stacks import STACKS
 from orchestrator.node.run.code_folder import make_code_folder
 from orchestrator.node.run.job import Job, Refused
 from orchestrator.node.run.run_folder import CARDS_REPORT, HANG_REPORT, NETWORK_REPORT
+from orchestrator.node.system.fast_stdlib import signal, suppress
+from orchestrator.node.system.processes import PR_SET_PDEATHSIG, Inherited, prctl
 from orchestrator.node.system.spawn import find_program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 LINKED_BYTES = 4 << 20  # an executable names its libraries near its beginning
 
@@ -56,7 +58,7 @@ def keep_folders(job: Job, cwd: str) -> None:
     """Link the folders that outlive the run, as the inventory asks."""
     if not job.keep:
         return
-    from orchestrator.node.run.kept_folders import link_kept  # few inventories keep any
+    from orchestrator.node.run.code_folder import link_kept  # few inventories keep any
 
     try:
         replaced = link_kept(os.path.dirname(os.path.dirname(job.run_dir)), job.kept_dir, cwd, job.keep)
@@ -118,3 +120,32 @@ def needs_mpirun(program: str) -> bool:
     import re  # slow to import, and few programs get here
 
     return re.search(rb"\0libmpi(ch|cxx|fort|_[a-z0-9_]+)?\.so", head) is not None
+
+
+def rank_setup(
+    inherited: Inherited, cwd: str, cpus: Iterable[int] | None = None, *, ignores_warning: bool = False
+) -> Callable[[], None]:
+    """
+    Return the function that a rank runs between fork and exec.
+
+    Args:
+        cpus: the CPUs that it is bound to; None if it is not.
+        ignores_warning: Slurm warns every process by SIGUSR2, whose default action ends the process.
+    """
+    agent_pid = os.getpid()
+
+    def become_rank() -> None:
+        os.setpgid(0, 0)
+        os.chdir(cwd)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != agent_pid:  # the agent ended before PR_SET_PDEATHSIG took effect
+            os._exit(1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, inherited.signal_mask)
+        if ignores_warning:
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        os.umask(inherited.umask)
+        if cpus is not None:
+            with suppress(OSError):  # the cgroup has just changed: an unbound rank is better than none
+                os.sched_setaffinity(0, cpus)
+
+    return become_rank

@@ -11,7 +11,7 @@ import array
 import os
 
 from orchestrator.node.agent.environment import RECORD_NAMES, node_environment, rank_variables
-from orchestrator.node.agent.rank_setup import rank_setup
+from orchestrator.node.agent.program import rank_setup
 from orchestrator.node.run.ownership import OWNER_VARIABLES
 from orchestrator.node.system.fast_stdlib import Socket, dumps, loads, signal, socket
 from orchestrator.node.system.processes import Inherited, send, signal_descendants

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from orchestrator.node.nodelist import node_names
+from orchestrator.node.number_text import node_names
 from orchestrator.node.system.files import read_json
 
 TYPE_CHECKING = False

@@ -16,7 +16,7 @@ import time
 
 from orchestrator.node.batch.requeue import cancel, requeue
 from orchestrator.node.batch.restart import attempts_of, reason_against_requeue
-from orchestrator.node.nodelist import node_names
+from orchestrator.node.number_text import node_names
 from orchestrator.node.run.events import Clock, EventLog, Kind
 from orchestrator.node.run.job import load_job
 from orchestrator.node.run.run_folder import attempt_folder, newest_attempt

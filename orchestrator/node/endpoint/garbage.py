@@ -13,8 +13,8 @@ import stat
 import time
 
 from orchestrator.node.endpoint.results import Results
+from orchestrator.node.run.code_folder import KEPT
 from orchestrator.node.run.events import read_history
-from orchestrator.node.run.kept_folders import KEPT
 from orchestrator.node.run.memory_folder import remove_memory, unused_folders
 from orchestrator.node.run.ownership import agent_owner, rank_owner, user_processes
 from orchestrator.node.run.run_folder import ATTEMPT, read_agent

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 
+from orchestrator.node.cards import count_cards
 from orchestrator.node.endpoint.push import prepare, put_bundle, put_files, put_run
 from orchestrator.node.endpoint.report import connect, files, find, heartbeat, observe, reach
 from orchestrator.node.protocol.operations import (
@@ -52,7 +53,7 @@ from orchestrator.node.protocol.operations import (
 )
 from orchestrator.node.run.events import Clock
 from orchestrator.node.system.files import user_name
-from orchestrator.node.system.machine import count_cards, host_id
+from orchestrator.node.system.machine import host_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -154,31 +155,31 @@ def active_runs(request: messages.ActiveRunsRequest, payload: bytes) -> Tuple[me
 
 
 def file_system(request: messages.FileSystemRequest, payload: bytes) -> Tuple[messages.FileSystemReply, bytes]:
-    from orchestrator.node.endpoint.file_system import file_system as handle
+    from orchestrator.node.endpoint.shared_folder import file_system as handle
 
     return handle(request, payload)
 
 
 def write_marker(request: messages.WriteMarkerRequest, payload: bytes) -> Tuple[messages.WriteMarkerReply, bytes]:
-    from orchestrator.node.endpoint.marker import write_marker as handle
+    from orchestrator.node.endpoint.shared_folder import write_marker as handle
 
     return handle(request, payload)
 
 
 def find_marker(request: messages.MarkerRequest, payload: bytes) -> Tuple[messages.FindMarkerReply, bytes]:
-    from orchestrator.node.endpoint.marker import find_marker as handle
+    from orchestrator.node.endpoint.shared_folder import find_marker as handle
 
     return handle(request, payload)
 
 
 def remove_marker(request: messages.MarkerRequest, payload: bytes) -> Tuple[messages.Empty, bytes]:
-    from orchestrator.node.endpoint.marker import remove_marker as handle
+    from orchestrator.node.endpoint.shared_folder import remove_marker as handle
 
     return handle(request, payload)
 
 
 def ranks(request: NodeFolders, payload: bytes) -> Tuple[messages.RanksReply, bytes]:
-    from orchestrator.node.endpoint.ranks import ranks as handle
+    from orchestrator.node.endpoint.report import ranks as handle
 
     return handle(request, payload)
 

@@ -3,6 +3,9 @@ Find where to begin to read the output files of ranks: at their last lines, or a
 
 The times of lines are in offsets.jsonl, which is read backwards, so that the cost does not depend on the length of the log. Times of
 files are compared only with each other: the agent's clock may differ from that of the file system.
+
+A progress bar is one line that returns to its beginning for each state, so hours of it are megabytes without a newline. Only its last
+state is shown, so only that is read.
 """
 
 from __future__ import annotations
@@ -12,8 +15,6 @@ import os
 import re
 import time
 
-from orchestrator.node.endpoint import line_starts
-from orchestrator.node.endpoint.line_starts import BLOCK_BYTES, LONG_BYTES, blocks, line_start
 from orchestrator.node.endpoint.report import READ_FIRST, Requested, clock_ahead_s, streams
 from orchestrator.node.run.events import OFFSETS
 from orchestrator.node.run.run_folder import node_folders, read_agent
@@ -25,9 +26,13 @@ if TYPE_CHECKING:
 
     from orchestrator.node.protocol import messages
 
+    Starts = Tuple[int, List[Tuple[int, int]]]  # where to begin to read, and the parts to skip from there on, ascending
     Writes = List[Tuple[int, float]]  # size of a file, and when it had this size
     Record = Tuple[int, float, Dict[str, int]]  # the offset in the index, the time, and the sizes of files
 
+BLOCK_BYTES = 1 << 16
+LEAST_BLOCK_BYTES = 1 << 12  # the first block of a file, which is enough for a few lines
+LONG_BYTES = 1 << 16  # a longer line may be a progress bar; at least a block, so that no line within a block is longer
 SEARCH_BYTES = 1 << 28  # of all files, for their last lines
 MOST_LINE_BYTES = 1 << 20  # as of a line in the controller, which cuts longer ones
 RECENT_BYTES = 1 << 20  # of the index: an hour or more
@@ -49,7 +54,7 @@ def last_lines(request: messages.LastLinesRequest, _payload: bytes) -> Tuple[mes
         index_size = _whole_records(index)
         starts: Dict[str, int] = {}
         for name, size in sizes.items():
-            starts[name], skipped = line_starts.last_lines(
+            starts[name], skipped = starts_of_last_lines(
                 os.path.join(folder, name), size, request["lines"], most_bytes=most_bytes
             )
             if skipped:
@@ -140,7 +145,7 @@ def _written_since(folder: str, sizes: Dict[str, int], earliest: float) -> Tuple
 
 def _state_start(path: str, size: int) -> int:
     """The offset of the line that contains the byte before `size`; of the last state if the line is a long progress bar."""
-    start, skipped = line_starts.last_lines(path, size, 0, most_bytes=MOST_LINE_BYTES)
+    start, skipped = starts_of_last_lines(path, size, 0, most_bytes=MOST_LINE_BYTES)
     return skipped[0][1] if skipped else start
 
 
@@ -194,3 +199,55 @@ def _parsed(offset: int, line: bytes) -> List[Record]:
         return [(offset, float(record["time"]), dict(record["size"]))]
     except (ValueError, KeyError, TypeError):
         return []
+
+
+def blocks(path: str, end: int, begin: int = 0) -> Iterator[Tuple[int, bytes]]:
+    """The bytes before `end` in blocks with their offsets, the last block first."""
+    block_bytes = LEAST_BLOCK_BYTES
+    while end > begin:
+        start = max(begin, end - block_bytes)
+        yield start, read_at(path, start, end - start)
+        end, block_bytes = start, min(2 * block_bytes, BLOCK_BYTES)
+
+
+def line_start(path: str, size: int) -> int:
+    """The offset after the last newline before `size`."""
+    return next((begin + block.rindex(b"\n") + 1 for begin, block in blocks(path, size) if b"\n" in block), 0)
+
+
+def starts_of_last_lines(path: str, size: int, lines: int, *, most_bytes: int) -> Starts:
+    """
+    The start of the last `lines` whole lines before `size`; what follows the last newline is not counted.
+
+    If they are longer than `most_bytes` together, it is the start of fewer lines, or within a line.
+    """
+    least = max(0, size - most_bytes)
+    remaining, line_end = lines + 1, size
+    skipped: List[Tuple[int, int]] = []  # from the last one on
+    for begin, block in blocks(path, size, least):
+        newlines = block.count(b"\n")
+        if not newlines:
+            continue
+        skipped += _earlier_states(path, begin + block.rindex(b"\n") + 1, line_end)
+        if newlines >= remaining:
+            at = len(block)
+            for _ in range(remaining):
+                at = block.rindex(b"\n", 0, at)
+            return begin + at + 1, skipped[::-1]
+        remaining -= newlines
+        line_end = begin + block.index(b"\n")
+    states = _earlier_states(path, least, line_end)
+    if least == 0:
+        return 0, (skipped + states)[::-1]
+    if states:
+        return states[0][1], skipped[::-1]
+    return (line_end + 1 if line_end < size else max(least, size - LONG_BYTES)), skipped[::-1]
+
+
+def _earlier_states(path: str, begin: int, end: int) -> List[Tuple[int, int]]:
+    """The part of a line that is not shown if the line is a long progress bar: all but its last state that is not blank."""
+    start = end - LONG_BYTES
+    if start <= begin:
+        return []
+    found = read_at(path, start, LONG_BYTES).rstrip().rfind(b"\r")
+    return [] if found < 0 else [(begin, start + found + 1)]

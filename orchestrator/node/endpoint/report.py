@@ -24,11 +24,11 @@ from orchestrator.node.system.machine import boot_id, is_alive, is_stopped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterator, Optional, Tuple
+    from typing import Dict, Iterator, Optional, Tuple
 
     from orchestrator.node.protocol import messages
     from orchestrator.node.protocol.operations import Steps
-    from orchestrator.node.run.agent_files import AgentBody, NodeFolders
+    from orchestrator.node.run.agent_files import AgentBody, NodeFolders, RankBody
 
 LOG_TAIL_BYTES = 4096
 NEWS_POLL_S = 0.2  # polling more often would take processor time from the training
@@ -180,3 +180,15 @@ def observe_node(node: str, folder: str) -> messages.NodeBody:
         "folder": folder,
         "log": tail(os.path.join(folder, AGENT_LOG), LOG_TAIL_BYTES) if needs_log else "",
     }
+
+
+def ranks(request: NodeFolders, _payload: bytes) -> Tuple[messages.RanksReply, bytes]:
+    """The position of each rank of the agents that run on this machine, as it reports it itself."""
+    from orchestrator.node.ranks.rank_channel import rank_bodies  # only `orch where` needs it
+
+    nodes: Dict[str, Dict[int, RankBody]] = {}
+    for node, folder in node_folders(request):
+        agent = read_agent(folder)
+        if agent is not None and is_alive(agent):
+            nodes[node] = rank_bodies(folder, started_ranks(folder, agent["ranks"]))
+    return {"nodes": nodes}, b""

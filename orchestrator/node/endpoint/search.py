@@ -8,8 +8,8 @@ import re
 import subprocess
 import time
 
-from orchestrator.node.digits import three_digits
 from orchestrator.node.endpoint.report import READ_FIRST, clock_ahead_s, streams
+from orchestrator.node.number_text import three_digits
 from orchestrator.node.run.events import read_history
 from orchestrator.node.run.oom_kills import kills_of_run, oom_kills
 from orchestrator.node.run.run_folder import node_folders, read_agent

@@ -1,9 +1,21 @@
-"""The folders of a run that all ranks on one file system share: the code, in which they run, and one for files of the program."""
+"""
+The folders that all ranks on one file system share: the code of a run, in which they run, and one for files of the program.
+
+A kept folder (`keep:` in the inventory) outlives the runs of a program: it is below the workdir, in the folder `kept`, which nothing
+removes, and a link in the code folder leads to it.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+
+from orchestrator.node.system.files import make_parents
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Sequence
+
 
 CODE = "code"
 BLOCK_BYTES = 1 << 20
@@ -74,3 +86,29 @@ def shared_folder(run_dir: str) -> str | None:
     """The folder of the run that all ranks see; None if the nodes share no file system."""
     folder = os.path.join(run_dir, SHARED)
     return folder if os.path.isdir(folder) else None
+
+
+KEPT = "kept"  # in the workdir
+
+
+def link_kept(workdir: str, folder: str, cwd: str, paths: Sequence[str]) -> List[str]:
+    """
+    Link each path, relative to the working folder of the ranks, to the same path in `folder`, which is made below the workdir.
+
+    All nodes of a file system do this, at the same time and in each attempt.
+
+    Returns:
+        The paths at which the program has put something else in the meantime.
+    """
+    make_parents(os.path.realpath(workdir), os.path.join(os.path.realpath(workdir), os.path.relpath(folder, workdir)))
+    replaced = []
+    for path in paths:
+        target, link = os.path.join(folder, path), os.path.join(cwd, path)
+        os.makedirs(target, 0o700, exist_ok=True)  # the user may have made it a link, to a larger disk
+        os.makedirs(os.path.dirname(link), exist_ok=True)
+        try:
+            os.symlink(target, link)
+        except FileExistsError:
+            if os.path.realpath(link) != os.path.realpath(target):
+                replaced.append(path)
+    return replaced

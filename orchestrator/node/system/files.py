@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 
-from orchestrator.node.digits import three_digits
+from orchestrator.node.number_text import three_digits
 from orchestrator.node.system.fast_stdlib import dumps, loads, suppress
 
 TYPE_CHECKING = False

@@ -7,7 +7,7 @@ import os
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any, Dict, List, Optional, TypedDict
+    from typing import Any, List, Optional, TypedDict
 
     class ProcessRecord(TypedDict):
         """The identity of a process."""
@@ -111,13 +111,3 @@ def is_stopped(pid: int) -> bool:
     """Return whether a signal such as SIGSTOP, or a debugger, has stopped the process."""
     fields = stat_fields(pid)
     return fields is not None and fields[STATE] in "Tt"
-
-
-def count_cards(folder: str = "/dev") -> Dict[str, int]:
-    """Count the device files of each kind of card. Not by a vendor's tool, which may hang."""
-    names = os.listdir(folder)
-    kinds = {"cuda": "nvidia", "gcu": "gcu"}
-    return {
-        kind: sum(1 for name in names if name.startswith(prefix) and name[len(prefix) :].isdigit())
-        for kind, prefix in kinds.items()
-    }

@@ -1,4 +1,4 @@
-"""Command lines: the one that a login shell gets, and the one that a user can try."""
+"""Command lines: the one that a login shell gets, and those of the program ssh for a user's login."""
 
 from __future__ import annotations
 
@@ -20,11 +20,23 @@ def command_line(argv: Sequence[str]) -> str:
 
 def login_command(target: Destination, ssh: SshSettings, command: str = "true") -> str:
     """The command for the same login by ssh, in backquotes."""
-    argv = [
-        "ssh",
-        *(["-F", str(Path(ssh.config).expanduser())] if ssh.config else []),
-    ]  # ssh itself does not expand a ~
-    argv += ["-J", ssh.proxy_jump] if ssh.proxy_jump else []
-    argv += ["-p", str(target.port)] if target.port else []
     address = f"{target.user}@{target.address}" if target.user else target.address
-    return f"`{shlex.join([*argv, address, command])}`"
+    return f"`{shlex.join([*_ssh_argv(target, ssh), address, command])}`"
+
+
+def login_argv(node: Destination, ssh: SshSettings) -> list[str]:
+    """
+    The arguments of an ssh that logs a person in as orch does: to the same address, through the same jump host, with the same host keys.
+
+    An option on the command line overrides ssh_config, which ssh reads for everything else.
+    """
+    user = ["-l", node.user] if node.user else []
+    checking = f"StrictHostKeyChecking={'accept-new' if ssh.host_keys == 'accept-new' else 'yes'}"
+    timeout = f"ConnectTimeout={max(1, round(ssh.connect_timeout_s))}"
+    return [*_ssh_argv(node, ssh), *user, "-o", checking, "-o", timeout, "--", node.address]
+
+
+def _ssh_argv(target: Destination, ssh: SshSettings) -> list[str]:
+    config = ["-F", str(Path(ssh.config).expanduser())] if ssh.config else []  # ssh itself does not expand a ~
+    jump = ["-J", ssh.proxy_jump] if ssh.proxy_jump else []
+    return ["ssh", *config, *jump, *(["-p", str(target.port)] if target.port else [])]

@@ -11,7 +11,7 @@ from orchestrator.checks.quick import CHECKS, most_serious_first
 from orchestrator.errors import UsageError
 from orchestrator.findings import Finding, Severity
 from orchestrator.names.hostlist import fold
-from orchestrator.node.digits import three_digits
+from orchestrator.node.number_text import three_digits
 from orchestrator.usecases.checks.check import Checked
 from orchestrator.usecases.launch_arguments import LaunchArguments
 from orchestrator.usecases.trials.benchmark import DEVICES, arguments, size_text

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.node.agent.binding import Unbound, bind_ranks
-from orchestrator.node.agent.rank_setup import rank_setup
+from orchestrator.node.agent.program import rank_setup
 from orchestrator.node.number_text import format_numbers, parse_numbers
 from orchestrator.node.run.job import Job
 from orchestrator.node.system.processes import Inherited

@@ -20,8 +20,7 @@ from typing import Any
 import pytest
 
 from orchestrator.node.agent import nccl_ras
-from orchestrator.node.agent.nccl_ras import LIMIT_S, RasQuery, may_be_queried
-from orchestrator.node.agent.ras_answer import facts
+from orchestrator.node.agent.nccl_ras import LIMIT_S, RasQuery, facts, may_be_queried
 from orchestrator.node.system.fast_stdlib import Socket
 from tests.until import until
 from trainer.runtime.channel import nccl

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.node.batch import requeue, restart
 from orchestrator.node.batch.history import Attempt
-from orchestrator.node.nodelist import node_names
+from orchestrator.node.number_text import node_names
 from orchestrator.node.run.job import Job
 from orchestrator.node.run.retry import attempts_without_progress, choose_nodes, retry_may_help
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.endpoint.push import prepare
-from orchestrator.node.probe import checkpoints
+from orchestrator.node.probe import disks
 from orchestrator.node.probe.disks import disk, is_writable
 from orchestrator.node.probe.source import Source
 from tests.paths import ROOT
@@ -55,7 +55,7 @@ def test_checkpoint_that_is_not_scanned_in_time_has_no_size(tmp_path: Path, monk
     (tmp_path / "step_2").mkdir()
     (tmp_path / "step_2" / "model").write_bytes(b"12345")
     assert disk(Source(), "out", str(tmp_path))["checkpoint"] == 5
-    monkeypatch.setattr(checkpoints, "SCAN_S", 0.0)
+    monkeypatch.setattr(disks, "SCAN_S", 0.0)
     assert disk(Source(), "out", str(tmp_path))["checkpoint"] is None
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.run.kept_folders import link_kept
+from orchestrator.node.run.code_folder import link_kept
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.endpoint.file_system import file_system
+from orchestrator.node.endpoint.shared_folder import file_system, find_marker, remove_marker, write_marker
 from orchestrator.node.system.mounts import mount_of
 
 # /proc/self/mountinfo of a login node (man 5 proc): a remote home, a blank in a name, one mount on top of another.
@@ -38,3 +38,19 @@ def test_folder_in_shared_memory_is_local_and_one_in_proc_is_not(tmp_path: Path)
     (tmp_path / "link").symlink_to("/dev/shm")
     assert file_system({"path": str(tmp_path / "link" / "not-there-yet")}, b"")[0] == {"type": "tmpfs", "local": True}
     assert file_system({"path": "/proc/self"}, b"")[0] == {"type": "proc", "local": False}
+
+
+def test_marker_is_private_and_in_the_nearest_folder_that_exists(tmp_path: Path) -> None:
+    path = Path(write_marker({"folder": str(tmp_path / "not" / "there"), "token": "abc"}, b"")[0]["path"])
+    assert path.parent == tmp_path
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert find_marker({"path": str(path)}, b"")[0] == {"token": "abc"}
+    remove_marker({"path": str(path)}, b"")
+    with pytest.raises(FileNotFoundError):
+        find_marker({"path": str(path)}, b"")
+
+
+def test_only_markers_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    remove_marker({"path": str(tmp_path / "file")}, b"")
+    assert (tmp_path / "file").exists()

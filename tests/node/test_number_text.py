@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.node.digits import three_digits
+from orchestrator.node.number_text import three_digits
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
-"""A small file by which nodes find out whether they share a folder: one writes it, all others look for it."""
+"""Find out whether nodes share a folder: by its file system, and by a small file that one node writes and all others look for."""
 
 from __future__ import annotations
 
 import os
 
 from orchestrator.node.system.files import absolute_path
+from orchestrator.node.system.mounts import LOCAL, MOUNTINFO, mount_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,6 +14,13 @@ if TYPE_CHECKING:
     from orchestrator.node.protocol import messages
 
 PREFIX = ".orch-marker-"
+
+
+def file_system(request: messages.FileSystemRequest, _payload: bytes) -> Tuple[messages.FileSystemReply, bytes]:
+    """The type of the file system that a path is on, and whether it is local."""
+    with open(MOUNTINFO, encoding="utf-8", errors="surrogateescape") as file:
+        _, _, kind, _ = mount_of(os.path.realpath(absolute_path(request["path"])), file.read())
+    return {"type": kind, "local": kind in LOCAL}, b""
 
 
 def write_marker(request: messages.WriteMarkerRequest, _payload: bytes) -> Tuple[messages.WriteMarkerReply, bytes]:
