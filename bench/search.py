@@ -16,7 +16,7 @@ from orchestrator.diagnosis.evidence import patterns_of
 from orchestrator.node.endpoint.search import search
 
 if TYPE_CHECKING:
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.output import PatternBody, SearchRequest
 
 SIZE, TIME = 100_000_000, "time"
 WORDS, SEED = 5000, 5
@@ -78,8 +78,8 @@ def _time_of(job: Job) -> Callable[[], Mapping[str, float]]:
     return lambda: {TIME: time_job(job).end}
 
 
-def _search(attempt: Path, patterns: list[messages.PatternBody]) -> Callable[[], Mapping[str, float]]:
-    request: messages.SearchRequest = {
+def _search(attempt: Path, patterns: list[PatternBody]) -> Callable[[], Mapping[str, float]]:
+    request: SearchRequest = {
         "attempt_dir": str(attempt),
         "nodes": None,
         "patterns": patterns,

@@ -12,7 +12,7 @@ from orchestrator.names.hostlist import ranks_on_nodes
 from orchestrator.node.search import Search, Texts
 
 if TYPE_CHECKING:
-    from orchestrator.node.protocol.messages import HitBody, PatternBody
+    from orchestrator.node.protocol.output import HitBody, PatternBody
 
 MOST_SHOWN = 300
 """Characters of a line that are shown."""

@@ -34,7 +34,49 @@ if TYPE_CHECKING:
 
     from orchestrator.endpoint.clock import ClockBounds
     from orchestrator.node.facts import NodeFacts
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.agents import (
+        AgentStart,
+        HeartbeatRequest,
+        StandbyRequest,
+        StartRequest,
+        StopRequest,
+    )
+    from orchestrator.node.protocol.connection import (
+        CommandOnceRequest,
+        CommandRequest,
+        ConnectRequest,
+        Empty,
+        FileSystemRequest,
+        MarkerRequest,
+        ReachRequest,
+        ReserveRequest,
+        WriteMarkerRequest,
+    )
+    from orchestrator.node.protocol.output import (
+        FilesRequest,
+        FollowRequest,
+        LastLinesRequest,
+        LinesSinceRequest,
+        ListFilesRequest,
+        Outputs,
+        PatternBody,
+        ReadFileRequest,
+        ReadReply,
+        ReadRequest,
+        SearchReply,
+        SearchRequest,
+    )
+    from orchestrator.node.protocol.push import (
+        BundleRequest,
+        FileBody,
+        PrepareRequest,
+        PutBundleRequest,
+        PutFilesRequest,
+        PutPartRequest,
+        PutRunReply,
+        PutRunRequest,
+    )
+    from orchestrator.node.protocol.runs import ActiveRunsRequest, ClearRequest, FindRequest, GarbageBody, StraysRequest
     from orchestrator.node.run.agent_files import NodeFolders, RankBody
 
 HEARTBEAT_ANSWER_S = 4.0  # a node that takes longer is silent; the supervisor decides how long it may be
@@ -46,7 +88,7 @@ CLEAR_S = 3600.0  # for terabytes on a busy file system
 PROBE_S = 20.0  # more than the longest deadline of node/probe/collect.py
 PROBE_MARGIN_S = 2.0  # for the way of the answer
 SEARCH_S = 60.0  # for the last lines of files that hardly have newlines
-ALL_OUTPUTS: messages.Outputs = {"nodes": None, "ranks": None, "streams": None}
+ALL_OUTPUTS: Outputs = {"nodes": None, "ranks": None, "streams": None}
 WORKDIR_HINT = "set workdir: in the inventory to a folder of yours on that node, with enough space"
 
 
@@ -132,7 +174,7 @@ class Endpoint:
 
     def clock_ahead(self, *, wait_s: float = ANSWER_S) -> tuple[float, float]:
         """The least and the most seconds by which the node's clock is ahead of this machine's; they differ by the request's time."""
-        request: messages.Empty = {}
+        request: Empty = {}
         answer = self._connection.call(operations.HELLO, request, answer_s=wait_s)
         return answer.clock.ahead_s(answer.reply["facts"]["clock_ahead_s"])
 
@@ -144,7 +186,7 @@ class Endpoint:
             bytes_unpacked: the free disk space that the bundle needs if it is not there.
             bytes_more: the free disk space that is needed in any case.
         """
-        request: messages.PrepareRequest = {
+        request: PrepareRequest = {
             "workdir": workdir,
             "digest": digest,
             "bytes_unpacked": bytes_unpacked,
@@ -154,14 +196,14 @@ class Endpoint:
 
     def put_bundle(self, workdir: str, digest: str, tar: bytes, sha256: str, *, on_sent: OnShare = no_progress) -> None:
         """Unpack a tar.gz with this checksum as the bundle of this digest, unless another connection has done so."""
-        request: messages.PutBundleRequest = {"workdir": workdir, "digest": digest, "sha256": sha256}
+        request: PutBundleRequest = {"workdir": workdir, "digest": digest, "sha256": sha256}
         self._connection.call(
             operations.PUT_BUNDLE, request, tar, answer_s=UNPACK_S, hint=WORKDIR_HINT, on_sent=on_sent
         )
 
     def lacking(self, workdir: str, digest: str, manifest: bytes) -> list[str]:
         """The names of the files in the manifest of a bundle that are in no bundle on the node."""
-        request: messages.BundleRequest = {"workdir": workdir, "digest": digest}
+        request: BundleRequest = {"workdir": workdir, "digest": digest}
         answer = self._connection.call(operations.LACKING, request, manifest, answer_s=UNPACK_S, hint=WORKDIR_HINT)
         names: list[str] = json.loads(zlib.decompress(answer.payload))
         return names
@@ -171,7 +213,7 @@ class Endpoint:
     ) -> bool:
         """Make a bundle of the files in a tar.gz, given with its checksum, and of files on the node; False if one of those is gone."""
         tar, sha256 = part
-        request: messages.PutPartRequest = {
+        request: PutPartRequest = {
             "workdir": workdir,
             "digest": digest,
             "sha256": sha256,
@@ -183,7 +225,7 @@ class Endpoint:
         )
         return answer.reply["is_complete"]
 
-    def put_run(self, run: RunContent, *, claim: bool) -> messages.PutRunReply:
+    def put_run(self, run: RunContent, *, claim: bool) -> PutRunReply:
         """
         Make a run's folder with its code and files, in one request; nothing is written while the bundle is missing.
 
@@ -191,7 +233,7 @@ class Endpoint:
             claim: write it only if no other node on this file system has begun to.
         """
         entries, content = _packed(run.files)
-        request: messages.PutRunRequest = {
+        request: PutRunRequest = {
             "workdir": run.workdir,
             "digest": run.digest,
             "bytes_unpacked": run.bytes_unpacked,
@@ -205,7 +247,7 @@ class Endpoint:
     def put_files(self, folder: str, files: Sequence[FileContent]) -> None:
         """Write files, given as path below the folder, content and mode; each is written atomically."""
         entries, content = _packed(files)
-        request: messages.PutFilesRequest = {"folder": folder, "files": entries}
+        request: PutFilesRequest = {"folder": folder, "files": entries}
         self._connection.call(operations.PUT_FILES, request, content, hint=WORKDIR_HINT)
 
     def reserve(self, candidates: Sequence[str], interfaces: Mapping[str, str], *, wait_s: float = ANSWER_S) -> str:
@@ -216,21 +258,21 @@ class Endpoint:
             candidates: addresses or names that may be this node's, best first.
             interfaces: the ranks' NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; they take precedence over candidates.
         """
-        request: messages.ReserveRequest = {"candidates": list(candidates), "interfaces": dict(interfaces)}
+        request: ReserveRequest = {"candidates": list(candidates), "interfaces": dict(interfaces)}
         return self._connection.call(operations.RESERVE, request, answer_s=wait_s).reply["rendezvous"]
 
     def listen(self, candidates: Sequence[str], interfaces: Mapping[str, str], *, wait_s: float = ANSWER_S) -> str:
         """Listen on a free port at the address that `reserve` would find, until `stop_listening`; return the record of both."""
-        request: messages.ReserveRequest = {"candidates": list(candidates), "interfaces": dict(interfaces)}
+        request: ReserveRequest = {"candidates": list(candidates), "interfaces": dict(interfaces)}
         return self._connection.call(operations.LISTEN, request, answer_s=wait_s).reply["rendezvous"]
 
     def stop_listening(self, *, wait_s: float = ANSWER_S) -> None:
         """Close the port of `listen`."""
-        empty: messages.Empty = {}
+        empty: Empty = {}
         self._connection.call(operations.STOP_LISTENING, empty, answer_s=wait_s)
 
     def start(
-        self, argv: Sequence[str], folder: str, *, agent: messages.AgentStart | None = None, wait_s: float = 30.0
+        self, argv: Sequence[str], folder: str, *, agent: AgentStart | None = None, wait_s: float = 30.0
     ) -> AgentRecord:
         """
         Start an agent that outlives the connection; wait until it has written its record, and return the record.
@@ -239,37 +281,31 @@ class Endpoint:
             argv: starts the agent by its node.sh.
             agent: the values in node.sh, with which the endpoint may start the agent without a shell and a second Python.
         """
-        request: messages.StartRequest = {"argv": list(argv), "agent": agent, "folder": folder, "wait_s": wait_s}
+        request: StartRequest = {"argv": list(argv), "agent": agent, "folder": folder, "wait_s": wait_s}
         return AgentRecord.of(
             self._connection.call(operations.START, request, answer_s=wait_s + ANSWER_S).reply["agent"]
         )
 
-    def files(
-        self, attempt_dir: str, nodes: Sequence[str] | None, outputs: messages.Outputs = ALL_OUTPUTS
-    ) -> dict[str, int]:
+    def files(self, attempt_dir: str, nodes: Sequence[str] | None, outputs: Outputs = ALL_OUTPUTS) -> dict[str, int]:
         """The sizes of the files that `read` reads, by name; of the ranks' files only `outputs`."""
-        request: messages.FilesRequest = {**_folders(attempt_dir, nodes), "outputs": outputs}
+        request: FilesRequest = {**_folders(attempt_dir, nodes), "outputs": outputs}
         return self._connection.call(operations.FILES, request).reply["files"]
 
-    def last_lines(
-        self, attempt_dir: str, nodes: Sequence[str] | None, outputs: messages.Outputs, lines: int
-    ) -> Positions:
+    def last_lines(self, attempt_dir: str, nodes: Sequence[str] | None, outputs: Outputs, lines: int) -> Positions:
         """The positions of the last `lines` lines of each output file, and when they were written."""
-        request: messages.LastLinesRequest = {**_folders(attempt_dir, nodes), "outputs": outputs, "lines": lines}
+        request: LastLinesRequest = {**_folders(attempt_dir, nodes), "outputs": outputs, "lines": lines}
         answer = self._connection.call(operations.LAST_LINES, request, answer_s=SEARCH_S)
         return Positions.of(answer.reply, answer.clock)
 
-    def lines_since(
-        self, attempt_dir: str, nodes: Sequence[str] | None, outputs: messages.Outputs, since_s: float
-    ) -> Positions:
+    def lines_since(self, attempt_dir: str, nodes: Sequence[str] | None, outputs: Outputs, since_s: float) -> Positions:
         """The positions of the lines of the last `since_s` seconds in each output file, and in the index of their times."""
-        request: messages.LinesSinceRequest = {**_folders(attempt_dir, nodes), "outputs": outputs, "since_s": since_s}
+        request: LinesSinceRequest = {**_folders(attempt_dir, nodes), "outputs": outputs, "since_s": since_s}
         answer = self._connection.call(operations.LINES_SINCE, request, answer_s=SEARCH_S)
         return Positions.of(answer.reply, answer.clock)
 
     def read(self, attempt_dir: str, ranges: Mapping[str, tuple[int, int]], *, max_bytes: int = 1 << 20) -> list[Chunk]:
         """Parts of files, given as begin and end by file, such as `n0/rank-0.out`; max_bytes in total at most."""
-        request: messages.ReadRequest = {"attempt_dir": attempt_dir, "ranges": dict(ranges), "max_bytes": max_bytes}
+        request: ReadRequest = {"attempt_dir": attempt_dir, "ranges": dict(ranges), "max_bytes": max_bytes}
         answer = self._connection.call(operations.READ, request)
         return _chunks(answer.reply, answer.payload, answer.clock)
 
@@ -280,7 +316,7 @@ class Endpoint:
         offsets: Mapping[str, int],
         *,
         position: str | None = None,
-        outputs: messages.Outputs = ALL_OUTPUTS,
+        outputs: Outputs = ALL_OUTPUTS,
         max_bytes: int = 1 << 20,
         wait_s: float = 1.0,
     ) -> tuple[list[Chunk], str | None]:
@@ -296,7 +332,7 @@ class Endpoint:
         Returns:
             The new content of the files, max_bytes in total at most, less on a slow link, and the position for the next call.
         """
-        request: messages.FollowRequest = {
+        request: FollowRequest = {
             "position": position,
             "begin": None,
             "max_bytes": min(max_bytes, self._connection.reply_size.bytes),
@@ -319,7 +355,7 @@ class Endpoint:
 
     def find(self, workdir: str, run_id: str, *, log_bytes: int = 0) -> RunTrace | None:
         """The newest attempt of a run in the working folder, and the end of the batch log; None if there is none."""
-        request: messages.FindRequest = {"workdir": workdir, "run": run_id, "log_bytes": log_bytes}
+        request: FindRequest = {"workdir": workdir, "run": run_id, "log_bytes": log_bytes}
         reply = self._connection.call(operations.FIND, request).reply
         try:
             return RunTrace.of(reply)
@@ -328,12 +364,12 @@ class Endpoint:
 
     def active_runs(self, workdir: str) -> list[str]:
         """The runs in the working folder that have a living process on the node."""
-        request: messages.ActiveRunsRequest = {"workdir": workdir}
+        request: ActiveRunsRequest = {"workdir": workdir}
         return self._connection.call(operations.ACTIVE_RUNS, request).reply["runs"]
 
     def is_local(self, path: str) -> bool:
         """Return whether a path is on a local file system of the node, which may still export it."""
-        request: messages.FileSystemRequest = {"path": path}
+        request: FileSystemRequest = {"path": path}
         return self._connection.call(operations.FILE_SYSTEM, request).reply["local"]
 
     def heartbeat(self, attempt_dir: str, node: str, heartbeat: Heartbeat) -> tuple[NodeObservation, object]:
@@ -343,7 +379,7 @@ class Endpoint:
         Returns:
             The state of the node, and `known` for the next heartbeat.
         """
-        request: messages.HeartbeatRequest = {
+        request: HeartbeatRequest = {
             **_folders(attempt_dir, [node]),
             "known": heartbeat.known,
             "peers": list(heartbeat.peers),
@@ -355,12 +391,12 @@ class Endpoint:
 
     def reach(self, addresses: Sequence[str], port: int) -> set[str]:
         """Return the addresses that the node can reach at this port: the connection is accepted or refused."""
-        request: messages.ReachRequest = {"addresses": list(addresses), "port": port}
+        request: ReachRequest = {"addresses": list(addresses), "port": port}
         return set(self._connection.call(operations.REACH, request, answer_s=2 * HEARTBEAT_ANSWER_S).reply["addresses"])
 
     def connect_error(self, address: str, port: int) -> str:
         """Connect from the node to another one; return the reason if that fails, else an empty text."""
-        request: messages.ConnectRequest = {"address": address, "port": port}
+        request: ConnectRequest = {"address": address, "port": port}
         return self._connection.call(operations.CONNECT, request, answer_s=2 * HEARTBEAT_ANSWER_S).reply["error"]
 
     def stop(
@@ -372,7 +408,7 @@ class Endpoint:
         Args:
             keeps_standby: the processes that wait for the next attempt continue, and its states in memory are kept.
         """
-        request: messages.StopRequest = {
+        request: StopRequest = {
             **_folders(attempt_dir, nodes),
             "grace_s": grace_s,
             "keeps_standby": keeps_standby,
@@ -380,36 +416,36 @@ class Endpoint:
         answer = self._connection.call(operations.STOP, request, answer_s=grace_s + STOP_MARGIN_S + ANSWER_S)
         return [StopResult.of(body) for body in answer.reply["nodes"]]
 
-    def stand_by(self, agent: messages.AgentStart | None, folder: str) -> None:
+    def stand_by(self, agent: AgentStart | None, folder: str) -> None:
         """Let processes wait for the attempt after the one whose agent is described, in that node folder; None: end them."""
-        request: messages.StandbyRequest = {"agent": agent, "folder": folder}
+        request: StandbyRequest = {"agent": agent, "folder": folder}
         self._connection.call(operations.STAND_BY, request, answer_s=2 * HEARTBEAT_ANSWER_S)
 
     def write_marker(self, folder: str, token: str, *, wait_s: float = ANSWER_S) -> str:
         """Write a token to a new file in the folder, or in the nearest one above it that exists; return the file's path."""
-        request: messages.WriteMarkerRequest = {"folder": folder, "token": token}
+        request: WriteMarkerRequest = {"folder": folder, "token": token}
         return self._connection.call(operations.WRITE_MARKER, request, answer_s=wait_s).reply["path"]
 
     def find_marker(self, path: str, *, wait_s: float = ANSWER_S) -> str:
         """Read the token that another node wrote; NodeError if this node does not see the file."""
-        request: messages.MarkerRequest = {"path": path}
+        request: MarkerRequest = {"path": path}
         return self._connection.call(operations.FIND_MARKER, request, answer_s=wait_s).reply["token"]
 
     def remove_marker(self, path: str, *, wait_s: float = ANSWER_S) -> None:
         """Remove a token's file."""
-        request: messages.MarkerRequest = {"path": path}
+        request: MarkerRequest = {"path": path}
         self._connection.call(operations.REMOVE_MARKER, request, answer_s=wait_s)
 
     def strays(self, *, min_age_s: float, grace_s: float, dry_run: bool) -> StrayReport:
         """End this user's strays on the node, or only list them; list other users' processes on its cards."""
-        request: messages.StraysRequest = {"min_age_s": min_age_s, "grace_s": grace_s, "dry_run": dry_run}
+        request: StraysRequest = {"min_age_s": min_age_s, "grace_s": grace_s, "dry_run": dry_run}
         return StrayReport.of(
             self._connection.call(operations.STRAYS, request, answer_s=grace_s + STRAYS_MARGIN_S + ANSWER_S).reply
         )
 
-    def clear(self, workdir: str, *, older_than_s: float, results: bool, dry_run: bool) -> list[messages.GarbageBody]:
+    def clear(self, workdir: str, *, older_than_s: float, results: bool, dry_run: bool) -> list[GarbageBody]:
         """Remove old runs that have ended and unused bundles, or only list them; runs with results only on request."""
-        request: messages.ClearRequest = {
+        request: ClearRequest = {
             "workdir": workdir,
             "older_than_s": older_than_s,
             "results": results,
@@ -419,7 +455,7 @@ class Endpoint:
 
     def list_files(self, attempt_dir: str, nodes: Sequence[str] | None, path: str, *, cwd: str) -> list[FoundFiles]:
         """The files below a path of the run, for each node that has it; nodes that share it are one."""
-        request: messages.ListFilesRequest = {**_folders(attempt_dir, nodes), "path": path, "cwd": cwd}
+        request: ListFilesRequest = {**_folders(attempt_dir, nodes), "path": path, "cwd": cwd}
         reply = self._connection.call(operations.LIST_FILES, request, answer_s=LIST_S).reply
         try:
             return [FoundFiles.of(body) for body in reply["found"]]
@@ -430,12 +466,12 @@ class Endpoint:
         self,
         attempt_dir: str,
         nodes: Sequence[str] | None,
-        patterns: Sequence[messages.PatternBody],
+        patterns: Sequence[PatternBody],
         kernel: Sequence[str],
         *,
         max_bytes: int,
         wait_s: float,
-    ) -> messages.SearchReply:
+    ) -> SearchReply:
         """
         Search the output of the ranks: first the end of each file, then the files from their starts.
 
@@ -444,7 +480,7 @@ class Endpoint:
             max_bytes: of each file, half of it at its end at most, and half of it at its start.
             wait_s: the time after which the search ends with what it has.
         """
-        request: messages.SearchRequest = {
+        request: SearchRequest = {
             **_folders(attempt_dir, nodes),
             "patterns": list(patterns),
             "kernel": list(kernel),
@@ -460,7 +496,7 @@ class Endpoint:
 
     def read_file(self, attempt_dir: str, root: str, path: str, *, offset: int, size: int) -> bytes:
         """At most `size` bytes of a listed file; empty at its end."""
-        request: messages.ReadFileRequest = {
+        request: ReadFileRequest = {
             **_folders(attempt_dir, None),
             "root": root,
             "path": path,
@@ -476,7 +512,7 @@ class Endpoint:
         Args:
             removed: variables that the command does not get, as a regular expression of their names.
         """
-        request: messages.CommandRequest = {
+        request: CommandRequest = {
             "argv": list(argv),
             "folder": "~",
             "login": True,
@@ -500,7 +536,7 @@ class Endpoint:
         """
         wanted = {"node": self.node, "names": list(names), "folders": dict(folders), "code": code}
         argv = [self._connection.python, *FLAGS]
-        request: messages.CommandRequest = {
+        request: CommandRequest = {
             "argv": argv,
             "folder": "~",
             "login": False,
@@ -528,7 +564,7 @@ class Endpoint:
         Args:
             begin: False if the command must not begin any more; if it has begun, wait for its result.
         """
-        request: messages.CommandOnceRequest = {
+        request: CommandOnceRequest = {
             "argv": list(argv),
             "folder": result_file.rpartition("/")[0],
             "login": True,
@@ -553,7 +589,7 @@ class Endpoint:
         self.close()
 
 
-def _chunks(reply: messages.ReadReply, payload: bytes, clock: ClockBounds) -> list[Chunk]:
+def _chunks(reply: ReadReply, payload: bytes, clock: ClockBounds) -> list[Chunk]:
     chunks, position = [], 0
     for entry in reply["chunks"]:
         size = entry.get("size", 0)
@@ -564,12 +600,12 @@ def _chunks(reply: messages.ReadReply, payload: bytes, clock: ClockBounds) -> li
     return chunks
 
 
-def _packed(files: Sequence[FileContent]) -> tuple[list[messages.FileBody], bytes]:
+def _packed(files: Sequence[FileContent]) -> tuple[list[FileBody], bytes]:
     """The entries of the files, and their contents one after the other."""
     contents = [
         content.encode(errors="surrogateescape") if isinstance(content, str) else content for _, content, _ in files
     ]
-    entries: list[messages.FileBody] = [
+    entries: list[FileBody] = [
         {"path": path, "size": len(content), "mode": mode}
         for (path, _, mode), content in zip(files, contents, strict=True)
     ]

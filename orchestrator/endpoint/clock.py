@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.connection import ReplyHeader
 
 READ_S = 0.001  # the error of reading a clock
 
@@ -19,7 +19,7 @@ class ClockBounds:
     most: float
 
     @classmethod
-    def of(cls, reply: messages.ReplyHeader, *, sent_s: float, arrived_s: float) -> ClockBounds:
+    def of(cls, reply: ReplyHeader, *, sent_s: float, arrived_s: float) -> ClockBounds:
         """From a reply, and the times of the request and of the arrival by this machine's clock."""
         return cls(sent_s + reply["held_s"] - reply["monotonic_s"], arrived_s - reply["monotonic_s"])
 

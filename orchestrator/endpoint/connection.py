@@ -20,7 +20,7 @@ from orchestrator.progress import OnShare, no_progress
 from orchestrator.transports.base import Channel, ChannelClosed, ChannelReader, NoMarker, Transport
 
 if TYPE_CHECKING:
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.connection import ErrorBody, HelloReply, ReplyHeader, RequestHeader
     from orchestrator.node.protocol.operations import Op
 
 ANSWER_S = 30.0
@@ -57,14 +57,14 @@ def frame(request: Mapping[str, object]) -> bytes:
 class Arrived:
     """A reply that was received, and when, in seconds since the epoch."""
 
-    header: messages.ReplyHeader
+    header: ReplyHeader
     payload: bytes
     time_s: float
 
 
-def _require_header(reply: messages.ReplyHeader) -> None:
+def _require_header(reply: ReplyHeader) -> None:
     """Raise KeyError, TypeError or ValueError if a key that every reply has is missing or has a value of another type."""
-    texts = () if reply["ok"] else tuple(cast("messages.ErrorBody", reply)[key] for key in ("kind", "message"))
+    texts = () if reply["ok"] else tuple(cast("ErrorBody", reply)[key] for key in ("kind", "message"))
     if not (all(isinstance(text, str) for text in texts) and reply["bytes"] >= 0 and reply["held_s"] >= 0.0):
         raise ValueError
     float(reply["monotonic_s"])
@@ -192,7 +192,7 @@ class Connection:
         on_sent: OnShare,
     ) -> TimedReply[ReplyT]:
         number = next(self._numbers)
-        header: messages.RequestHeader = {"op": op, "number": number, "bytes": len(payload)}
+        header: RequestHeader = {"op": op, "number": number, "bytes": len(payload)}
         channel = self._channel  # another thread may close the connection
         if channel is None:
             raise Unreachable(self.node, "the connection is closed")
@@ -278,13 +278,13 @@ class Connection:
             hint = "its start-up files should print nothing without a terminal"
             raise NodeError(self.node, reason, hint=hint) from error
         try:
-            self.facts = Facts(**cast("messages.HelloReply", reply)["facts"])
+            self.facts = Facts(**cast("HelloReply", reply)["facts"])
         except (KeyError, TypeError) as error:
             raise NodeError(self.node, f"the node's first answer cannot be read: {error}") from error
 
     def _send_program(self, channel: Channel) -> str:
         """Send the program and the first request together; return the version that Python reports."""
-        request: messages.RequestHeader = {"op": operations.HELLO, "number": HELLO_NUMBER, "bytes": 0}
+        request: RequestHeader = {"op": operations.HELLO, "number": HELLO_NUMBER, "bytes": 0}
         answer_s = ANSWER_S
         self._unanswered.add(HELLO_NUMBER)
         try:
@@ -301,9 +301,9 @@ class Connection:
             raise
         return line.decode("ascii", "replace").strip()
 
-    def _require_ok(self, reply: messages.ReplyHeader, hint: str = "") -> None:
+    def _require_ok(self, reply: ReplyHeader, hint: str = "") -> None:
         if not reply["ok"]:
-            error = cast("messages.ErrorBody", reply)
+            error = cast("ErrorBody", reply)
             kind = RendezvousPortTaken if error["kind"] == operations.HeadPortTaken.__name__ else NodeError
             raise kind(self.node, error["message"], hint=hint)
 
@@ -321,7 +321,7 @@ class Connection:
             raise ChannelClosed(None, f"a frame header of {length} bytes")
         begun = time.monotonic()
         try:
-            reply: messages.ReplyHeader = json.loads(self._reader.read_exactly(length, timeout_s=ANSWER_S))
+            reply: ReplyHeader = json.loads(self._reader.read_exactly(length, timeout_s=ANSWER_S))
             number, size = reply["number"], reply["bytes"]
             _require_header(reply)
             self._unanswered.remove(number)

@@ -65,7 +65,8 @@ if sys.version_info >= @OLDEST_PYTHON@:
 @once
 def program() -> bytes:
     """The endpoint. Modules that neither a start nor the supervision of a run needs are sent as text only."""
-    return _packed([ENDPOINT], [f"{ENDPOINT}.serve", f"{ENDPOINT}.fork", f"{ENDPOINT}.reading", f"{NODE}.ranks.stacks"])
+    modules = [f"{ENDPOINT}.{name}" for name in ("serve", "fork", "push", "reading", "report")]
+    return _packed([ENDPOINT], [*modules, f"{NODE}.ranks.stacks"])
 
 
 @once

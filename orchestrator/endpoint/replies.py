@@ -1,7 +1,7 @@
 """
 The replies of an endpoint as dataclasses: the facts of a node, its agents, their output and their exits.
 
-Some repeat a type of node/protocol/messages.py field by field, as Stray: a node imports no dataclasses, and the rest of orch does not
+Some repeat a type of node/protocol/ field by field, as Stray: a node imports no dataclasses, and the rest of orch does not
 know the messages, but for GarbageBody, which the controller also gets from its own records. Type checkers compare the fields
 where one is made from the other, as in `Stray(**body)`.
 """
@@ -21,7 +21,9 @@ from orchestrator.node.system.files import link_target, relative
 
 if TYPE_CHECKING:
     from orchestrator.endpoint.clock import ClockBounds
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.agents import NodeBody, StopBody
+    from orchestrator.node.protocol.output import EntryBody, FoundBody, PositionsReply
+    from orchestrator.node.protocol.runs import FindReply, StraysReply
     from orchestrator.node.run.agent_files import AgentBody, BindingBody, CardsBody, HangBody, NetworkBody
     from orchestrator.node.run.events import Event, RankResult, StateName
 
@@ -127,7 +129,7 @@ class Positions:
     written: Mapping[str, Sequence[tuple[int, float]]]
 
     @classmethod
-    def of(cls, body: messages.PositionsReply, clock: ClockBounds) -> Positions:
+    def of(cls, body: PositionsReply, clock: ClockBounds) -> Positions:
         """From the reply; times are converted to this machine's clock."""
         shifts = {node: clock.correction_s(ahead_s) for node, ahead_s in body["clocks_ahead_s"].items()}
         written = {
@@ -173,7 +175,7 @@ class RunTrace:
     """False if the nodes share no file system, so that each has a run folder with its part of the run."""
 
     @classmethod
-    def of(cls, reply: messages.FindReply) -> RunTrace | None:
+    def of(cls, reply: FindReply) -> RunTrace | None:
         """
         From the endpoint's reply.
 
@@ -287,7 +289,7 @@ class NodeObservation:
     peer_answered: bool = False
 
     @classmethod
-    def of(cls, body: messages.NodeBody, clock: ClockBounds) -> NodeObservation:
+    def of(cls, body: NodeBody, clock: ClockBounds) -> NodeObservation:
         """From the endpoint's reply."""
         correction_s = clock.correction_s(body["clock_ahead_s"])
         return cls(
@@ -386,7 +388,7 @@ class FoundFiles:
         return sum(entry.size for entry in self.entries)
 
     @classmethod
-    def of(cls, body: messages.FoundBody) -> FoundFiles:
+    def of(cls, body: FoundBody) -> FoundFiles:
         """
         From the endpoint's reply.
 
@@ -405,7 +407,7 @@ class FoundFiles:
         return cls(body["node"], body["root"], body["identity"], entries, tuple(body["left_out"]))
 
 
-def _resolved(entry: messages.EntryBody) -> messages.EntryBody:
+def _resolved(entry: EntryBody) -> EntryBody:
     """The entry; a link without `..` after the name of another link, which could lead out. ValueError if it leads out itself."""
     if entry["kind"] != "link":
         return entry
@@ -429,7 +431,7 @@ class StopResult:
     """The remaining ones that no signal ends before their disk or driver has answered."""
 
     @classmethod
-    def of(cls, body: messages.StopBody) -> StopResult:
+    def of(cls, body: StopBody) -> StopResult:
         """From the endpoint's reply."""
         signalled = tuple(Signalled(**sent) for sent in body["signalled"])
         return cls(body["node"], signalled, tuple(body["remaining"]), tuple(body["in_kernel"]))
@@ -471,7 +473,7 @@ class StrayReport:
     tool_error: str
 
     @classmethod
-    def of(cls, reply: messages.StraysReply) -> StrayReport:
+    def of(cls, reply: StraysReply) -> StrayReport:
         """From the endpoint's reply."""
         strays = tuple(Stray(**stray) for stray in reply["strays"])
         return cls(strays, tuple(CardUser(**user) for user in reply["users"]), reply["tool_error"])

@@ -38,7 +38,7 @@ from orchestrator.progress import OnProgress, OnShare, Reporter, no_progress
 if TYPE_CHECKING:
     from orchestrator.code.bundle import Bundle
     from orchestrator.endpoint.replies import BatchLog
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.push import PutRunReply
 
 START_WAIT_S = 30.0
 SETUP_WAIT_S = 120.0  # in addition, for all setup lines together
@@ -110,10 +110,10 @@ class DirectLauncher:
             NodesError: in a later attempt, a node does not share the folder that the first attempt's nodes share.
         """
 
-        def put_run(node: NodePlan, *, claim: bool) -> messages.PutRunReply:
+        def put_run(node: NodePlan, *, claim: bool) -> PutRunReply:
             return self.reach(node).put_run(_run_content(plan, node, bundle), claim=claim)
 
-        def push(node: NodePlan) -> messages.PutRunReply:
+        def push(node: NodePlan) -> PutRunReply:
             on_sent = partial(self._reporter.advanced, node.name)
             send_bundle(self.reach(node), node.workdir, bundle, on_sent)
             return put_run(node, claim=False)
@@ -341,7 +341,7 @@ def with_last_rank(plan: LaunchPlan, spare: NodePlan) -> NodePlan:
     return replace(spare, node_rank=last.node_rank, ranks=last.ranks, defaults=last.defaults)
 
 
-def space_warnings(replies: Sequence[tuple[NodePlan, messages.PutRunReply]]) -> tuple[str, ...]:
+def space_warnings(replies: Sequence[tuple[NodePlan, PutRunReply]]) -> tuple[str, ...]:
     """A sentence about the node on which the copies of the code of runs take the most space, if that is much."""
     node, most = max(replies, key=lambda item: item[1]["runs_code_bytes"])
     if most["runs_code_bytes"] < MUCH_SPACE_BYTES:

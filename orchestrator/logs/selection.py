@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from orchestrator.logs.lines import LogLines, Stream
 
 if TYPE_CHECKING:
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.output import Outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Selection:
     """False to leave out the agents' lines that every run without a failure has."""
 
     @property
-    def outputs(self) -> messages.Outputs:
+    def outputs(self) -> Outputs:
         """The output files in which wanted lines can be, for a request to an endpoint."""
         return {
             "nodes": None if self.nodes is None else sorted(self.nodes),

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, Iterable, Iterator, List, Set, Tuple
 
-    from orchestrator.node.protocol.messages import HitBody, PatternBody
+    from orchestrator.node.protocol.output import HitBody, PatternBody
 
 BLOCK_BYTES = 1 << 20
 LOOKAHEAD_BYTES = 4096

@@ -12,7 +12,7 @@ from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.plan.shell import render
 
 if TYPE_CHECKING:
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.agents import AgentStart
     from orchestrator.plan.plan import LaunchPlan, NodePlan
 
 
@@ -175,7 +175,7 @@ def start_command(plan: LaunchPlan, node: NodePlan, rendezvous: str) -> list[str
     return ["/bin/sh", f"{plan.node_dir(node)}/node.sh", "--rendezvous", rendezvous]
 
 
-def agent_start(plan: LaunchPlan, node: NodePlan, rendezvous: str) -> messages.AgentStart | None:
+def agent_start(plan: LaunchPlan, node: NodePlan, rendezvous: str) -> AgentStart | None:
     """The values of node.sh, with which the endpoint starts the agent itself; None if setup lines need a shell."""
     if plan.setup:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -10,12 +11,14 @@ import pytest
 from orchestrator.endpoint.clock import ClockBounds
 from orchestrator.endpoint.replies import Finished, NodeObservation
 from orchestrator.node.endpoint.handlers import Handlers
-from orchestrator.node.protocol.operations import HELLO
+from orchestrator.node.protocol.operations import START
 from orchestrator.node.run.events import Clock
 from tests.until import until
 
 if TYPE_CHECKING:
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.endpoint.start import Starter
+    from orchestrator.node.protocol.agents import NodeBody
+    from orchestrator.node.protocol.connection import Empty, ReplyHeader
     from orchestrator.node.run.events import Event, RankResult
 
 
@@ -44,8 +47,8 @@ def test_time_of_a_failed_node_is_that_of_its_ranks_failure() -> None:
 
 def test_time_of_progress_is_that_of_this_machines_clock() -> None:
     """The clock there is an hour behind; any program may write the file, with any content."""
-    progress: dict[int, messages.Json] = {0: {"time": 95.0, "step": 7}, 1: {"time": "95"}, 2: {}}
-    body: messages.NodeBody = {
+    progress: dict[int, dict[str, Any]] = {0: {"time": 95.0, "step": 7}, 1: {"time": "95"}, 2: {}}
+    body: NodeBody = {
         "node": "n0",
         "agent": None,
         "alive": True,
@@ -67,18 +70,18 @@ def test_time_of_progress_is_that_of_this_machines_clock() -> None:
 def test_clock_is_right_however_long_the_reply_takes_after_it_was_read() -> None:
     """The program may be descheduled while it answers, before the time for which it held the request is computed."""
 
-    def slow(_request: object, _payload: bytes) -> tuple[messages.Empty, bytes]:
+    def slow(_request: object, _payload: bytes) -> tuple[Empty, bytes]:
         until(lambda: time.monotonic() > begun + 0.01, awaited="more than the error of reading a clock")
         return {}, b""
 
-    handlers, clock = Handlers(), Clock()
-    handlers.add(HELLO, cast("Any", slow))
+    starter, clock = SimpleNamespace(start=slow, stand_by=slow), Clock()
+    handlers = Handlers(cast("Starter", starter), 0o077)
     begun = time.monotonic()
     sent = clock.now()
     with pytest.raises(StopIteration) as end:
-        next(handlers.answer({"op": HELLO, "number": 0, "bytes": 0}, b""))
+        next(handlers.answer({"op": START, "number": 0, "bytes": 0}, b""))
     header, _ = end.value.value
-    reply = cast("messages.ReplyHeader", header)
+    reply = cast("ReplyHeader", header)
     bounds = ClockBounds.of(reply, sent_s=sent, arrived_s=clock.now())
     assert bounds.correction_s(clock.ahead_s) == 0.0
 

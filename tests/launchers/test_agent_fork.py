@@ -15,7 +15,7 @@ from orchestrator.code import bundle as bundles
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.node.endpoint.fork import AgentFork
-from orchestrator.node.protocol.messages import AgentStart
+from orchestrator.node.protocol.agents import AgentStart
 from orchestrator.node.run.events import Kind
 from orchestrator.node.run.ownership import LOADER, agent_owner, proc_strings
 from orchestrator.plan.files import agent_start, start_command

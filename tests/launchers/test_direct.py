@@ -22,7 +22,7 @@ from orchestrator.endpoint.replies import NodeObservation, StopResult
 from orchestrator.errors import LaunchError, NodesError, Unreachable
 from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import PORT_TRIES, DirectLauncher, space_warnings
-from orchestrator.node.protocol.messages import PutRunReply
+from orchestrator.node.protocol.push import PutRunReply
 from orchestrator.node.run.memory_folder import memory_folder
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan

@@ -35,7 +35,7 @@ from orchestrator.logs.lines import LogLines, last
 from orchestrator.logs.printable import printable
 from orchestrator.logs.selection import Selection
 from orchestrator.node.endpoint import positions
-from orchestrator.node.protocol import messages
+from orchestrator.node.protocol.output import LastLinesRequest
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.transports.local import LocalTransport
 from orchestrator.usecases.reports.log_reader import LogReader, Viewer
@@ -302,7 +302,7 @@ def test_new_lines_continue_after_the_last_ones(endpoint: Endpoint, tmp_path: Pa
 def test_file_without_recent_records_has_the_time_of_its_last_change(
     log: Log, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    request: messages.LastLinesRequest = {
+    request: LastLinesRequest = {
         "attempt_dir": str(log.folder.parent),
         "nodes": ["n0"],
         "outputs": Selection(ranks=frozenset({0})).outputs,
@@ -371,7 +371,7 @@ def test_search_for_last_lines_is_limited_by_the_number_of_files(
 ) -> None:
     line = "x" * (3 * positions.LONG_BYTES)
     feed = _feed_of(endpoint, tmp_path, f"{line}\nlast\n{line}".encode())
-    request: messages.LastLinesRequest = {
+    request: LastLinesRequest = {
         "attempt_dir": str(tmp_path),
         "nodes": ["n0"],
         "outputs": Selection().outputs,

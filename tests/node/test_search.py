@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.node.protocol.messages import PatternBody
+from orchestrator.node.protocol.output import PatternBody
 from orchestrator.node.search import LOOKAHEAD_BYTES, MOST_REMEMBERED, Search, Texts
 
 FAILED: PatternBody = {"id": "failed", "expression": r"disk (?P<n>\d+) failed", "texts": ["failed"], "lines": 1}

@@ -11,13 +11,14 @@ import signal
 import subprocess
 import time
 
+from orchestrator.node.protocol.operations import COMMAND, COMMAND_ONCE, answers
 from orchestrator.node.system.files import absolute_path, check_private_folder, expanded_argument, read_json, write_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import IO, Dict, List, Tuple
 
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.connection import CommandOnceRequest, CommandReply, CommandRequest
 
 OUTPUT_BYTES = 4 << 20
 BLOCK_BYTES = 1 << 16
@@ -31,42 +32,49 @@ ENVIRONMENT_MARKER = "orch-environment-5b1d"  # the output before it comes from 
 PRINT_ENVIRONMENT = f"echo {ENVIRONMENT_MARKER}; exec cat /proc/self/environ"
 
 
-def command(request: messages.CommandRequest, umask: int, stdin: bytes = b"") -> messages.CommandReply:
-    """Run argv with this standard input; return its exit code (127: there is no such program, 124: it took too long and was killed), stdout and stderr."""
-    argv, folder = [expanded_argument(arg) for arg in request["argv"]], absolute_path(request["folder"])
-    removed = request["removed"]
-    whole = login_environment() if request["login"] else os.environ
-    environment = {name: value for name, value in whole.items() if not (removed and re.match(removed, name))}
-    private = os.umask(umask)  # the user's umask: sbatch passes it on to the job
-    try:
-        code, out, err = run(argv, environment, folder, request["timeout_s"], stdin=stdin)
-    finally:
-        os.umask(private)
-    return {"code": code, "out": out.decode("utf-8", "replace"), "err": err.decode("utf-8", "replace")}
+class Commands:
+    """Runs commands with the umask of the user, which sbatch passes on to the job."""
+
+    def __init__(self, umask: int) -> None:
+        self._umask = umask
+
+    @answers(COMMAND)
+    def command(self, request: CommandRequest, stdin: bytes) -> Tuple[CommandReply, bytes]:
+        """Run argv with this standard input; return its exit code (127: there is no such program, 124: it took too long and was killed), stdout and stderr."""
+        argv, folder = [expanded_argument(arg) for arg in request["argv"]], absolute_path(request["folder"])
+        removed = request["removed"]
+        whole = login_environment() if request["login"] else os.environ
+        environment = {name: value for name, value in whole.items() if not (removed and re.match(removed, name))}
+        private = os.umask(self._umask)
+        try:
+            code, out, err = run(argv, environment, folder, request["timeout_s"], stdin=stdin)
+        finally:
+            os.umask(private)
+        return {"code": code, "out": out.decode("utf-8", "replace"), "err": err.decode("utf-8", "replace")}, b""
+
+    @answers(COMMAND_ONCE)
+    def command_once(self, request: CommandOnceRequest, _payload: bytes) -> Tuple[CommandReply, bytes]:
+        """
+        Run argv once over any number of connections.
+
+        The first one creates `result_file` and writes the result to it; the others wait for that result, and return code 124 if
+        there is none within `timeout_s`. With `begin` false, a command that has not begun is withdrawn: it never begins.
+        """
+        path = absolute_path(request["result_file"])
+        withdrawn: CommandReply = {"code": WITHDRAWN, "out": "", "err": "it was withdrawn before it began"}
+        if not request["begin"] and not os.path.lexists(os.path.dirname(path)):
+            return withdrawn, b""  # the folder is made before the command begins
+        check_private_folder(os.path.dirname(path))
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+        except FileExistsError:
+            return wait_for_result(path, request["timeout_s"]), b""
+        result = self.command(request, b"")[0] if request["begin"] else withdrawn
+        write_json(path, result)
+        return result, b""
 
 
-def command_once(request: messages.CommandOnceRequest, umask: int) -> messages.CommandReply:
-    """
-    Run argv once over any number of connections.
-
-    The first one creates `result_file` and writes the result to it; the others wait for that result, and return code 124 if
-    there is none within `timeout_s`. With `begin` false, a command that has not begun is withdrawn: it never begins.
-    """
-    path = absolute_path(request["result_file"])
-    withdrawn: messages.CommandReply = {"code": WITHDRAWN, "out": "", "err": "it was withdrawn before it began"}
-    if not request["begin"] and not os.path.lexists(os.path.dirname(path)):
-        return withdrawn  # the folder is made before the command begins
-    check_private_folder(os.path.dirname(path))
-    try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
-    except FileExistsError:
-        return wait_for_result(path, request["timeout_s"])
-    result = command(request, umask) if request["begin"] else withdrawn
-    write_json(path, result)
-    return result
-
-
-def wait_for_result(path: str, wait_s: float) -> messages.CommandReply:
+def wait_for_result(path: str, wait_s: float) -> CommandReply:
     """The result of a command that another connection began."""
     deadline = time.monotonic() + wait_s
     while True:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import stat
 
+from orchestrator.node.protocol.operations import LIST_FILES, READ_FILE, answers
 from orchestrator.node.run.run_folder import node_folders
 from orchestrator.node.system.files import (
     absolute_path,
@@ -20,13 +21,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterator, List, Sequence, Tuple
 
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.connection import Empty
+    from orchestrator.node.protocol.output import (
+        EntryBody,
+        FoundBody,
+        ListFilesReply,
+        ListFilesRequest,
+        ReadFileRequest,
+    )
     from orchestrator.node.run.agent_files import NodeFolders
 
 MOST_ENTRIES = 100_000
 
 
-def list_files(request: messages.ListFilesRequest, _payload: bytes) -> Tuple[messages.ListFilesReply, bytes]:
+@answers(LIST_FILES)
+def list_files(request: ListFilesRequest, _payload: bytes) -> Tuple[ListFilesReply, bytes]:
     """
     List the files below a path of a run, for each node that has it.
 
@@ -36,7 +45,7 @@ def list_files(request: messages.ListFilesRequest, _payload: bytes) -> Tuple[mes
     folders, path = run_folders(request), relative(request["path"]) if request["path"] else ""
     run = folders[0]
     cwd = relative(request["cwd"]) if request["cwd"] else ""
-    found: List[messages.FoundBody] = []
+    found: List[FoundBody] = []
     for node, folder in node_folders(request):
         bases = (os.path.join(run, "code", cwd), os.path.join(folder, "code", cwd), folder, run)
         first = next((base for base in bases if os.path.lexists(os.path.join(base, path))), None)
@@ -47,7 +56,8 @@ def list_files(request: messages.ListFilesRequest, _payload: bytes) -> Tuple[mes
     return {"found": found}, b""
 
 
-def read_file(request: messages.ReadFileRequest, _payload: bytes) -> Tuple[messages.Empty, bytes]:
+@answers(READ_FILE)
+def read_file(request: ReadFileRequest, _payload: bytes) -> Tuple[Empty, bytes]:
     """Read a part of a file that `list_files` has listed."""
     path = os.path.join(request["root"], relative(request["path"])) if request["path"] else request["root"]
     return {}, read_at(inside(run_folders(request), path), request["offset"], request["size"])
@@ -69,10 +79,10 @@ def inside(folders: Sequence[str], path: str) -> str:
     return real
 
 
-def tree(node: str, root: str) -> messages.FoundBody:
+def tree(node: str, root: str) -> FoundBody:
     """The files, folders and links at and below a path, parents first; absolute links and links that lead out of it are left out."""
     state = os.lstat(root)
-    body: messages.FoundBody = {
+    body: FoundBody = {
         "node": node,
         "root": root,
         "identity": f"{state.st_ino} {state.st_mtime_ns}",
@@ -94,7 +104,7 @@ def paths(root: str) -> Iterator[str]:
             yield os.path.relpath(os.path.join(folder, name), root)
 
 
-def add(body: messages.FoundBody, path: str) -> None:
+def add(body: FoundBody, path: str) -> None:
     """Add a path to the entries or to those left out; nothing if it is gone: a living run removes files."""
     with contextlib.suppress(FileNotFoundError):
         entry = entry_of(body["root"], path)
@@ -104,11 +114,11 @@ def add(body: messages.FoundBody, path: str) -> None:
             body["entries"].append(entry)
 
 
-def entry_of(root: str, path: str) -> messages.EntryBody | None:
+def entry_of(root: str, path: str) -> EntryBody | None:
     """The description of a file; None if it is an absolute link, a link to no path below the root, or a special file."""
     full = os.path.join(root, path) if path else root
     state = os.lstat(full)
-    entry: messages.EntryBody = {"path": path, "kind": "file", "size": 0, "mode": state.st_mode & 0o700, "target": ""}
+    entry: EntryBody = {"path": path, "kind": "file", "size": 0, "mode": state.st_mode & 0o700, "target": ""}
     if stat.S_ISREG(state.st_mode):
         return {**entry, "size": state.st_size}
     if stat.S_ISDIR(state.st_mode):

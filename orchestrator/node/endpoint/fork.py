@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from typing import Callable, Dict, Sequence
 
     from orchestrator.node.agent.guard import AgentOptions
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.agents import AgentStart
 
 
 class AgentFork:
     """An agent that may be forked; `exports` are the variables that node.sh sets."""
 
-    def __init__(self, values: messages.AgentStart, folder: str) -> None:
+    def __init__(self, values: AgentStart, folder: str) -> None:
         self.values, self.folder = values, folder
         self.exports = exports(values, folder)
 
@@ -78,13 +78,13 @@ class AgentFork:
         return lead(agent_options(self.values), umask)
 
 
-def agent_options(values: messages.AgentStart) -> AgentOptions:
+def agent_options(values: AgentStart) -> AgentOptions:
     from orchestrator.node.agent.guard import AgentOptions
 
     return AgentOptions(absolute_path(values["job"]), values["node"], values["node_rank"], values["rendezvous"])
 
 
-def exports(values: messages.AgentStart, folder: str) -> Dict[bytes, bytes]:
+def exports(values: AgentStart, folder: str) -> Dict[bytes, bytes]:
     """The variables that node.sh sets, and PWD, which a shell sets. Values are encoded as in node.sh, whatever the locale is."""
     changed = {b"PWD": os.fsencode(os.path.realpath(folder))}
     if values["python_folder"]:

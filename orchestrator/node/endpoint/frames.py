@@ -1,7 +1,7 @@
 """
 Frames of a connection: requests that arrive on stdin, replies on stdout.
 
-A frame is a 4-byte big-endian length, a JSON object (node/protocol/messages.py), and as many raw bytes as its key "bytes" says.
+A frame is a 4-byte big-endian length, a JSON object (node/protocol/), and as many raw bytes as its key "bytes" says.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from io import BufferedReader
     from typing import Optional, Tuple
 
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.connection import RequestHeader
 
 HEADER_LIMIT_BYTES = 16 << 20
 SIZE_BYTES = 4
@@ -30,9 +30,9 @@ class Requests:
     def __init__(self, stream: BufferedReader) -> None:
         self._descriptor = stream.fileno()
         self._received = bytearray(stream.read(len(stream.peek(1))))  # the rest of what arrived with this program
-        self._header: Optional[messages.RequestHeader] = None
+        self._header: Optional[RequestHeader] = None
 
-    def next(self, wait_s: float) -> Optional[Tuple[messages.RequestHeader, bytes]]:
+    def next(self, wait_s: float) -> Optional[Tuple[RequestHeader, bytes]]:
         """
         The next frame; None if it is not complete when bytes have arrived, or after wait_s.
 
@@ -48,7 +48,7 @@ class Requests:
             frame = self._complete()
         return frame
 
-    def _complete(self) -> Optional[Tuple[messages.RequestHeader, bytes]]:
+    def _complete(self) -> Optional[Tuple[RequestHeader, bytes]]:
         if self._header is None and len(self._received) >= SIZE_BYTES:
             length = int.from_bytes(self._received[:SIZE_BYTES], "big")
             if length > HEADER_LIMIT_BYTES:

@@ -13,10 +13,11 @@ import stat
 import time
 
 from orchestrator.node.endpoint.results import Results
+from orchestrator.node.protocol.operations import ACTIVE_RUNS, CLEAR, answers
 from orchestrator.node.run.code_folder import KEPT
 from orchestrator.node.run.events import read_history
 from orchestrator.node.run.memory_folder import remove_memory, unused_folders
-from orchestrator.node.run.ownership import agent_owner, rank_owner, user_processes
+from orchestrator.node.run.ownership import runs_with_processes
 from orchestrator.node.run.run_folder import ATTEMPT, read_agent
 from orchestrator.node.run.run_id import RUN_ID
 from orchestrator.node.system.files import absolute_path, raise_unless_missing, read_json
@@ -27,7 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Container, Sequence
     from typing import Callable, Dict, Iterator, List, Optional, Set, Tuple
 
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.runs import (
+        ActiveRunsReply,
+        ActiveRunsRequest,
+        ClearReply,
+        ClearRequest,
+        GarbageBody,
+    )
     from orchestrator.node.run.agent_files import AgentBody
 
 BUNDLE = re.compile(r"[0-9a-f]{32}\Z|\.new-")  # `.new-…` is left by an unfinished push
@@ -67,7 +74,8 @@ def is_user_folder(path: str) -> bool:
     return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
 
 
-def clear(request: messages.ClearRequest, _payload: bytes) -> Tuple[messages.ClearReply, bytes]:
+@answers(CLEAR)
+def clear(request: ClearRequest, _payload: bytes) -> Tuple[ClearReply, bytes]:
     """Remove ended runs and unused bundles older than older_than_s from a working folder, or only list them (dry_run)."""
     workdir = absolute_path(request["workdir"])
     clearing = Clearing(request["older_than_s"], results=request["results"], dry_run=request["dry_run"])
@@ -88,14 +96,14 @@ class Clearing:
 
     def runs(
         self, folder: str, only: Optional[Dict[str, str]] = None, forgotten: Container[str] = ()
-    ) -> List[messages.GarbageBody]:
+    ) -> List[GarbageBody]:
         """
         Remove run folders.
 
         With `only` (name -> the reason to keep it, or empty), only those that it names. Of `forgotten` runs, no node exists any
         more: they are removed whatever their records say, but not results, where records and runs are in one folder.
         """
-        active = active_runs()
+        active = runs_with_processes()
 
         def reason(path: str, size: Size) -> str:
             name = os.path.basename(path)
@@ -108,7 +116,7 @@ class Clearing:
         paths = [path for path in self._folders(folder, RUN_ID) if only is None or os.path.basename(path) in only]
         return [self._entry("run", path, reason) for path in paths]
 
-    def bundles(self, workdir: str, removed: Set[str]) -> List[messages.GarbageBody]:
+    def bundles(self, workdir: str, removed: Set[str]) -> List[GarbageBody]:
         """Remove the bundles that no run folder refers to, except the `removed` ones."""
         needed, unknown = needed_bundles(os.path.join(workdir, "runs"), removed)
 
@@ -118,25 +126,14 @@ class Clearing:
         paths = list(self._folders(os.path.join(workdir, "bundles"), BUNDLE))
         return [self._entry("bundle", path, reason) for path in paths]
 
-    def memory(self) -> List[messages.GarbageBody]:
+    def memory(self) -> List[GarbageBody]:
         """Remove what ended runs have left in the memory of this machine."""
-        entries: List[messages.GarbageBody] = []
+        entries: List[GarbageBody] = []
         for path, age_s, size in list(unused_folders(self.older_than_s)):
             problem = "" if self.dry_run else remove_memory(path)
-            name = os.path.basename(path)
-            entries.append(
-                {
-                    "kind": "memory",
-                    "name": name,
-                    "path": path,
-                    "bytes": size,
-                    "result_bytes": 0,
-                    "results": [],
-                    "age_s": age_s,
-                    "action": "fail" if problem else "remove",
-                    "why": problem,
-                }
-            )
+            entry = new_entry("memory", os.path.basename(path), path)
+            entry.update({"bytes": size, "age_s": age_s, "action": "fail" if problem else "remove", "why": problem})
+            entries.append(entry)
         return entries
 
     def _folders(self, folder: str, pattern: re.Pattern[str]) -> Iterator[str]:
@@ -148,19 +145,9 @@ class Clearing:
             elif is_user_folder(path) and pattern.match(name):
                 yield path
 
-    def _entry(self, kind: str, path: str, reason: Callable[[str, Size], str]) -> messages.GarbageBody:
+    def _entry(self, kind: str, path: str, reason: Callable[[str, Size], str]) -> GarbageBody:
         """Remove one folder, unless it is young or there is a reason to keep it; return its entry."""
-        entry: messages.GarbageBody = {
-            "kind": kind,
-            "name": os.path.basename(path),
-            "path": path,
-            "bytes": 0,
-            "result_bytes": 0,
-            "results": [],
-            "age_s": 0.0,
-            "action": "remove",
-            "why": "",
-        }
+        entry = new_entry(kind, os.path.basename(path), path)
         try:
             size = Size(path, bundles_of(path) if kind == "run" else None)
             entry["bytes"] = size.bytes
@@ -183,28 +170,33 @@ class Clearing:
         return entry
 
 
-def kept_entries(workdir: str) -> List[messages.GarbageBody]:
+def new_entry(kind: str, name: str, path: str) -> GarbageBody:
+    """The entry of an empty folder that is removed."""
+    return {
+        "kind": kind,
+        "name": name,
+        "path": path,
+        "bytes": 0,
+        "result_bytes": 0,
+        "results": [],
+        "age_s": 0.0,
+        "action": "remove",
+        "why": "",
+    }
+
+
+def kept_entries(workdir: str) -> List[GarbageBody]:
     """An entry for each folder with kept folders (`keep:` in the inventory): none is ever removed, but each is named."""
     root = os.path.join(workdir, KEPT)
-    entries: List[messages.GarbageBody] = []
+    entries: List[GarbageBody] = []
     for name in sorted(os.listdir(root)) if is_user_folder(root) else ():
         folder = os.path.join(root, name)
         for project in sorted(os.listdir(folder)) if is_user_folder(folder) else ():
             path = os.path.join(folder, project)
-            size = Size(path)
-            entries.append(
-                {
-                    "kind": "kept",
-                    "name": f"{name}/{project}",
-                    "path": path,
-                    "bytes": size.bytes,
-                    "result_bytes": 0,
-                    "results": [],
-                    "age_s": max(0.0, time.time() - size.newest),
-                    "action": "keep",
-                    "why": "by keep: of the inventory; remove it by hand",
-                }
-            )
+            size, entry = Size(path), new_entry("kept", f"{name}/{project}", path)
+            entry.update({"bytes": size.bytes, "age_s": max(0.0, time.time() - size.newest)})
+            entry.update({"action": "keep", "why": "by keep: of the inventory; remove it by hand"})
+            entries.append(entry)
     return entries
 
 
@@ -273,16 +265,11 @@ def unfinished(node: str, folder: str, agent: AgentBody) -> str:
     return f"its agent of {node} recorded no end, and only {agent.get('hostname')} knows whether it is alive"
 
 
-def active_runs() -> Set[str]:
-    """The runs with a living process on this machine."""
-    owners = [rank_owner(pid) or agent_owner(pid) for pid in user_processes()]
-    return {owner[0] for owner in owners if owner is not None}
-
-
-def find_active_runs(request: messages.ActiveRunsRequest, _payload: bytes) -> Tuple[messages.ActiveRunsReply, bytes]:
+@answers(ACTIVE_RUNS)
+def active_runs(request: ActiveRunsRequest, _payload: bytes) -> Tuple[ActiveRunsReply, bytes]:
     """The active runs with a folder in the working folder."""
     runs = os.path.join(absolute_path(request["workdir"]), "runs")
-    return {"runs": sorted(run for run in active_runs() if os.path.isdir(os.path.join(runs, run)))}, b""
+    return {"runs": sorted(run for run in runs_with_processes() if os.path.isdir(os.path.join(runs, run)))}, b""
 
 
 def needed_bundles(runs: str, removed: Set[str]) -> Tuple[Set[str], str]:

@@ -9,6 +9,7 @@ import zlib
 
 from orchestrator.node.endpoint.manifests import MANIFEST, known_files
 from orchestrator.node.endpoint.push import add_bundle, bundle_folder, unpack
+from orchestrator.node.protocol.operations import LACKING, PUT_PART, answers
 from orchestrator.node.run.code_folder import BLOCK_BYTES, copy_file
 from orchestrator.node.system.files import absolute_path, make_parents, open_plain, relative, write_json
 
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
     from typing import Tuple
 
     from orchestrator.node.endpoint.manifests import Manifest
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.connection import Empty
+    from orchestrator.node.protocol.push import BundleRequest, PutPartReply, PutPartRequest
 
 
-def lacking(request: messages.BundleRequest, payload: bytes) -> Tuple[messages.Empty, bytes]:
+@answers(LACKING)
+def lacking(request: BundleRequest, payload: bytes) -> Tuple[Empty, bytes]:
     """The names of a bundle's files that are in no earlier bundle; manifest and names are compressed JSON."""
     manifest = read_manifest(payload, request["digest"])
     known = known_files(os.path.dirname(bundle_folder(absolute_path(request["workdir"]), request["digest"])))
@@ -28,7 +31,8 @@ def lacking(request: messages.BundleRequest, payload: bytes) -> Tuple[messages.E
     return {}, zlib.compress(json.dumps(names).encode(), 1)
 
 
-def put_part(request: messages.PutPartRequest, payload: bytes) -> Tuple[messages.PutPartReply, bytes]:
+@answers(PUT_PART)
+def put_part(request: PutPartRequest, payload: bytes) -> Tuple[PutPartReply, bytes]:
     """As put_bundle, with the manifest before the archive; not complete if an earlier bundle has gone since."""
     split = request["manifest_bytes"]
     manifest = read_manifest(payload[:split], request["digest"])

@@ -16,6 +16,7 @@ import re
 import time
 
 from orchestrator.node.endpoint.report import READ_FIRST, Requested, clock_ahead_s, streams
+from orchestrator.node.protocol.operations import LAST_LINES, LINES_SINCE, answers
 from orchestrator.node.run.events import OFFSETS
 from orchestrator.node.run.run_folder import node_folders, read_agent
 from orchestrator.node.system.files import read_at
@@ -24,7 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, Iterator, List, Set, Tuple
 
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.output import FilesRequest, LastLinesRequest, LinesSinceRequest, PositionsReply
 
     Starts = Tuple[int, List[Tuple[int, int]]]  # where to begin to read, and the parts to skip from there on, ascending
     Writes = List[Tuple[int, float]]  # size of a file, and when it had this size
@@ -41,7 +42,8 @@ WRITES_LIMIT = 1 << 17  # of all files of a reply, so that its header stays smal
 TICKS_S = 1.0  # some intervals in which the agent records the sizes of all files
 
 
-def last_lines(request: messages.LastLinesRequest, _payload: bytes) -> Tuple[messages.PositionsReply, bytes]:
+@answers(LAST_LINES)
+def last_lines(request: LastLinesRequest, _payload: bytes) -> Tuple[PositionsReply, bytes]:
     """The offset of the last `lines` lines of each file, what to skip from there on, and the writes beyond it."""
     reply = _empty_reply()
     folders = node_folders(request)
@@ -69,7 +71,8 @@ def last_lines(request: messages.LastLinesRequest, _payload: bytes) -> Tuple[mes
     return reply, b""
 
 
-def lines_since(request: messages.LinesSinceRequest, _payload: bytes) -> Tuple[messages.PositionsReply, bytes]:
+@answers(LINES_SINCE)
+def lines_since(request: LinesSinceRequest, _payload: bytes) -> Tuple[PositionsReply, bytes]:
     """The offset of the lines of the last `since_s` seconds in each file, and the offset of their times in the index."""
     reply = _empty_reply()
     for node, folder in node_folders(request):
@@ -83,11 +86,11 @@ def lines_since(request: messages.LinesSinceRequest, _payload: bytes) -> Tuple[m
     return reply, b""
 
 
-def _empty_reply() -> messages.PositionsReply:
+def _empty_reply() -> PositionsReply:
     return {"offsets": {}, "skipped": {}, "written": {}, "clocks_ahead_s": {}}
 
 
-def _outputs(request: messages.FilesRequest, node: str, folder: str) -> Dict[str, int]:
+def _outputs(request: FilesRequest, node: str, folder: str) -> Dict[str, int]:
     """Name and size of each requested output file."""
     requested = Requested(request["outputs"])
     return {name: size for name, size in streams(folder) if name not in READ_FIRST and requested(node, name)}

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 
+from orchestrator.node.protocol.operations import PREPARE, PUT_BUNDLE, PUT_FILES, PUT_RUN, answers
 from orchestrator.node.run.code_folder import make_code_folder
 from orchestrator.node.system.files import (
     PRIVATE_FOLDERS,
@@ -22,7 +23,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Tuple
 
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.connection import Empty
+    from orchestrator.node.protocol.push import (
+        PrepareReply,
+        PrepareRequest,
+        PutBundleRequest,
+        PutFilesRequest,
+        PutRunReply,
+        PutRunRequest,
+    )
 
 
 MUCH_CODE_BYTES = 20_000_000  # from here on, the code of some hundred runs fills disks
@@ -35,7 +44,8 @@ def bundle_folder(workdir: str, digest: str) -> str:
     return os.path.join(workdir, "bundles", digest)
 
 
-def put_run(request: messages.PutRunRequest, payload: bytes) -> Tuple[messages.PutRunReply, bytes]:
+@answers(PUT_RUN)
+def put_run(request: PutRunRequest, payload: bytes) -> Tuple[PutRunReply, bytes]:
     """
     Make the folder of a run, its code folder from the bundle, and its files, unless the bundle is missing.
 
@@ -44,7 +54,7 @@ def put_run(request: messages.PutRunRequest, payload: bytes) -> Tuple[messages.P
     """
     workdir = working_folder(request["workdir"])
     run = os.path.join(workdir, "runs", relative(request["run"]))
-    nothing: messages.PutRunReply = {"is_first": True, "is_written": False, "runs": 0, "runs_code_bytes": 0}
+    nothing: PutRunReply = {"is_first": True, "is_written": False, "runs": 0, "runs_code_bytes": 0}
     make_parents(workdir, run)
     if request["claim"]:
         try:
@@ -63,7 +73,8 @@ def put_run(request: messages.PutRunRequest, payload: bytes) -> Tuple[messages.P
     return {"is_first": True, "is_written": True, "runs": count, "runs_code_bytes": total}, b""
 
 
-def prepare(request: messages.PrepareRequest, _payload: bytes) -> Tuple[messages.PrepareReply, bytes]:
+@answers(PREPARE)
+def prepare(request: PrepareRequest, _payload: bytes) -> Tuple[PrepareReply, bytes]:
     """Make the working folder and its subfolders, and require disk space; return whether it has the bundle."""
     workdir = working_folder(request["workdir"])
     bundle = bundle_folder(workdir, request["digest"])
@@ -86,7 +97,8 @@ def require_space(folder: str, size: int) -> None:
         raise OSError(errno.ENOSPC, text, folder)
 
 
-def put_bundle(request: messages.PutBundleRequest, payload: bytes) -> Tuple[messages.Empty, bytes]:
+@answers(PUT_BUNDLE)
+def put_bundle(request: PutBundleRequest, payload: bytes) -> Tuple[Empty, bytes]:
     """Unpack a bundle."""
 
     def fill(fresh: str) -> bool:
@@ -97,7 +109,7 @@ def put_bundle(request: messages.PutBundleRequest, payload: bytes) -> Tuple[mess
     return {}, b""
 
 
-def add_bundle(request: messages.PutBundleRequest, archive: bytes, fill: Callable[[str], bool]) -> bool:
+def add_bundle(request: PutBundleRequest, archive: bytes, fill: Callable[[str], bool]) -> bool:
     """
     Fill a bundle under a temporary name, and rename it if it is complete; if another connection was faster, its bundle is kept.
 
@@ -163,7 +175,8 @@ def unpack(payload: bytes, root: str) -> None:
             raise ValueError(f"{os.path.relpath(path, root)!r} links out of the bundle, to {target!r}")
 
 
-def put_files(request: messages.PutFilesRequest, payload: bytes) -> Tuple[messages.Empty, bytes]:
+@answers(PUT_FILES)
+def put_files(request: PutFilesRequest, payload: bytes) -> Tuple[Empty, bytes]:
     """Write files below a folder, each atomically."""
     folder, files = absolute_path(request["folder"]), request["files"]
     if sum(file["size"] for file in files) != len(payload):

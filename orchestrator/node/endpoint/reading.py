@@ -7,6 +7,7 @@ import stat
 import time
 
 from orchestrator.node.endpoint.report import READ_FIRST, Requested, clock_ahead_s, is_stream, streams
+from orchestrator.node.protocol.operations import FOLLOW, READ, answers
 from orchestrator.node.run.run_folder import node_folders, read_agent
 from orchestrator.node.system.files import absolute_path, read_at
 
@@ -15,8 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Dict, List, Optional, Tuple
 
-    from orchestrator.node.protocol import messages
     from orchestrator.node.protocol.operations import Steps
+    from orchestrator.node.protocol.output import (
+        ChunkBody,
+        FollowBody,
+        FollowReply,
+        FollowRequest,
+        ReadReply,
+        ReadRequest,
+    )
 
     Ranges = Dict[str, Tuple[int, int]]  # file -> where its part begins and ends
 
@@ -35,7 +43,7 @@ class Reading:
     def __init__(self) -> None:
         self.last_file = ""
 
-    def read(self, attempt: str, ranges: Ranges, budget: int) -> Tuple[List[messages.ChunkBody], bytes]:
+    def read(self, attempt: str, ranges: Ranges, budget: int) -> Tuple[List[ChunkBody], bytes]:
         """Read an equal share of every part, beginning after the last file of the previous call; then distribute the rest."""
         records = [name for name in sorted(ranges) if name.endswith(READ_FIRST)]
         outputs = [name for name in sorted(ranges) if not name.endswith(READ_FIRST)]
@@ -50,7 +58,7 @@ class Reading:
                 if more > 0:
                     sizes[name] += more
                     budget -= more
-        chunks: List[messages.ChunkBody] = []
+        chunks: List[ChunkBody] = []
         parts = []
         for name in order:
             begin = ranges[name][0]
@@ -62,36 +70,13 @@ class Reading:
         return chunks, b"".join(parts)
 
 
-def clocks_of(attempt: str, chunks: List[messages.ChunkBody]) -> Dict[str, Optional[float]]:
+def clocks_of(attempt: str, chunks: List[ChunkBody]) -> Dict[str, Optional[float]]:
     """For each node that wrote the chunks: its agent's clock minus the clock since boot."""
     nodes = {chunk["file"].partition("/")[0] for chunk in chunks}
     return {node: clock_ahead_s(read_agent(os.path.join(attempt, node))) for node in nodes}
 
 
-class Reader:
-    """Answers READ requests."""
-
-    def __init__(self) -> None:
-        self.reading = Reading()
-
-    def read(self, request: messages.ReadRequest, _payload: bytes) -> Tuple[messages.ReadReply, bytes]:
-        """Read the requested parts of files, as far as they exist; a file that ends before its part is a gap."""
-        attempt = absolute_path(request["attempt_dir"])
-        ranges: Ranges = {}
-        gaps: List[messages.ChunkBody] = []
-        for name, (begin, end) in request["ranges"].items():
-            node, _, file = name.partition("/")
-            node_folders({"attempt_dir": attempt, "nodes": [node]})  # refuses a name that is a path
-            size = size_of(os.path.join(attempt, node, file)) if is_stream(file) else 0
-            if min(size, end) > begin:
-                ranges[name] = begin, min(size, end)
-            elif size < begin and os.path.isdir(attempt):
-                gaps.append(gap(name, begin, size))
-        chunks, payload = self.reading.read(attempt, ranges, request["max_bytes"])
-        return {"chunks": gaps + chunks, "clocks_ahead_s": clocks_of(attempt, chunks)}, payload
-
-
-def gap(name: str, offset: int, size: int) -> messages.ChunkBody:
+def gap(name: str, offset: int, size: int) -> ChunkBody:
     return {"file": name, "gap": offset - size, "offset": size}
 
 
@@ -104,15 +89,34 @@ def size_of(path: str) -> int:
     return state.st_size if stat.S_ISREG(state.st_mode) else 0
 
 
-class Follower:
-    """Answers FOLLOW requests. It keeps the offsets of each reader, so that a request does not repeat them."""
+class LogFiles:
+    """Reads and follows the output files of runs. It keeps the offsets of each reader, so that a request does not repeat them."""
 
     def __init__(self) -> None:
+        self._reading = Reading()
         self._prefix = os.urandom(8).hex()  # another connection's positions are unknown here
         self._count = 0
         self._subscriptions: Dict[str, Subscription] = {}  # by the position of the last reply, the oldest first
 
-    def follow(self, request: messages.FollowRequest) -> Steps[messages.FollowReply]:
+    @answers(READ)
+    def read(self, request: ReadRequest, _payload: bytes) -> Tuple[ReadReply, bytes]:
+        """Read the requested parts of files, as far as they exist; a file that ends before its part is a gap."""
+        attempt = absolute_path(request["attempt_dir"])
+        ranges: Ranges = {}
+        gaps: List[ChunkBody] = []
+        for name, (begin, end) in request["ranges"].items():
+            node, _, file = name.partition("/")
+            node_folders({"attempt_dir": attempt, "nodes": [node]})  # refuses a name that is a path
+            size = size_of(os.path.join(attempt, node, file)) if is_stream(file) else 0
+            if min(size, end) > begin:
+                ranges[name] = begin, min(size, end)
+            elif size < begin and os.path.isdir(attempt):
+                gaps.append(gap(name, begin, size))
+        chunks, payload = self._reading.read(attempt, ranges, request["max_bytes"])
+        return {"chunks": gaps + chunks, "clocks_ahead_s": clocks_of(attempt, chunks)}, payload
+
+    @answers(FOLLOW)
+    def follow(self, request: FollowRequest, _payload: bytes) -> Steps[FollowReply]:
         """Wait up to wait_s for files to grow beyond the offsets, and return the new content; without waiting, look at all files."""
         begin = request["begin"]
         subscription = self._subscriptions.pop(request["position"] or "", None)
@@ -133,7 +137,7 @@ class Follower:
 class Subscription:
     """The files that one reader follows, and its offset in each."""
 
-    def __init__(self, begin: messages.FollowBody, now: float) -> None:
+    def __init__(self, begin: FollowBody, now: float) -> None:
         self.attempt = absolute_path(begin["attempt_dir"])
         self.offsets = dict(begin["offsets"])
         self._begin = begin
@@ -148,7 +152,7 @@ class Subscription:
         self._add_nodes(known, now)
         self._add_nodes({node: [] for node, _ in node_folders(begin)}, now)
 
-    def wait(self, max_bytes: int, wait_s: float) -> Steps[List[messages.ChunkBody]]:
+    def wait(self, max_bytes: int, wait_s: float) -> Steps[List[ChunkBody]]:
         """The new content, after at most wait_s; what it contains is not returned again."""
         deadline = time.monotonic() + wait_s
         while True:
@@ -162,12 +166,12 @@ class Subscription:
             # poll a slow file system half of the time at most
             yield min(deadline - now, max(POLL_S, now - begun, self._due_s() - now))
 
-    def grown(self, now: float, *, at_once: bool) -> Tuple[Ranges, List[messages.ChunkBody]]:
+    def grown(self, now: float, *, at_once: bool) -> Tuple[Ranges, List[ChunkBody]]:
         """The unread parts of the files, and the gaps: files that are shorter than their offsets. Looks at the folders that are due."""
         if self._begin["nodes"] is None and (self._search_pace.is_due(now) or at_once):
             self._add_nodes({node: [] for node, _ in node_folders(self._begin)}, now)
         ranges: Ranges = {}
-        gaps: List[messages.ChunkBody] = []
+        gaps: List[ChunkBody] = []
         for node in self._nodes.values():
             if not (at_once or node.has_unread or node.is_due(now)):
                 continue

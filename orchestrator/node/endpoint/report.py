@@ -6,6 +6,7 @@ import os
 import time
 
 from orchestrator.node.isolation import PEER_ANSWERED, connect_error, leave_heartbeat, reachable_hosts
+from orchestrator.node.protocol.operations import CONNECT, FILES, FIND, HEARTBEAT, OBSERVE, RANKS, REACH, answers
 from orchestrator.node.run.events import EVENTS, OFFSETS, read_history
 from orchestrator.node.run.run_folder import (
     AGENT_LOG,
@@ -26,8 +27,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, Iterator, Optional, Tuple
 
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.agents import HeartbeatReply, HeartbeatRequest, NodeBody, ObserveReply, RanksReply
+    from orchestrator.node.protocol.connection import ConnectReply, ConnectRequest, ReachReply, ReachRequest
     from orchestrator.node.protocol.operations import Steps
+    from orchestrator.node.protocol.output import FilesReply, FilesRequest, Outputs
+    from orchestrator.node.protocol.runs import BatchLogBody, FindReply, FindRequest
     from orchestrator.node.run.agent_files import AgentBody, NodeFolders, RankBody
 
 LOG_TAIL_BYTES = 4096
@@ -42,7 +46,8 @@ def clock_ahead_s(agent: Optional[AgentBody]) -> Optional[float]:
     return agent.get("clock_ahead_s")
 
 
-def files(request: messages.FilesRequest, _payload: bytes) -> Tuple[messages.FilesReply, bytes]:
+@answers(FILES)
+def files(request: FilesRequest, _payload: bytes) -> Tuple[FilesReply, bytes]:
     """The sizes of the files that can be read or followed, by name."""
     requested = Requested(request["outputs"])
     sizes = {
@@ -57,7 +62,7 @@ def files(request: messages.FilesRequest, _payload: bytes) -> Tuple[messages.Fil
 class Requested:
     """The requested files of node folders: the agents' own files, and some output files of ranks."""
 
-    def __init__(self, outputs: messages.Outputs) -> None:
+    def __init__(self, outputs: Outputs) -> None:
         self._nodes, self._streams = outputs["nodes"], outputs["streams"]
         self._stems = None if outputs["ranks"] is None else frozenset(map(output_stem, outputs["ranks"]))
 
@@ -91,7 +96,8 @@ def streams(folder: str) -> Iterator[Tuple[str, int]]:
         return
 
 
-def heartbeat(request: messages.HeartbeatRequest) -> Steps[messages.HeartbeatReply]:
+@answers(HEARTBEAT)
+def heartbeat(request: HeartbeatRequest, _payload: bytes) -> Steps[HeartbeatReply]:
     """Record a heartbeat of the supervisor, wait up to wait_s until an agent's state changes, and return the states."""
     deadline = time.monotonic() + request["wait_s"]
     for _, folder in node_folders(request):
@@ -109,22 +115,26 @@ def heartbeat(request: messages.HeartbeatRequest) -> Steps[messages.HeartbeatRep
         yield NEWS_POLL_S
 
 
-def reach(request: messages.ReachRequest, _payload: bytes) -> Tuple[messages.ReachReply, bytes]:
+@answers(REACH)
+def reach(request: ReachRequest, _payload: bytes) -> Tuple[ReachReply, bytes]:
     """Report which of the addresses this node reaches at the port."""
     return {"addresses": reachable_hosts(request["addresses"], request["port"])}, b""
 
 
-def connect(request: messages.ConnectRequest, _payload: bytes) -> Tuple[messages.ConnectReply, bytes]:
+@answers(CONNECT)
+def connect(request: ConnectRequest, _payload: bytes) -> Tuple[ConnectReply, bytes]:
     """Connect to another node; report the reason if that fails."""
     return {"error": connect_error(request["address"], request["port"])}, b""
 
 
-def observe(request: NodeFolders, _payload: bytes) -> Tuple[messages.ObserveReply, bytes]:
+@answers(OBSERVE)
+def observe(request: NodeFolders, _payload: bytes) -> Tuple[ObserveReply, bytes]:
     """The state of every node folder's agent and ranks."""
     return {"nodes": [observe_node(node, folder) for node, folder in node_folders(request)]}, b""
 
 
-def find(request: messages.FindRequest, _payload: bytes) -> Tuple[messages.FindReply, bytes]:
+@answers(FIND)
+def find(request: FindRequest, _payload: bytes) -> Tuple[FindReply, bytes]:
     """The newest attempt of a run in a working folder: its number, its job.json, and under Slurm the log of the batch script."""
     run = os.path.join(absolute_path(request["workdir"]), "runs", relative(request["run"]))
     newest = newest_attempt(run)
@@ -138,7 +148,7 @@ def find(request: messages.FindRequest, _payload: bytes) -> Tuple[messages.FindR
     return {"trace": {"attempt": newest, "job": job, "by_slurm": by_slurm, "batch_log": log}}, b""
 
 
-def batch_log(folder: str, size: int) -> Optional[messages.BatchLogBody]:
+def batch_log(folder: str, size: int) -> Optional[BatchLogBody]:
     """The end of the newest log of a batch script in the folder; None if there is none."""
     import glob  # slow to import
 
@@ -149,7 +159,7 @@ def batch_log(folder: str, size: int) -> Optional[messages.BatchLogBody]:
     return {"text": tail(newest, size), "written_s": times[newest]}
 
 
-def observe_node(node: str, folder: str) -> messages.NodeBody:
+def observe_node(node: str, folder: str) -> NodeBody:
     """The state of one node folder."""
     from orchestrator.node.ranks.stacks import innermost_calls  # only supervised runs and `orch status` need it
 
@@ -182,7 +192,8 @@ def observe_node(node: str, folder: str) -> messages.NodeBody:
     }
 
 
-def ranks(request: NodeFolders, _payload: bytes) -> Tuple[messages.RanksReply, bytes]:
+@answers(RANKS)
+def ranks(request: NodeFolders, _payload: bytes) -> Tuple[RanksReply, bytes]:
     """The position of each rank of the agents that run on this machine, as it reports it itself."""
     from orchestrator.node.ranks.rank_channel import rank_bodies  # only `orch where` needs it
 

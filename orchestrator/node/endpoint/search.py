@@ -10,6 +10,7 @@ import time
 
 from orchestrator.node.endpoint.report import READ_FIRST, clock_ahead_s, streams
 from orchestrator.node.number_text import three_digits
+from orchestrator.node.protocol.operations import SEARCH, answers
 from orchestrator.node.run.events import read_history
 from orchestrator.node.run.oom_kills import kills_of_run, oom_kills
 from orchestrator.node.run.run_folder import node_folders, read_agent
@@ -21,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Iterator, List, Optional, Tuple
 
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.output import LogBody, SearchReply, SearchRequest
     from orchestrator.node.run.agent_files import AgentBody
     from orchestrator.node.run.events import NodeHistory
 
@@ -38,7 +39,8 @@ _KILLED_PID = re.compile(r"Kill(?:ed)? process (\d+)")
 LITTLE_MEMORY = 0.03  # of all
 
 
-def search(request: messages.SearchRequest, _payload: bytes) -> Tuple[messages.SearchReply, bytes]:
+@answers(SEARCH)
+def search(request: SearchRequest, _payload: bytes) -> Tuple[SearchReply, bytes]:
     """Search the output of all ranks, until wait_s have passed: the ends of all files, then the files from their starts."""
     deadline = time.monotonic() + request["wait_s"]
     folders = list(node_folders(request))
@@ -53,7 +55,7 @@ def search(request: messages.SearchRequest, _payload: bytes) -> Tuple[messages.S
     outputs = [Output(file, texts, end_bytes, max_bytes=request["max_bytes"], deadline=deadline) for file in files]
     for output in outputs:
         output.search_start()
-    reply: messages.SearchReply = {
+    reply: SearchReply = {
         "logs": [body for output in outputs for body in output.bodies()],
         "remarks": [remark for output in outputs for remark in output.remarks()],
         "is_partial": not all(output.is_complete for output in outputs),
@@ -76,7 +78,7 @@ class Output:
         """Search the last `end_bytes` of a file, given by node, path and size."""
         self._texts, self._max_bytes, self._deadline = texts, max_bytes, deadline
         self._node, self._path, self._size = file
-        self._start: Optional[messages.LogBody] = None
+        self._start: Optional[LogBody] = None
         self._end = self._part(line_start(self._path, self._size - end_bytes), self._size)
 
     def search_start(self) -> None:
@@ -89,7 +91,7 @@ class Output:
     def is_complete(self) -> bool:
         return self._end["bytes"] + (self._start["bytes"] if self._start else 0) == self._size
 
-    def bodies(self) -> List[messages.LogBody]:
+    def bodies(self) -> List[LogBody]:
         """The searched parts; they are joined if they are the whole file."""
         if self._start is None:
             return [self._end] if self._end["bytes"] or not self._size else []
@@ -104,7 +106,7 @@ class Output:
         why = "the time was over" if time.monotonic() >= self._deadline else "it is too large"
         return [f"{self._node}: {how}: {why}"]
 
-    def _part(self, begin: int, end: int) -> messages.LogBody:
+    def _part(self, begin: int, end: int) -> LogBody:
         found = Search(self._texts, MOST_HITS)
         with open(self._path, "rb") as file:
             file.seek(begin)
@@ -149,7 +151,7 @@ def line_start(path: str, offset: int) -> int:
     return offset + max(0, newline)
 
 
-def joined(start: messages.LogBody, end: messages.LogBody) -> messages.LogBody:
+def joined(start: LogBody, end: LogBody) -> LogBody:
     """The search of a file whose parts were searched one by one."""
     before = start["lines"]
     counts = {
@@ -165,7 +167,7 @@ def joined(start: messages.LogBody, end: messages.LogBody) -> messages.LogBody:
     }
 
 
-def _log(found: Search, node: str, name: str, skipped: int) -> messages.LogBody:
+def _log(found: Search, node: str, name: str, skipped: int) -> LogBody:
     return {
         "node": node,
         "name": name,
@@ -185,9 +187,7 @@ def period_s(folder: str, agent: AgentBody) -> Tuple[float, float]:
     return agent["start_time"] / os.sysconf("SC_CLK_TCK"), ended_s
 
 
-def _search_machine(
-    request: messages.SearchRequest, node: str, folder: str, *, agent: AgentBody, reply: messages.SearchReply
-) -> None:
+def _search_machine(request: SearchRequest, node: str, folder: str, *, agent: AgentBody, reply: SearchReply) -> None:
     """Search the kernel's log from the start to the end of the agent, and look at disks and memory."""
     text, reason = kernel_log()
     if text is None:

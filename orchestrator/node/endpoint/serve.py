@@ -11,7 +11,7 @@ import os
 import time
 
 from orchestrator.node.endpoint.frames import Requests, write_frame
-from orchestrator.node.endpoint.handlers import all_handlers
+from orchestrator.node.endpoint.handlers import Handlers
 from orchestrator.node.endpoint.start import Starter
 from orchestrator.node.protocol.operations import HEARTBEAT, STOP
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from io import BufferedReader
     from typing import Dict, List
 
-    from orchestrator.node.endpoint.handlers import Handlers
     from orchestrator.node.protocol.operations import Steps
 
 IDLE_S = 900  # a lost connection does not end the stream until sshd notices, maybe hours later
@@ -43,7 +42,7 @@ def serve(stream: BufferedReader) -> None:
     starter = Starter(umask)
     waiting: List[InProgress] = []
     try:
-        answer_all(Requests(stream), all_handlers(starter, umask), starter, out, waiting=waiting)
+        answer_all(Requests(stream), Handlers(starter, umask), starter, out, waiting=waiting)
     except (EOFError, BrokenPipeError):
         for request in waiting:
             if request.op == STOP:  # also without its controller, it kills what ignores SIGTERM

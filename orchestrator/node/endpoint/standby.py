@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from orchestrator.node.agent.guard import AgentOptions
     from orchestrator.node.endpoint.fork import AgentFork
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.agents import AgentStart
 
 ORDER_S = 5.0  # a standby that does not take its order by then is not used
 KILL_WAIT_S = 5.0
@@ -54,7 +54,7 @@ class Standby:
             for descriptor in (log, order, status):
                 os.close(descriptor)
 
-    def start(self, values: messages.AgentStart, folder: str) -> str:
+    def start(self, values: AgentStart, folder: str) -> str:
         """Order the start of the next attempt; return why that is not possible, or empty if it starts."""
         state = self._read_status(0.0)
         if state != b"ready":

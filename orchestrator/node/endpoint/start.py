@@ -7,7 +7,7 @@ import time
 
 from orchestrator.node.endpoint.child import Child
 from orchestrator.node.endpoint.report import LOG_TAIL_BYTES
-from orchestrator.node.protocol.operations import HeadPortTaken
+from orchestrator.node.protocol.operations import STAND_BY, START, HeadPortTaken, answers
 from orchestrator.node.run.events import PORT_TAKEN, REFUSAL, REFUSED
 from orchestrator.node.run.run_folder import AGENT_LOG, read_agent
 from orchestrator.node.system.fast_stdlib import signal
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from orchestrator.node.endpoint.fork import AgentFork
     from orchestrator.node.endpoint.standby import Standby
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.agents import StandbyRequest, StartReply, StartRequest
+    from orchestrator.node.protocol.connection import Empty
 
 START_POLL_S = 0.01
 MOST_POLL_S = 0.1
@@ -39,7 +40,8 @@ class Starter:
     def reap(self) -> None:
         self.children = [child for child in self.children if child.poll() is None]
 
-    def start(self, request: messages.StartRequest, _payload: bytes) -> Tuple[messages.StartReply, bytes]:
+    @answers(START)
+    def start(self, request: StartRequest, _payload: bytes) -> Tuple[StartReply, bytes]:
         """Start an agent detached in a node folder and wait until it has written agent.json."""
         folder = absolute_path(request["folder"])
         check_private_folder(folder)
@@ -83,7 +85,7 @@ class Starter:
             return ChildProcessError(last[len(REFUSAL) :])
         return ChildProcessError(f"the agent {outcome(code)} before it wrote agent.json\n{log}".rstrip())
 
-    def _begin(self, request: messages.StartRequest, folder: str) -> Child:
+    def _begin(self, request: StartRequest, folder: str) -> Child:
         """Start the agent, or the script that starts it, in a new session, without a pty: it outlives this program and the connection."""
         from orchestrator.node.endpoint.fork import AgentFork  # most connections do not need it
         from orchestrator.node.system.spawn import spawn
@@ -103,7 +105,8 @@ class Starter:
         finally:
             os.close(log)
 
-    def stand_by(self, request: messages.StandbyRequest, _payload: bytes) -> Tuple[messages.Empty, bytes]:
+    @answers(STAND_BY)
+    def stand_by(self, request: StandbyRequest, _payload: bytes) -> Tuple[Empty, bytes]:
         """Keep a standby for the attempt after the one in this folder, in place of any other; without `agent`, none follows on this node."""
         ended, self.standby = self.standby, None
         if ended is not None:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+from orchestrator.node.protocol.operations import STOP, answers
 from orchestrator.node.run.events import read_history
 from orchestrator.node.run.ownership import (
     add_relatives,
@@ -22,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, Generator, List, Optional, Set, Tuple
 
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.agents import SignalledBody, StopBody, StopReply, StopRequest
     from orchestrator.node.protocol.operations import Steps
     from orchestrator.node.run.agent_files import AgentBody
     from orchestrator.node.run.events import Event
@@ -41,7 +42,7 @@ class Target:
         self.node, self.folder = node, folder
         run, attempt = os.path.split(os.path.dirname(folder))
         self._owner = (os.path.basename(run), str(attempt_number(attempt)), node, os.path.realpath(run))
-        self.signalled: List[messages.SignalledBody] = []
+        self.signalled: List[SignalledBody] = []
         self._known: Set[Key] = set()  # processes of the run: they stay so when their parents have ended
         self._sent: Set[Tuple[Key, int]] = set()
 
@@ -102,7 +103,7 @@ class Target:
         remaining = self._remaining(read_agent(self.folder), read_history(self.folder).rank_starts)
         return sorted(pid for pid, _ in remaining if _state(pid) == IN_KERNEL)
 
-    def result(self) -> messages.StopBody:
+    def result(self) -> StopBody:
         """The signals that were sent, and what is left: not an agent that only waits for processes in the kernel."""
         alive = self.alive()
         in_kernel = self._in_kernel() if alive else []
@@ -138,7 +139,8 @@ def sweep(targets: List[Target], number: signal.Signals, deadline: float) -> Gen
         yield POLL_S
 
 
-def stop(request: messages.StopRequest) -> Steps[messages.StopReply]:
+@answers(STOP)
+def stop(request: StopRequest, _payload: bytes) -> Steps[StopReply]:
     """End the agents of all node folders at once, within grace_s and a margin; then kill the remaining processes."""
     from orchestrator.node.endpoint.standby import end_standby  # not needed for a start
 
@@ -153,7 +155,7 @@ def stop(request: messages.StopRequest) -> Steps[messages.StopReply]:
     return {"nodes": [target.result() for target in targets]}, b""
 
 
-def remove_memory_of(request: messages.StopRequest) -> None:
+def remove_memory_of(request: StopRequest) -> None:
     """Remove the states in memory: no other attempt follows."""
     from orchestrator.node.run.memory_folder import memory_folder, remove_memory  # most runs have none
 

@@ -8,6 +8,7 @@ import re
 import signal
 import time
 
+from orchestrator.node.protocol.operations import STRAYS, answers
 from orchestrator.node.run.ownership import (
     agent_owner,
     key_of,
@@ -24,7 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Container, Dict, Iterable, List, Set, Tuple
 
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.runs import CardUserBody, StrayBody, StraysReply, StraysRequest
     from orchestrator.node.run.ownership import Key, Owner
 
     Family = Tuple[str, str]  # run id and node
@@ -42,7 +43,7 @@ def age_s(fields: List[str]) -> float:
     return up_s - int(fields[START_TIME]) / os.sysconf("SC_CLK_TCK")
 
 
-def find_strays(min_age_s: float, orphaned: Set[Family]) -> Dict[Key, messages.StrayBody]:
+def find_strays(min_age_s: float, orphaned: Set[Family]) -> Dict[Key, StrayBody]:
     """
     Find the processes of each run and node whose agent has ended, if the oldest of them is at least min_age_s old.
 
@@ -56,7 +57,7 @@ def find_strays(min_age_s: float, orphaned: Set[Family]) -> Dict[Key, messages.S
         owner = None if pid in agents else rank_owner(pid)
         if owner is not None and RUN_ID.match(owner[0]) and os.path.basename(owner[3]) == owner[0]:
             families.setdefault((owner[0], owner[2]), {})[pid] = owner
-    strays: Dict[Key, messages.StrayBody] = {}
+    strays: Dict[Key, StrayBody] = {}
     for family, owners in families.items():
         if family in with_agent or has_agent_ancestor(owners, agents, processes):
             continue
@@ -91,7 +92,7 @@ def has_living_agent(owner: Owner) -> bool:
     return any(is_alive(record) for record in records)
 
 
-def stray_body(pid: int, family: Family, fields: List[str]) -> messages.StrayBody:
+def stray_body(pid: int, family: Family, fields: List[str]) -> StrayBody:
     age = age_s(fields)
     return {"pid": pid, "run": family[0], "node": family[1], "command": command_name(pid), "age_s": age, "alive": True}
 
@@ -105,7 +106,8 @@ def command_name(pid: int) -> str:
         return ""
 
 
-def strays(request: messages.StraysRequest, _payload: bytes) -> Tuple[messages.StraysReply, bytes]:
+@answers(STRAYS)
+def strays(request: StraysRequest, _payload: bytes) -> Tuple[StraysReply, bytes]:
     """
     End the strays of this machine, by SIGTERM and after grace_s by SIGKILL, or only list them (dry_run).
 
@@ -141,12 +143,12 @@ class StraySweep:
             self._alive = find_strays(float("inf"), self._orphaned)
             self._found = {**self._alive, **self._found}
 
-    def found(self) -> List[messages.StrayBody]:
+    def found(self) -> List[StrayBody]:
         """All strays that were found, and whether they are still alive."""
         return [{**stray, "alive": key in self._alive} for key, stray in self._found.items()]
 
 
-def card_users() -> Tuple[List[messages.CardUserBody], str]:
+def card_users() -> Tuple[List[CardUserBody], str]:
     """Other users' processes on the cards, as far as this user may see them; and the error of a vendor's tool."""
     cards: Dict[int, str] = {}  # by pid
     for name in os.listdir("/proc"):
@@ -156,7 +158,7 @@ def card_users() -> Tuple[List[messages.CardUserBody], str]:
     tool_pids, tool_error = query_nvidia_smi()
     for pid in tool_pids:
         cards.setdefault(pid, "nvidia")
-    users: List[messages.CardUserBody] = []
+    users: List[CardUserBody] = []
     for pid, card in sorted(cards.items()):
         uids = user_ids(pid)
         if os.geteuid() not in uids:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Generator, Generic, Tuple, TypeVar
+    from typing import Any, Callable, Generator, Generic, Tuple, TypeVar, overload
 
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol import agents, connection, output, push, runs
     from orchestrator.node.run.agent_files import NodeFolders
 
     Request = TypeVar("Request")
@@ -25,82 +25,74 @@ if TYPE_CHECKING:
     class Op(Generic[Request, Reply]):
         """The name of an operation."""
 
-    HELLO: Op[messages.Empty, messages.HelloReply]
-    PREPARE: Op[messages.PrepareRequest, messages.PrepareReply]
-    PUT_BUNDLE: Op[messages.PutBundleRequest, messages.Empty]
-    LACKING: Op[messages.BundleRequest, messages.Empty]
-    PUT_PART: Op[messages.PutPartRequest, messages.PutPartReply]
-    PUT_RUN: Op[messages.PutRunRequest, messages.PutRunReply]
-    PUT_FILES: Op[messages.PutFilesRequest, messages.Empty]
-    RESERVE: Op[messages.ReserveRequest, messages.ReserveReply]
-    LISTEN: Op[messages.ReserveRequest, messages.ReserveReply]
-    STOP_LISTENING: Op[messages.Empty, messages.Empty]
-    START: Op[messages.StartRequest, messages.StartReply]
-    STAND_BY: Op[messages.StandbyRequest, messages.Empty]
-    FILES: Op[messages.FilesRequest, messages.FilesReply]
-    LAST_LINES: Op[messages.LastLinesRequest, messages.PositionsReply]
-    LINES_SINCE: Op[messages.LinesSinceRequest, messages.PositionsReply]
-    READ: Op[messages.ReadRequest, messages.ReadReply]
-    FOLLOW: Op[messages.FollowRequest, messages.FollowReply]
-    OBSERVE: Op[NodeFolders, messages.ObserveReply]
-    FIND: Op[messages.FindRequest, messages.FindReply]
-    ACTIVE_RUNS: Op[messages.ActiveRunsRequest, messages.ActiveRunsReply]
-    HEARTBEAT: Op[messages.HeartbeatRequest, messages.HeartbeatReply]
-    REACH: Op[messages.ReachRequest, messages.ReachReply]
-    CONNECT: Op[messages.ConnectRequest, messages.ConnectReply]
-    STOP: Op[messages.StopRequest, messages.StopReply]
-    FILE_SYSTEM: Op[messages.FileSystemRequest, messages.FileSystemReply]
-    WRITE_MARKER: Op[messages.WriteMarkerRequest, messages.WriteMarkerReply]
-    FIND_MARKER: Op[messages.MarkerRequest, messages.FindMarkerReply]
-    REMOVE_MARKER: Op[messages.MarkerRequest, messages.Empty]
-    SEARCH: Op[messages.SearchRequest, messages.SearchReply]
-    RANKS: Op[NodeFolders, messages.RanksReply]
-    STRAYS: Op[messages.StraysRequest, messages.StraysReply]
-    CLEAR: Op[messages.ClearRequest, messages.ClearReply]
-    LIST_FILES: Op[messages.ListFilesRequest, messages.ListFilesReply]
-    READ_FILE: Op[messages.ReadFileRequest, messages.Empty]
-    COMMAND: Op[messages.CommandRequest, messages.CommandReply]
-    COMMAND_ONCE: Op[messages.CommandOnceRequest, messages.CommandReply]
+        def __init__(self, name: str) -> None: ...
+
+    Plain = Callable[[Request, bytes], Tuple[Reply, bytes]]
+    PlainMethod = Callable[[Any, Request, bytes], Tuple[Reply, bytes]]
+    Waiting = Callable[[Request, bytes], Steps[Reply]]
+    WaitingMethod = Callable[[Any, Request, bytes], Steps[Reply]]
+
+    class Answers(Generic[Request, Reply]):
+        """Accepts a function or method that takes the request and its raw bytes, and returns the reply and its raw bytes."""
+
+        @overload
+        def __call__(self, handler: Plain[Request, Reply]) -> Plain[Request, Reply]: ...
+        @overload
+        def __call__(self, handler: PlainMethod[Request, Reply]) -> PlainMethod[Request, Reply]: ...
+        @overload
+        def __call__(self, handler: Waiting[Request, Reply]) -> Waiting[Request, Reply]: ...
+        @overload
+        def __call__(self, handler: WaitingMethod[Request, Reply]) -> WaitingMethod[Request, Reply]: ...
+        def __call__(self, handler: Any) -> Any: ...
+
+    def answers(op: Op[Request, Reply]) -> Answers[Request, Reply]:
+        """Declare the handler of an operation, which has the operation's name: endpoint/handlers.py finds it by that."""
+
+
+if not TYPE_CHECKING:
+    Op = str
+
+    def answers(_op: str) -> object:
+        return lambda handler: handler
 
 
 class HeadPortTaken(Exception):
     """An error of START: another program listens on the rendezvous port. The controller reserves another one and retries."""
 
 
-if not TYPE_CHECKING:
-    HELLO = "hello"
-    PREPARE = "prepare"
-    PUT_BUNDLE = "put_bundle"
-    LACKING = "lacking"
-    PUT_PART = "put_part"
-    PUT_RUN = "put_run"
-    PUT_FILES = "put_files"
-    RESERVE = "reserve"
-    LISTEN = "listen"
-    STOP_LISTENING = "stop_listening"
-    START = "start"
-    STAND_BY = "stand_by"
-    FILES = "files"
-    LAST_LINES = "last_lines"
-    LINES_SINCE = "lines_since"
-    READ = "read"
-    FOLLOW = "follow"
-    OBSERVE = "observe"
-    FIND = "find"
-    ACTIVE_RUNS = "active_runs"
-    HEARTBEAT = "heartbeat"
-    REACH = "reach"
-    CONNECT = "connect"
-    STOP = "stop"
-    FILE_SYSTEM = "file_system"
-    WRITE_MARKER = "write_marker"
-    FIND_MARKER = "find_marker"
-    REMOVE_MARKER = "remove_marker"
-    SEARCH = "search"
-    RANKS = "ranks"
-    STRAYS = "strays"
-    CLEAR = "clear"
-    LIST_FILES = "list_files"
-    READ_FILE = "read_file"
-    COMMAND = "command"
-    COMMAND_ONCE = "command_once"
+HELLO: Op[connection.Empty, connection.HelloReply] = Op("hello")
+PREPARE: Op[push.PrepareRequest, push.PrepareReply] = Op("prepare")
+PUT_BUNDLE: Op[push.PutBundleRequest, connection.Empty] = Op("put_bundle")
+LACKING: Op[push.BundleRequest, connection.Empty] = Op("lacking")
+PUT_PART: Op[push.PutPartRequest, push.PutPartReply] = Op("put_part")
+PUT_RUN: Op[push.PutRunRequest, push.PutRunReply] = Op("put_run")
+PUT_FILES: Op[push.PutFilesRequest, connection.Empty] = Op("put_files")
+RESERVE: Op[connection.ReserveRequest, connection.ReserveReply] = Op("reserve")
+LISTEN: Op[connection.ReserveRequest, connection.ReserveReply] = Op("listen")
+STOP_LISTENING: Op[connection.Empty, connection.Empty] = Op("stop_listening")
+START: Op[agents.StartRequest, agents.StartReply] = Op("start")
+STAND_BY: Op[agents.StandbyRequest, connection.Empty] = Op("stand_by")
+FILES: Op[output.FilesRequest, output.FilesReply] = Op("files")
+LAST_LINES: Op[output.LastLinesRequest, output.PositionsReply] = Op("last_lines")
+LINES_SINCE: Op[output.LinesSinceRequest, output.PositionsReply] = Op("lines_since")
+READ: Op[output.ReadRequest, output.ReadReply] = Op("read")
+FOLLOW: Op[output.FollowRequest, output.FollowReply] = Op("follow")
+OBSERVE: Op[NodeFolders, agents.ObserveReply] = Op("observe")
+FIND: Op[runs.FindRequest, runs.FindReply] = Op("find")
+ACTIVE_RUNS: Op[runs.ActiveRunsRequest, runs.ActiveRunsReply] = Op("active_runs")
+HEARTBEAT: Op[agents.HeartbeatRequest, agents.HeartbeatReply] = Op("heartbeat")
+REACH: Op[connection.ReachRequest, connection.ReachReply] = Op("reach")
+CONNECT: Op[connection.ConnectRequest, connection.ConnectReply] = Op("connect")
+STOP: Op[agents.StopRequest, agents.StopReply] = Op("stop")
+FILE_SYSTEM: Op[connection.FileSystemRequest, connection.FileSystemReply] = Op("file_system")
+WRITE_MARKER: Op[connection.WriteMarkerRequest, connection.WriteMarkerReply] = Op("write_marker")
+FIND_MARKER: Op[connection.MarkerRequest, connection.FindMarkerReply] = Op("find_marker")
+REMOVE_MARKER: Op[connection.MarkerRequest, connection.Empty] = Op("remove_marker")
+SEARCH: Op[output.SearchRequest, output.SearchReply] = Op("search")
+RANKS: Op[NodeFolders, agents.RanksReply] = Op("ranks")
+STRAYS: Op[runs.StraysRequest, runs.StraysReply] = Op("strays")
+CLEAR: Op[runs.ClearRequest, runs.ClearReply] = Op("clear")
+LIST_FILES: Op[output.ListFilesRequest, output.ListFilesReply] = Op("list_files")
+READ_FILE: Op[output.ReadFileRequest, connection.Empty] = Op("read_file")
+COMMAND: Op[connection.CommandRequest, connection.CommandReply] = Op("command")
+COMMAND_ONCE: Op[connection.CommandOnceRequest, connection.CommandReply] = Op("command_once")

@@ -13,7 +13,7 @@ import os
 import stat
 import time
 
-from orchestrator.node.run.ownership import agent_owner, rank_owner, user_processes
+from orchestrator.node.run.ownership import runs_with_processes
 from orchestrator.node.system.fast_stdlib import suppress
 
 TYPE_CHECKING = False
@@ -69,8 +69,7 @@ def unused_folders(older_than_s: float) -> Iterator[Tuple[str, float, int]]:
             if age_s < older_than_s:
                 continue
             if active is None:
-                owners = [rank_owner(pid) or agent_owner(pid) for pid in user_processes()]
-                active = {owner[0] for owner in owners if owner is not None}
+                active = runs_with_processes()
             if not any(name.startswith(f"{prefix()}{run}.") for run in active):
                 yield path, age_s, sum(state.st_size for state in states[1:])
 

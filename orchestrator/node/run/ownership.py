@@ -139,6 +139,12 @@ def agent_owner(pid: int) -> Optional[Owner]:
     return None if number is None else (os.path.basename(run), str(number), node, run)
 
 
+def runs_with_processes() -> Set[str]:
+    """The runs with a living process on this machine."""
+    owners = [rank_owner(pid) or agent_owner(pid) for pid in user_processes()]
+    return {owner[0] for owner in owners if owner is not None}
+
+
 def standard_error(pid: int) -> str:
     """The path of the file that is the standard error of a process; empty if it cannot be read."""
     try:

@@ -34,7 +34,7 @@ from orchestrator.verdict.classify import diagnosed
 from orchestrator.verdict.positions import positions
 
 if TYPE_CHECKING:
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.output import LogBody, SearchReply
     from orchestrator.node.run.agent_files import RankBody
 
 MAX_FILE_BYTES = 1 << 30
@@ -90,7 +90,7 @@ def diagnosis_of(
     """
     record, plan = run.read(), run.read_plan()
     deadline = None if wait_s is None else time.monotonic() + wait_s
-    results: Sequence[messages.SearchReply | OrchError] = ()
+    results: Sequence[SearchReply | OrchError] = ()
     if record.started:
         is_over = record.state.ended and plan.launcher != "slurm"
         results = _search_nodes(launcher, signatures, search_s=search_s, deadline=deadline, is_over=is_over)
@@ -160,7 +160,7 @@ def _positions(launcher: Launcher) -> tuple[str, ...]:
 
 def _search_nodes(
     launcher: Launcher, signatures: Mapping[str, Signature], *, search_s: float, deadline: float | None, is_over: bool
-) -> Sequence[messages.SearchReply | OrchError]:
+) -> Sequence[SearchReply | OrchError]:
     """
     Search on all machines at once.
 
@@ -171,13 +171,13 @@ def _search_nodes(
     patterns = patterns_of(signatures.values())
     kernel = [row.id for row in signatures.values() if "kernel" in row.logs]
 
-    def search(folder: AttemptFolder) -> messages.SearchReply:
+    def search(folder: AttemptFolder) -> SearchReply:
         nodes = None if folder.nodes is None else list(folder.nodes)
         return folder.endpoint.search(
             folder.attempt_dir, nodes, patterns, kernel, max_bytes=MAX_FILE_BYTES, wait_s=search_s
         )
 
-    def search_attempt(number: int) -> Sequence[messages.SearchReply | OrchError]:
+    def search_attempt(number: int) -> Sequence[SearchReply | OrchError]:
         folders = launcher.attempt_folders(number, connect=False)
         if deadline is None:
             return map_parallel(folders, search, limit=int(launcher.plan.ssh["fanout"]))
@@ -196,7 +196,7 @@ def _search_nodes(
     return results
 
 
-def _is_without_output(results: Sequence[messages.SearchReply | OrchError]) -> bool:
+def _is_without_output(results: Sequence[SearchReply | OrchError]) -> bool:
     """True if machines have answered, and none has output of a rank."""
     replies = [result for result in results if not isinstance(result, OrchError)]
     logs = [body for reply in replies for body in reply["logs"] if body["name"] != KERNEL_LOG]
@@ -223,7 +223,7 @@ def folded_remarks(remarks: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{nodes}: {text}" for text, nodes in fold_by_value((node, text) for node, _, text in parts).items())
 
 
-def _evidence_of(body: messages.LogBody, signatures: Mapping[str, Signature]) -> Evidence:
+def _evidence_of(body: LogBody, signatures: Mapping[str, Signature]) -> Evidence:
     stem = body["name"].partition(".")[0].removeprefix("rank-")
     file = f"{body['node']}/{body['name']}"
     if body["skipped"]:

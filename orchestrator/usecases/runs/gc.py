@@ -17,7 +17,7 @@ from orchestrator.launchers.slurm.host import slurm_host
 from orchestrator.launchers.slurm.login_node import login_node
 from orchestrator.names.hostlist import expand
 from orchestrator.node.endpoint.garbage import HOLDS_RESULTS, Clearing
-from orchestrator.node.protocol.messages import GarbageBody
+from orchestrator.node.protocol.runs import GarbageBody
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.progress import OnProgress, Reporter
 from orchestrator.records.runs import home_store

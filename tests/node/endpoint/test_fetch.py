@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.endpoint.replies import FoundFiles
 from orchestrator.node.endpoint.fetch import add, list_files, read_file, tree
-from orchestrator.node.protocol.messages import EntryBody, FoundBody, ListFilesRequest
+from orchestrator.node.protocol.output import EntryBody, FoundBody, ListFilesRequest
 
 
 @pytest.fixture

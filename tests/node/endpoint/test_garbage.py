@@ -16,7 +16,7 @@ import pytest
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.node.endpoint import strays
 from orchestrator.node.endpoint.garbage import Clearing, Size
-from orchestrator.node.protocol.messages import GarbageBody
+from orchestrator.node.protocol.runs import GarbageBody
 from orchestrator.node.system.machine import boot_id, live_fields
 from orchestrator.transports.local import LocalTransport
 from tests.grounds.components import unavailable

@@ -18,7 +18,7 @@ from orchestrator.endpoint.client import ALL_OUTPUTS, Endpoint, Heartbeat
 from orchestrator.endpoint.replies import Chunk
 from orchestrator.errors import NodeError
 from orchestrator.node.endpoint import reading
-from orchestrator.node.protocol import messages
+from orchestrator.node.protocol.output import FollowBody
 from orchestrator.transports.local import LocalTransport
 from tests.until import until
 
@@ -242,7 +242,7 @@ def test_quiet_folders_cost_one_stat_per_second_and_growth_is_still_found(
         (attempt / node).mkdir(exist_ok=True)
         for name in ("events.jsonl", "offsets.jsonl", *(f"rank-{rank}.out" for rank in range(8))):
             (attempt / node / name).write_text("old")
-    begin: messages.FollowBody = {"attempt_dir": str(attempt), "nodes": nodes, "outputs": ALL_OUTPUTS, "offsets": {}}
+    begin: FollowBody = {"attempt_dir": str(attempt), "nodes": nodes, "outputs": ALL_OUTPUTS, "offsets": {}}
     subscription = reading.Subscription(begin, 0.0)
     calls: list[str] = []
     for module, name in ((os, "lstat"), (os, "stat"), (os, "scandir"), (os, "open")):
@@ -272,7 +272,7 @@ def test_quiet_folders_cost_one_stat_per_second_and_growth_is_still_found(
 def test_a_burst_larger_than_an_answer_is_read_to_its_end_after_a_pause(attempt: Path) -> None:
     (attempt / "n1").mkdir(parents=True)
     (attempt / "n1" / "rank-0.out").write_bytes(b"x" * 10_000)
-    begin: messages.FollowBody = {"attempt_dir": str(attempt), "nodes": ["n1"], "outputs": ALL_OUTPUTS, "offsets": {}}
+    begin: FollowBody = {"attempt_dir": str(attempt), "nodes": ["n1"], "outputs": ALL_OUTPUTS, "offsets": {}}
     subscription = reading.Subscription(begin, 0.0)
     name = "n1/rank-0.out"
     assert subscription.grown(0.0, at_once=False)[0] == {name: (0, 10_000)}

@@ -17,7 +17,7 @@ from orchestrator.node.system.machine import process_record
 from tests.grounds import components
 
 if TYPE_CHECKING:
-    from orchestrator.node.protocol import messages
+    from orchestrator.node.protocol.output import PatternBody, SearchReply, SearchRequest
     from orchestrator.node.run.agent_files import AgentBody
 
 KERNEL = """\
@@ -29,13 +29,13 @@ and its second line
 
 
 @pytest.fixture
-def request_(tmp_path: Path) -> messages.SearchRequest:
+def request_(tmp_path: Path) -> SearchRequest:
     for node in ("n0", "n1"):
         (tmp_path / node).mkdir()
     (tmp_path / "n0" / "rank-0.err").write_text("ok\nKeyError: 'a'\n")
     (tmp_path / "n1" / "rank-1.out").write_text("KeyError: 'b'\n" + "step=1\n" * 1000 + "KeyError: 'c'\n")
     (tmp_path / "n1" / "events.jsonl").write_text("KeyError: 'd'\n")
-    pattern: messages.PatternBody = {"id": "error", "expression": "Error", "texts": ["Error"], "lines": 1}
+    pattern: PatternBody = {"id": "error", "expression": "Error", "texts": ["Error"], "lines": 1}
     return {
         "attempt_dir": str(tmp_path),
         "nodes": None,
@@ -46,11 +46,11 @@ def request_(tmp_path: Path) -> messages.SearchRequest:
     }
 
 
-def hits(reply: messages.SearchReply) -> list[tuple[str, str, int, str]]:
+def hits(reply: SearchReply) -> list[tuple[str, str, int, str]]:
     return [(log["node"], log["name"], hit["line"], hit["text"]) for log in reply["logs"] for hit in log["hits"]]
 
 
-def test_the_output_of_all_nodes_is_searched(request_: messages.SearchRequest) -> None:
+def test_the_output_of_all_nodes_is_searched(request_: SearchRequest) -> None:
     reply, payload = search(request_, b"")
     assert hits(reply) == [
         ("n0", "rank-0.err", 2, "KeyError: 'a'"),
@@ -62,20 +62,20 @@ def test_the_output_of_all_nodes_is_searched(request_: messages.SearchRequest) -
 
 
 def test_the_first_exit_of_a_node_is_searched_unless_the_agent_had_ended_the_ranks(
-    request_: messages.SearchRequest, tmp_path: Path
+    request_: SearchRequest, tmp_path: Path
 ) -> None:
     killed: dict[str, object] = {"event": "rank-exited", "rank": 3, "code": None, "signal": "SIGKILL"}
     stopping: dict[str, object] = {"event": "stopping", "text": ""}
     for node, events in (("n0", (killed, stopping)), ("n1", (stopping, killed))):
         lines = [json.dumps({**event, "time": 10.0 + number}) + "\n" for number, event in enumerate(events)]
         (tmp_path / node / "events.jsonl").write_text("".join(lines))
-    pattern: messages.PatternBody = {"id": "killed", "expression": "killed", "texts": ["killed"], "lines": 1}
+    pattern: PatternBody = {"id": "killed", "expression": "killed", "texts": ["killed"], "lines": 1}
     reply, _ = search({**request_, "patterns": [pattern]}, b"")
     assert hits(reply) == [("n0", "first exit", 1, "rank 3 on n0 was killed by SIGKILL")]
 
 
 def test_ranks_that_were_done_before_the_end_of_the_others_are_reported(
-    request_: messages.SearchRequest, tmp_path: Path
+    request_: SearchRequest, tmp_path: Path
 ) -> None:
     events: list[dict[str, object]] = [
         {"event": "rank-exited", "rank": 2, "code": 0, "done": True},
@@ -84,7 +84,7 @@ def test_ranks_that_were_done_before_the_end_of_the_others_are_reported(
     ]
     lines = [json.dumps({**event, "time": 10.0 + number}) + "\n" for number, event in enumerate(events)]
     (tmp_path / "n0" / "events.jsonl").write_text("".join(lines))
-    pattern: messages.PatternBody = {"id": "exit", "expression": "exited", "texts": ["exited"], "lines": 1}
+    pattern: PatternBody = {"id": "exit", "expression": "exited", "texts": ["exited"], "lines": 1}
     reply, _ = search({**request_, "patterns": [pattern]}, b"")
     assert hits(reply) == [("n0", "first exit", 1, "rank 2 on n0 had exited 0 before the failure")]
 
@@ -100,7 +100,7 @@ def test_ranks_that_were_done_before_the_end_of_the_others_are_reported(
     ],
 )
 def test_processes_that_the_kernel_killed_are_counted_without_its_log(
-    before: int, of_run: int | None, report: str | None, request_: messages.SearchRequest, tmp_path: Path
+    before: int, of_run: int | None, report: str | None, request_: SearchRequest, tmp_path: Path
 ) -> None:
     now = oom_kills()
     if now is None:
@@ -109,7 +109,7 @@ def test_processes_that_the_kernel_killed_are_counted_without_its_log(
     write_json(str(tmp_path / "n0" / "agent.json"), agent)
     finished = {"time": 1.0, "event": "agent-finished", "text": "", "state": "FAILED", "oom_kills": of_run}
     (tmp_path / "n0" / "events.jsonl").write_text(json.dumps(finished) + "\n")
-    pattern: messages.PatternBody = {
+    pattern: PatternBody = {
         "id": "oom",
         "expression": "lack of memory",
         "texts": ["lack of memory"],
@@ -120,7 +120,7 @@ def test_processes_that_the_kernel_killed_are_counted_without_its_log(
     assert found == ([("n0", "kernel log", True)] if report else [])
 
 
-def test_of_a_large_file_its_start_and_its_end_are_searched(request_: messages.SearchRequest) -> None:
+def test_of_a_large_file_its_start_and_its_end_are_searched(request_: SearchRequest) -> None:
     reply, _ = search({**request_, "nodes": ["n1"], "max_bytes": 42}, b"")
     assert hits(reply) == [("n1", "rank-1.out", 1, "KeyError: 'b'"), ("n1", "rank-1.out", 2, "KeyError: 'c'")]
     assert [(log["skipped"], log["bytes"]) for log in reply["logs"]] == [(0, 21), (7007, 21)]
@@ -129,7 +129,7 @@ def test_of_a_large_file_its_start_and_its_end_are_searched(request_: messages.S
 
 
 def test_the_lines_of_the_end_are_numbered_from_the_start(
-    request_: messages.SearchRequest, monkeypatch: pytest.MonkeyPatch
+    request_: SearchRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, _ = search({**request_, "nodes": ["n1"]}, b"")
     for end_bytes in (1, 14, 15, 20, 21, 22, 3000, 7013, 7014, 7020):
@@ -139,7 +139,7 @@ def test_the_lines_of_the_end_are_numbered_from_the_start(
         assert (reply, end_bytes) == (whole, end_bytes)
 
 
-def test_a_file_for_which_no_time_is_left_is_named(request_: messages.SearchRequest) -> None:
+def test_a_file_for_which_no_time_is_left_is_named(request_: SearchRequest) -> None:
     reply, _ = search({**request_, "nodes": ["n0"], "wait_s": 0.0}, b"")
     assert reply["logs"] == []
     assert reply["remarks"] == ["n0: rank-0.err was not searched: the time was over"]
@@ -147,7 +147,7 @@ def test_a_file_for_which_no_time_is_left_is_named(request_: messages.SearchRequ
 
 
 def test_a_search_that_runs_out_of_time_has_searched_the_ends_of_all_files(
-    request_: messages.SearchRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request_: SearchRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "n0" / "rank-0.out").write_text("KeyError: 'a'\n" * 1000 + "KeyError: 'the end'\n")
     monkeypatch.setattr("orchestrator.node.endpoint.search.END_BYTES", 20)
@@ -159,7 +159,7 @@ def test_a_search_that_runs_out_of_time_has_searched_the_ends_of_all_files(
     assert reply["remarks"] == ["n0: only parts of rank-0.out were searched: the time was over"]
 
 
-def test_the_kernel_log_is_that_of_the_machine_of_the_agent(request_: messages.SearchRequest, tmp_path: Path) -> None:
+def test_the_kernel_log_is_that_of_the_machine_of_the_agent(request_: SearchRequest, tmp_path: Path) -> None:
     write_json(str(tmp_path / "n0" / "agent.json"), {**process_record(), "boot_id": "of another machine"})
     write_json(str(tmp_path / "n1" / "agent.json"), process_record())
     reply, _ = search(request_, b"")

@@ -17,7 +17,7 @@ import pytest
 
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.node.agent.warm import NoFork, WarmParent
-from orchestrator.node.protocol import messages
+from orchestrator.node.protocol.agents import AgentStart
 from orchestrator.node.system.machine import is_alive
 from orchestrator.transports.local import LocalTransport
 from tests.paths import ROOT
@@ -76,7 +76,7 @@ class Node:
     def folder(self, attempt: int) -> Path:
         return self.run / f"attempt-{attempt}" / "n0"
 
-    def agent(self, attempt: int) -> messages.AgentStart:
+    def agent(self, attempt: int) -> AgentStart:
         """Write the job of an attempt; return the values for the agent."""
         folder = self.folder(attempt)
         folder.mkdir(parents=True, mode=0o700)
@@ -103,11 +103,11 @@ class Node:
             "rendezvous": self.endpoint.reserve(["127.0.0.1"], {}),
         }
 
-    def start(self, attempt: int, agent: messages.AgentStart) -> int:
+    def start(self, attempt: int, agent: AgentStart) -> int:
         """Start an attempt; return the pid of the agent."""
         return self.endpoint.start(["/bin/false"], str(self.folder(attempt)), agent=agent).pid
 
-    def stand_by(self, agent: messages.AgentStart) -> dict[str, Any]:
+    def stand_by(self, agent: AgentStart) -> dict[str, Any]:
         """Start a standby and wait until it can be used; return its record."""
         self.endpoint.stand_by(agent, str(self.folder(1)))
         return until(lambda: self.record() if self.record().get("ready") else None, awaited=self.log)

@@ -16,7 +16,7 @@ from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.replies import ReportedExit
 from orchestrator.errors import NodeError
 from orchestrator.node.endpoint import report
-from orchestrator.node.protocol import messages
+from orchestrator.node.protocol.agents import AgentStart
 from orchestrator.node.system.machine import is_alive, live_fields
 from orchestrator.plan.shell import render
 from orchestrator.transports.local import LocalTransport
@@ -128,7 +128,7 @@ def test_agent_that_cannot_be_forked_leaves_no_open_log(endpoint: Endpoint, grou
     assert ground.folder / "agent.log" not in [descriptor.readlink() for descriptor in descriptors.iterdir()]
 
 
-def _agent_start(ground: Ground, python: str) -> messages.AgentStart:
+def _agent_start(ground: Ground, python: str) -> AgentStart:
     """The values of an agent without a bundle."""
     return {
         "python": python,

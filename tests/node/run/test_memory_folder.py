@@ -37,8 +37,7 @@ def test_old_folders_of_runs_without_processes_are_removed(root: Path, monkeypat
     foreign.mkdir()
     link = root / f"{memory_folder.prefix()}link"
     link.symlink_to(foreign)
-    monkeypatch.setattr(memory_folder, "user_processes", lambda: {7: None})
-    monkeypatch.setattr(memory_folder, "rank_owner", lambda _: ("living-20260101-000000-abcd", "1", "n0", "/"))
+    monkeypatch.setattr(memory_folder, "runs_with_processes", lambda: {"living-20260101-000000-abcd"})
     assert [path for path, _, _ in unused_folders(3600.0)] == [str(old)]
     assert remove_unused() == []
     assert not old.exists()

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from orchestrator.node import isolation
-from orchestrator.node.endpoint.listener import Listener
+from orchestrator.node.endpoint.ports import Listener
 from orchestrator.node.isolation import connect_error
 from tests.grounds.ports import refusing_port, unreachable_port
 
