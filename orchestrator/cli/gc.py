@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -55,8 +54,8 @@ def _report(sites: Sequence[SiteGarbage], limits: Limits, searched: int) -> None
     if rows:
         print_table(("NODE", "WHAT", "NAME", "SIZE", "AGE", "DONE"), rows)
     for site in sites:
-        if site.stray_report.tool_error:
-            warn(f"{site.node}: {site.stray_report.tool_error}")
+        if site.stray_report["tool_error"]:
+            warn(f"{site.node}: {site.stray_report['tool_error']}")
     entries = [entry for site in sites for entry in site.entries]
     freed = sum(entry["bytes"] for entry in entries if entry["action"] == "remove")
     young = [entry["bytes"] for entry in entries if entry["action"] == "young"]
@@ -74,16 +73,16 @@ def _rows(site: SiteGarbage, *, dry_run: bool) -> list[tuple[object, ...]]:
     """One row for each stray, entry and user of a card; none for entries that are too young."""
     would = "would be " if dry_run else ""
     rows: list[tuple[object, ...]] = []
-    for stray in site.stray_report.strays:
-        done = "still alive" if stray.alive and not dry_run else f"{would}ended"
-        name = f"{stray.command} (pid {stray.pid}) of {stray.run} on {stray.node}"
-        rows.append((site.node, "stray", name, None, worded(stray.age_s), done))
+    for stray in site.stray_report["strays"]:
+        done = "still alive" if stray["alive"] and not dry_run else f"{would}ended"
+        name = f"{stray['command']} (pid {stray['pid']}) of {stray['run']} on {stray['node']}"
+        rows.append((site.node, "stray", name, None, worded(stray["age_s"]), done))
     for entry in [entry for entry in site.entries if entry["action"] != "young"]:
         size, age = size_text(entry["bytes"]), worded(entry["age_s"])
         rows.append((site.node, entry["kind"], entry["name"], size, age, _done(entry, would)))
-    for user in site.stray_report.users:
-        uid = "?" if user.uid is None else user.uid
-        name = f"{user.command or 'process'} (pid {user.pid}) of uid {uid} on {user.card}"
+    for user in site.stray_report["users"]:
+        uid = "?" if user["uid"] is None else user["uid"]
+        name = f"{user['command'] or 'process'} (pid {user['pid']}) of uid {uid} on {user['card']}"
         rows.append((site.node, "other user", name, None, None, "left alone"))
     return rows
 
@@ -104,9 +103,9 @@ def _report_json(sites: Sequence[SiteGarbage], *, dry_run: bool) -> None:
     print_json(
         {
             "dry_run": dry_run,
-            "strays": [{"at": site.node, **asdict(stray)} for site in sites for stray in site.stray_report.strays],
-            "other_users": [{"at": site.node, **asdict(user)} for site in sites for user in site.stray_report.users],
+            "strays": [{"at": site.node, **stray} for site in sites for stray in site.stray_report["strays"]],
+            "other_users": [{"at": site.node, **user} for site in sites for user in site.stray_report["users"]],
             "folders": [{"at": site.node, **entry} for site in sites for entry in site.entries],
-            "notes": [{"at": site.node, "note": note} for site in sites if (note := site.stray_report.tool_error)],
+            "notes": [{"at": site.node, "note": note} for site in sites if (note := site.stray_report["tool_error"])],
         }
     )

@@ -6,23 +6,14 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
 from orchestrator.endpoint.connection import ANSWER_S, Connection
+from orchestrator.endpoint.files import FoundFiles
+from orchestrator.endpoint.logs import Chunk, Positions
+from orchestrator.endpoint.observation import AgentRecord, NodeObservation, RunTrace
 from orchestrator.endpoint.program import FLAGS, MARKER, probe_program
-from orchestrator.endpoint.replies import (
-    AgentRecord,
-    Chunk,
-    CommandResult,
-    Facts,
-    FoundFiles,
-    NodeObservation,
-    Positions,
-    RunTrace,
-    StopResult,
-    StrayReport,
-)
+from orchestrator.endpoint.replies import CommandResult, StopResult
 from orchestrator.errors import NodeError
 from orchestrator.node.facts import read_facts
 from orchestrator.node.protocol import operations
@@ -30,53 +21,9 @@ from orchestrator.progress import OnShare, no_progress
 from orchestrator.transports.base import Transport
 
 if TYPE_CHECKING:
-    from typing_extensions import Self  # in typing from Python 3.11 on
-
     from orchestrator.endpoint.clock import ClockBounds
     from orchestrator.node.facts import NodeFacts
-    from orchestrator.node.protocol.agents import (
-        AgentStart,
-        HeartbeatRequest,
-        StandbyRequest,
-        StartRequest,
-        StopRequest,
-    )
-    from orchestrator.node.protocol.connection import (
-        CommandOnceRequest,
-        CommandRequest,
-        ConnectRequest,
-        Empty,
-        FileSystemRequest,
-        MarkerRequest,
-        ReachRequest,
-        ReserveRequest,
-        WriteMarkerRequest,
-    )
-    from orchestrator.node.protocol.output import (
-        FilesRequest,
-        FollowRequest,
-        LastLinesRequest,
-        LinesSinceRequest,
-        ListFilesRequest,
-        Outputs,
-        PatternBody,
-        ReadFileRequest,
-        ReadReply,
-        ReadRequest,
-        SearchReply,
-        SearchRequest,
-    )
-    from orchestrator.node.protocol.push import (
-        BundleRequest,
-        FileBody,
-        PrepareRequest,
-        PutBundleRequest,
-        PutFilesRequest,
-        PutPartRequest,
-        PutRunReply,
-        PutRunRequest,
-    )
-    from orchestrator.node.protocol.runs import ActiveRunsRequest, ClearRequest, FindRequest, GarbageBody, StraysRequest
+    from orchestrator.node.protocol import agents, connection, output, push, runs
     from orchestrator.node.run.agent_files import NodeFolders, RankBody
 
 HEARTBEAT_ANSWER_S = 4.0  # a node that takes longer is silent; the supervisor decides how long it may be
@@ -88,7 +35,7 @@ CLEAR_S = 3600.0  # for terabytes on a busy file system
 PROBE_S = 20.0  # more than the longest deadline of node/probe/collect.py
 PROBE_MARGIN_S = 2.0  # for the way of the answer
 SEARCH_S = 60.0  # for the last lines of files that hardly have newlines
-ALL_OUTPUTS: Outputs = {"nodes": None, "ranks": None, "streams": None}
+ALL_OUTPUTS: output.Outputs = {"nodes": None, "ranks": None, "streams": None}
 WORKDIR_HINT = "set workdir: in the inventory to a folder of yours on that node, with enough space"
 
 
@@ -126,15 +73,12 @@ class Heartbeat:
     wait_s: float
 
 
-class Endpoint:
+class Endpoint(Connection):
     """
-    An endpoint on a node. It takes over the transport: closing the endpoint closes it.
+    An endpoint on a node: a connection to it with one method per operation.
 
     One request at a time, beside `follow` and `heartbeat`: other threads wait. Every failure is a NodeError; Unreachable if the node did not answer.
     """
-
-    def __init__(self, transport: Transport, python: str) -> None:
-        self._connection = Connection(transport, python)
 
     @classmethod
     def connect(cls, transport: Transport, python: str) -> Endpoint:
@@ -143,39 +87,10 @@ class Endpoint:
         endpoint.open()
         return endpoint
 
-    def open(self) -> None:
-        """Start the program on the node; on failure close the endpoint."""
-        self._connection.open()
-
-    @property
-    def node(self) -> str:
-        """The inventory name."""
-        return self._connection.node
-
-    @property
-    def remark(self) -> str:
-        """A property of the connection that the user should know, or empty."""
-        return self._connection.remark
-
-    @property
-    def queued_s(self) -> float:
-        """The seconds that it has waited for a login slot."""
-        return self._connection.queued_s
-
-    @property
-    def connected(self) -> bool:
-        """True while the endpoint can take requests."""
-        return self._connection.connected
-
-    @property
-    def facts(self) -> Facts:
-        """The facts of the node when the program started."""
-        return self._connection.facts
-
     def clock_ahead(self, *, wait_s: float = ANSWER_S) -> tuple[float, float]:
         """The least and the most seconds by which the node's clock is ahead of this machine's; they differ by the request's time."""
-        request: Empty = {}
-        answer = self._connection.call(operations.HELLO, request, answer_s=wait_s)
+        request: connection.Empty = {}
+        answer = self.call(operations.HELLO, request, answer_s=wait_s)
         return answer.clock.ahead_s(answer.reply["facts"]["clock_ahead_s"])
 
     def prepare(self, workdir: str, digest: str, *, bytes_unpacked: int = 0, bytes_more: int = 0) -> bool:
@@ -186,25 +101,23 @@ class Endpoint:
             bytes_unpacked: the free disk space that the bundle needs if it is not there.
             bytes_more: the free disk space that is needed in any case.
         """
-        request: PrepareRequest = {
+        request: push.PrepareRequest = {
             "workdir": workdir,
             "digest": digest,
             "bytes_unpacked": bytes_unpacked,
             "bytes_more": bytes_more,
         }
-        return self._connection.call(operations.PREPARE, request, hint=WORKDIR_HINT).reply["have_bundle"]
+        return self.call(operations.PREPARE, request, hint=WORKDIR_HINT).reply["have_bundle"]
 
     def put_bundle(self, workdir: str, digest: str, tar: bytes, sha256: str, *, on_sent: OnShare = no_progress) -> None:
         """Unpack a tar.gz with this checksum as the bundle of this digest, unless another connection has done so."""
-        request: PutBundleRequest = {"workdir": workdir, "digest": digest, "sha256": sha256}
-        self._connection.call(
-            operations.PUT_BUNDLE, request, tar, answer_s=UNPACK_S, hint=WORKDIR_HINT, on_sent=on_sent
-        )
+        request: push.PutBundleRequest = {"workdir": workdir, "digest": digest, "sha256": sha256}
+        self.call(operations.PUT_BUNDLE, request, tar, answer_s=UNPACK_S, hint=WORKDIR_HINT, on_sent=on_sent)
 
     def lacking(self, workdir: str, digest: str, manifest: bytes) -> list[str]:
         """The names of the files in the manifest of a bundle that are in no bundle on the node."""
-        request: BundleRequest = {"workdir": workdir, "digest": digest}
-        answer = self._connection.call(operations.LACKING, request, manifest, answer_s=UNPACK_S, hint=WORKDIR_HINT)
+        request: push.BundleRequest = {"workdir": workdir, "digest": digest}
+        answer = self.call(operations.LACKING, request, manifest, answer_s=UNPACK_S, hint=WORKDIR_HINT)
         names: list[str] = json.loads(zlib.decompress(answer.payload))
         return names
 
@@ -213,19 +126,17 @@ class Endpoint:
     ) -> bool:
         """Make a bundle of the files in a tar.gz, given with its checksum, and of files on the node; False if one of those is gone."""
         tar, sha256 = part
-        request: PutPartRequest = {
+        request: push.PutPartRequest = {
             "workdir": workdir,
             "digest": digest,
             "sha256": sha256,
             "manifest_bytes": len(manifest),
         }
         payload = manifest + tar
-        answer = self._connection.call(
-            operations.PUT_PART, request, payload, answer_s=UNPACK_S, hint=WORKDIR_HINT, on_sent=on_sent
-        )
+        answer = self.call(operations.PUT_PART, request, payload, answer_s=UNPACK_S, hint=WORKDIR_HINT, on_sent=on_sent)
         return answer.reply["is_complete"]
 
-    def put_run(self, run: RunContent, *, claim: bool) -> PutRunReply:
+    def put_run(self, run: RunContent, *, claim: bool) -> push.PutRunReply:
         """
         Make a run's folder with its code and files, in one request; nothing is written while the bundle is missing.
 
@@ -233,7 +144,7 @@ class Endpoint:
             claim: write it only if no other node on this file system has begun to.
         """
         entries, content = _packed(run.files)
-        request: PutRunRequest = {
+        request: push.PutRunRequest = {
             "workdir": run.workdir,
             "digest": run.digest,
             "bytes_unpacked": run.bytes_unpacked,
@@ -242,13 +153,13 @@ class Endpoint:
             "claim": claim,
             "files": entries,
         }
-        return self._connection.call(operations.PUT_RUN, request, content, answer_s=UNPACK_S, hint=WORKDIR_HINT).reply
+        return self.call(operations.PUT_RUN, request, content, answer_s=UNPACK_S, hint=WORKDIR_HINT).reply
 
     def put_files(self, folder: str, files: Sequence[FileContent]) -> None:
         """Write files, given as path below the folder, content and mode; each is written atomically."""
         entries, content = _packed(files)
-        request: PutFilesRequest = {"folder": folder, "files": entries}
-        self._connection.call(operations.PUT_FILES, request, content, hint=WORKDIR_HINT)
+        request: push.PutFilesRequest = {"folder": folder, "files": entries}
+        self.call(operations.PUT_FILES, request, content, hint=WORKDIR_HINT)
 
     def reserve(self, candidates: Sequence[str], interfaces: Mapping[str, str], *, wait_s: float = ANSWER_S) -> str:
         """
@@ -258,21 +169,21 @@ class Endpoint:
             candidates: addresses or names that may be this node's, best first.
             interfaces: the ranks' NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; they take precedence over candidates.
         """
-        request: ReserveRequest = {"candidates": list(candidates), "interfaces": dict(interfaces)}
-        return self._connection.call(operations.RESERVE, request, answer_s=wait_s).reply["rendezvous"]
+        request: connection.ReserveRequest = {"candidates": list(candidates), "interfaces": dict(interfaces)}
+        return self.call(operations.RESERVE, request, answer_s=wait_s).reply["rendezvous"]
 
     def listen(self, candidates: Sequence[str], interfaces: Mapping[str, str], *, wait_s: float = ANSWER_S) -> str:
         """Listen on a free port at the address that `reserve` would find, until `stop_listening`; return the record of both."""
-        request: ReserveRequest = {"candidates": list(candidates), "interfaces": dict(interfaces)}
-        return self._connection.call(operations.LISTEN, request, answer_s=wait_s).reply["rendezvous"]
+        request: connection.ReserveRequest = {"candidates": list(candidates), "interfaces": dict(interfaces)}
+        return self.call(operations.LISTEN, request, answer_s=wait_s).reply["rendezvous"]
 
     def stop_listening(self, *, wait_s: float = ANSWER_S) -> None:
         """Close the port of `listen`."""
-        empty: Empty = {}
-        self._connection.call(operations.STOP_LISTENING, empty, answer_s=wait_s)
+        empty: connection.Empty = {}
+        self.call(operations.STOP_LISTENING, empty, answer_s=wait_s)
 
     def start(
-        self, argv: Sequence[str], folder: str, *, agent: AgentStart | None = None, wait_s: float = 30.0
+        self, argv: Sequence[str], folder: str, *, agent: agents.AgentStart | None = None, wait_s: float = 30.0
     ) -> AgentRecord:
         """
         Start an agent that outlives the connection; wait until it has written its record, and return the record.
@@ -281,32 +192,36 @@ class Endpoint:
             argv: starts the agent by its node.sh.
             agent: the values in node.sh, with which the endpoint may start the agent without a shell and a second Python.
         """
-        request: StartRequest = {"argv": list(argv), "agent": agent, "folder": folder, "wait_s": wait_s}
-        return AgentRecord.of(
-            self._connection.call(operations.START, request, answer_s=wait_s + ANSWER_S).reply["agent"]
-        )
+        request: agents.StartRequest = {"argv": list(argv), "agent": agent, "folder": folder, "wait_s": wait_s}
+        return AgentRecord.of(self.call(operations.START, request, answer_s=wait_s + ANSWER_S).reply["agent"])
 
-    def files(self, attempt_dir: str, nodes: Sequence[str] | None, outputs: Outputs = ALL_OUTPUTS) -> dict[str, int]:
+    def files(
+        self, attempt_dir: str, nodes: Sequence[str] | None, outputs: output.Outputs = ALL_OUTPUTS
+    ) -> dict[str, int]:
         """The sizes of the files that `read` reads, by name; of the ranks' files only `outputs`."""
-        request: FilesRequest = {**_folders(attempt_dir, nodes), "outputs": outputs}
-        return self._connection.call(operations.FILES, request).reply["files"]
+        request: output.FilesRequest = {**_folders(attempt_dir, nodes), "outputs": outputs}
+        return self.call(operations.FILES, request).reply["files"]
 
-    def last_lines(self, attempt_dir: str, nodes: Sequence[str] | None, outputs: Outputs, lines: int) -> Positions:
+    def last_lines(
+        self, attempt_dir: str, nodes: Sequence[str] | None, outputs: output.Outputs, lines: int
+    ) -> Positions:
         """The positions of the last `lines` lines of each output file, and when they were written."""
-        request: LastLinesRequest = {**_folders(attempt_dir, nodes), "outputs": outputs, "lines": lines}
-        answer = self._connection.call(operations.LAST_LINES, request, answer_s=SEARCH_S)
+        request: output.LastLinesRequest = {**_folders(attempt_dir, nodes), "outputs": outputs, "lines": lines}
+        answer = self.call(operations.LAST_LINES, request, answer_s=SEARCH_S)
         return Positions.of(answer.reply, answer.clock)
 
-    def lines_since(self, attempt_dir: str, nodes: Sequence[str] | None, outputs: Outputs, since_s: float) -> Positions:
+    def lines_since(
+        self, attempt_dir: str, nodes: Sequence[str] | None, outputs: output.Outputs, since_s: float
+    ) -> Positions:
         """The positions of the lines of the last `since_s` seconds in each output file, and in the index of their times."""
-        request: LinesSinceRequest = {**_folders(attempt_dir, nodes), "outputs": outputs, "since_s": since_s}
-        answer = self._connection.call(operations.LINES_SINCE, request, answer_s=SEARCH_S)
+        request: output.LinesSinceRequest = {**_folders(attempt_dir, nodes), "outputs": outputs, "since_s": since_s}
+        answer = self.call(operations.LINES_SINCE, request, answer_s=SEARCH_S)
         return Positions.of(answer.reply, answer.clock)
 
     def read(self, attempt_dir: str, ranges: Mapping[str, tuple[int, int]], *, max_bytes: int = 1 << 20) -> list[Chunk]:
         """Parts of files, given as begin and end by file, such as `n0/rank-0.out`; max_bytes in total at most."""
-        request: ReadRequest = {"attempt_dir": attempt_dir, "ranges": dict(ranges), "max_bytes": max_bytes}
-        answer = self._connection.call(operations.READ, request)
+        request: output.ReadRequest = {"attempt_dir": attempt_dir, "ranges": dict(ranges), "max_bytes": max_bytes}
+        answer = self.call(operations.READ, request)
         return _chunks(answer.reply, answer.payload, answer.clock)
 
     def follow(
@@ -316,7 +231,7 @@ class Endpoint:
         offsets: Mapping[str, int],
         *,
         position: str | None = None,
-        outputs: Outputs = ALL_OUTPUTS,
+        outputs: output.Outputs = ALL_OUTPUTS,
         max_bytes: int = 1 << 20,
         wait_s: float = 1.0,
     ) -> tuple[list[Chunk], str | None]:
@@ -332,31 +247,27 @@ class Endpoint:
         Returns:
             The new content of the files, max_bytes in total at most, less on a slow link, and the position for the next call.
         """
-        request: FollowRequest = {
+        request: output.FollowRequest = {
             "position": position,
             "begin": None,
-            "max_bytes": min(max_bytes, self._connection.reply_size.bytes),
+            "max_bytes": min(max_bytes, self.reply_size.bytes),
             "wait_s": wait_s,
         }
-        answer = (
-            None
-            if position is None
-            else self._connection.call_waiting(operations.FOLLOW, request, answer_s=wait_s + ANSWER_S)
-        )
+        answer = None if position is None else self.call_waiting(operations.FOLLOW, request, answer_s=wait_s + ANSWER_S)
         if answer is None or answer.reply["position"] is None:
             request["begin"] = {**_folders(attempt_dir, nodes), "outputs": outputs, "offsets": dict(offsets)}
-            answer = self._connection.call_waiting(operations.FOLLOW, request, answer_s=wait_s + ANSWER_S)
+            answer = self.call_waiting(operations.FOLLOW, request, answer_s=wait_s + ANSWER_S)
         return _chunks(answer.reply, answer.payload, answer.clock), answer.reply["position"]
 
     def observe(self, attempt_dir: str, nodes: Sequence[str] | None) -> list[NodeObservation]:
         """The state of every node folder."""
-        answer = self._connection.call(operations.OBSERVE, _folders(attempt_dir, nodes))
+        answer = self.call(operations.OBSERVE, _folders(attempt_dir, nodes))
         return [NodeObservation.of(body, answer.clock) for body in answer.reply["nodes"]]
 
     def find(self, workdir: str, run_id: str, *, log_bytes: int = 0) -> RunTrace | None:
         """The newest attempt of a run in the working folder, and the end of the batch log; None if there is none."""
-        request: FindRequest = {"workdir": workdir, "run": run_id, "log_bytes": log_bytes}
-        reply = self._connection.call(operations.FIND, request).reply
+        request: runs.FindRequest = {"workdir": workdir, "run": run_id, "log_bytes": log_bytes}
+        reply = self.call(operations.FIND, request).reply
         try:
             return RunTrace.of(reply)
         except ValueError as error:
@@ -364,13 +275,13 @@ class Endpoint:
 
     def active_runs(self, workdir: str) -> list[str]:
         """The runs in the working folder that have a living process on the node."""
-        request: ActiveRunsRequest = {"workdir": workdir}
-        return self._connection.call(operations.ACTIVE_RUNS, request).reply["runs"]
+        request: runs.ActiveRunsRequest = {"workdir": workdir}
+        return self.call(operations.ACTIVE_RUNS, request).reply["runs"]
 
     def is_local(self, path: str) -> bool:
         """Return whether a path is on a local file system of the node, which may still export it."""
-        request: FileSystemRequest = {"path": path}
-        return self._connection.call(operations.FILE_SYSTEM, request).reply["local"]
+        request: connection.FileSystemRequest = {"path": path}
+        return self.call(operations.FILE_SYSTEM, request).reply["local"]
 
     def heartbeat(self, attempt_dir: str, node: str, heartbeat: Heartbeat) -> tuple[NodeObservation, object]:
         """
@@ -379,25 +290,25 @@ class Endpoint:
         Returns:
             The state of the node, and `known` for the next heartbeat.
         """
-        request: HeartbeatRequest = {
+        request: agents.HeartbeatRequest = {
             **_folders(attempt_dir, [node]),
             "known": heartbeat.known,
             "peers": list(heartbeat.peers),
             "wait_s": heartbeat.wait_s,
         }
         answer_s = heartbeat.wait_s + HEARTBEAT_ANSWER_S
-        answer = self._connection.call_waiting(operations.HEARTBEAT, request, answer_s=answer_s)
+        answer = self.call_waiting(operations.HEARTBEAT, request, answer_s=answer_s)
         return NodeObservation.of(answer.reply["nodes"][0], answer.clock), answer.reply["known"]
 
     def reach(self, addresses: Sequence[str], port: int) -> set[str]:
         """Return the addresses that the node can reach at this port: the connection is accepted or refused."""
-        request: ReachRequest = {"addresses": list(addresses), "port": port}
-        return set(self._connection.call(operations.REACH, request, answer_s=2 * HEARTBEAT_ANSWER_S).reply["addresses"])
+        request: connection.ReachRequest = {"addresses": list(addresses), "port": port}
+        return set(self.call(operations.REACH, request, answer_s=2 * HEARTBEAT_ANSWER_S).reply["addresses"])
 
     def connect_error(self, address: str, port: int) -> str:
         """Connect from the node to another one; return the reason if that fails, else an empty text."""
-        request: ConnectRequest = {"address": address, "port": port}
-        return self._connection.call(operations.CONNECT, request, answer_s=2 * HEARTBEAT_ANSWER_S).reply["error"]
+        request: connection.ConnectRequest = {"address": address, "port": port}
+        return self.call(operations.CONNECT, request, answer_s=2 * HEARTBEAT_ANSWER_S).reply["error"]
 
     def stop(
         self, attempt_dir: str, nodes: Sequence[str] | None, *, grace_s: float, keeps_standby: bool = False
@@ -408,55 +319,53 @@ class Endpoint:
         Args:
             keeps_standby: the processes that wait for the next attempt continue, and its states in memory are kept.
         """
-        request: StopRequest = {
+        request: agents.StopRequest = {
             **_folders(attempt_dir, nodes),
             "grace_s": grace_s,
             "keeps_standby": keeps_standby,
         }
-        answer = self._connection.call(operations.STOP, request, answer_s=grace_s + STOP_MARGIN_S + ANSWER_S)
+        answer = self.call(operations.STOP, request, answer_s=grace_s + STOP_MARGIN_S + ANSWER_S)
         return [StopResult.of(body) for body in answer.reply["nodes"]]
 
-    def stand_by(self, agent: AgentStart | None, folder: str) -> None:
+    def stand_by(self, agent: agents.AgentStart | None, folder: str) -> None:
         """Let processes wait for the attempt after the one whose agent is described, in that node folder; None: end them."""
-        request: StandbyRequest = {"agent": agent, "folder": folder}
-        self._connection.call(operations.STAND_BY, request, answer_s=2 * HEARTBEAT_ANSWER_S)
+        request: agents.StandbyRequest = {"agent": agent, "folder": folder}
+        self.call(operations.STAND_BY, request, answer_s=2 * HEARTBEAT_ANSWER_S)
 
     def write_marker(self, folder: str, token: str, *, wait_s: float = ANSWER_S) -> str:
         """Write a token to a new file in the folder, or in the nearest one above it that exists; return the file's path."""
-        request: WriteMarkerRequest = {"folder": folder, "token": token}
-        return self._connection.call(operations.WRITE_MARKER, request, answer_s=wait_s).reply["path"]
+        request: connection.WriteMarkerRequest = {"folder": folder, "token": token}
+        return self.call(operations.WRITE_MARKER, request, answer_s=wait_s).reply["path"]
 
     def find_marker(self, path: str, *, wait_s: float = ANSWER_S) -> str:
         """Read the token that another node wrote; NodeError if this node does not see the file."""
-        request: MarkerRequest = {"path": path}
-        return self._connection.call(operations.FIND_MARKER, request, answer_s=wait_s).reply["token"]
+        request: connection.MarkerRequest = {"path": path}
+        return self.call(operations.FIND_MARKER, request, answer_s=wait_s).reply["token"]
 
     def remove_marker(self, path: str, *, wait_s: float = ANSWER_S) -> None:
         """Remove a token's file."""
-        request: MarkerRequest = {"path": path}
-        self._connection.call(operations.REMOVE_MARKER, request, answer_s=wait_s)
+        request: connection.MarkerRequest = {"path": path}
+        self.call(operations.REMOVE_MARKER, request, answer_s=wait_s)
 
-    def strays(self, *, min_age_s: float, grace_s: float, dry_run: bool) -> StrayReport:
+    def strays(self, *, min_age_s: float, grace_s: float, dry_run: bool) -> runs.StraysReply:
         """End this user's strays on the node, or only list them; list other users' processes on its cards."""
-        request: StraysRequest = {"min_age_s": min_age_s, "grace_s": grace_s, "dry_run": dry_run}
-        return StrayReport.of(
-            self._connection.call(operations.STRAYS, request, answer_s=grace_s + STRAYS_MARGIN_S + ANSWER_S).reply
-        )
+        request: runs.StraysRequest = {"min_age_s": min_age_s, "grace_s": grace_s, "dry_run": dry_run}
+        return self.call(operations.STRAYS, request, answer_s=grace_s + STRAYS_MARGIN_S + ANSWER_S).reply
 
-    def clear(self, workdir: str, *, older_than_s: float, results: bool, dry_run: bool) -> list[GarbageBody]:
+    def clear(self, workdir: str, *, older_than_s: float, results: bool, dry_run: bool) -> list[runs.GarbageBody]:
         """Remove old runs that have ended and unused bundles, or only list them; runs with results only on request."""
-        request: ClearRequest = {
+        request: runs.ClearRequest = {
             "workdir": workdir,
             "older_than_s": older_than_s,
             "results": results,
             "dry_run": dry_run,
         }
-        return self._connection.call(operations.CLEAR, request, answer_s=CLEAR_S).reply["entries"]
+        return self.call(operations.CLEAR, request, answer_s=CLEAR_S).reply["entries"]
 
     def list_files(self, attempt_dir: str, nodes: Sequence[str] | None, path: str, *, cwd: str) -> list[FoundFiles]:
         """The files below a path of the run, for each node that has it; nodes that share it are one."""
-        request: ListFilesRequest = {**_folders(attempt_dir, nodes), "path": path, "cwd": cwd}
-        reply = self._connection.call(operations.LIST_FILES, request, answer_s=LIST_S).reply
+        request: output.ListFilesRequest = {**_folders(attempt_dir, nodes), "path": path, "cwd": cwd}
+        reply = self.call(operations.LIST_FILES, request, answer_s=LIST_S).reply
         try:
             return [FoundFiles.of(body) for body in reply["found"]]
         except ValueError as error:
@@ -466,12 +375,12 @@ class Endpoint:
         self,
         attempt_dir: str,
         nodes: Sequence[str] | None,
-        patterns: Sequence[PatternBody],
+        patterns: Sequence[output.PatternBody],
         kernel: Sequence[str],
         *,
         max_bytes: int,
         wait_s: float,
-    ) -> SearchReply:
+    ) -> output.SearchReply:
         """
         Search the output of the ranks: first the end of each file, then the files from their starts.
 
@@ -480,30 +389,30 @@ class Endpoint:
             max_bytes: of each file, half of it at its end at most, and half of it at its start.
             wait_s: the time after which the search ends with what it has.
         """
-        request: SearchRequest = {
+        request: output.SearchRequest = {
             **_folders(attempt_dir, nodes),
             "patterns": list(patterns),
             "kernel": list(kernel),
             "max_bytes": max_bytes,
             "wait_s": wait_s,
         }
-        return self._connection.call(operations.SEARCH, request, answer_s=wait_s + ANSWER_S).reply
+        return self.call(operations.SEARCH, request, answer_s=wait_s + ANSWER_S).reply
 
     def ranks(self, attempt_dir: str, nodes: Sequence[str] | None) -> dict[str, dict[int, RankBody]]:
         """The positions of the ranks of each node whose agent runs on this machine."""
-        reply = self._connection.call(operations.RANKS, _folders(attempt_dir, nodes)).reply
+        reply = self.call(operations.RANKS, _folders(attempt_dir, nodes)).reply
         return {node: {int(rank): body for rank, body in bodies.items()} for node, bodies in reply["nodes"].items()}
 
     def read_file(self, attempt_dir: str, root: str, path: str, *, offset: int, size: int) -> bytes:
         """At most `size` bytes of a listed file; empty at its end."""
-        request: ReadFileRequest = {
+        request: output.ReadFileRequest = {
             **_folders(attempt_dir, None),
             "root": root,
             "path": path,
             "offset": offset,
             "size": size,
         }
-        return self._connection.call(operations.READ_FILE, request).payload
+        return self.call(operations.READ_FILE, request).payload
 
     def command(self, argv: Sequence[str], *, timeout_s: float, removed: str = "") -> CommandResult:
         """
@@ -512,14 +421,14 @@ class Endpoint:
         Args:
             removed: variables that the command does not get, as a regular expression of their names.
         """
-        request: CommandRequest = {
+        request: connection.CommandRequest = {
             "argv": list(argv),
             "folder": "~",
             "login": True,
             "removed": removed,
             "timeout_s": timeout_s,
         }
-        reply = self._connection.call(operations.COMMAND, request, answer_s=timeout_s + ANSWER_S).reply
+        reply = self.call(operations.COMMAND, request, answer_s=timeout_s + ANSWER_S).reply
         return CommandResult(reply["code"], reply["out"], reply["err"])
 
     def probe(
@@ -535,8 +444,8 @@ class Endpoint:
             wait_s: the time for the whole probe; its steps have shorter deadlines.
         """
         wanted = {"node": self.node, "names": list(names), "folders": dict(folders), "code": code}
-        argv = [self._connection.python, *FLAGS]
-        request: CommandRequest = {
+        argv = [self.python, *FLAGS]
+        request: connection.CommandRequest = {
             "argv": argv,
             "folder": "~",
             "login": False,
@@ -544,7 +453,7 @@ class Endpoint:
             "timeout_s": wait_s,
         }
         stdin = probe_program() + json.dumps(wanted).encode()
-        reply = self._connection.call(operations.COMMAND, request, stdin, answer_s=wait_s + PROBE_MARGIN_S).reply
+        reply = self.call(operations.COMMAND, request, stdin, answer_s=wait_s + PROBE_MARGIN_S).reply
         if reply["code"] != 0:
             last = (reply["err"].strip().splitlines() or ["no message"])[-1]
             raise NodeError(self.node, f"the probe ended with exit code {reply['code']}: {last}")
@@ -564,7 +473,7 @@ class Endpoint:
         Args:
             begin: False if the command must not begin any more; if it has begun, wait for its result.
         """
-        request: CommandOnceRequest = {
+        request: connection.CommandOnceRequest = {
             "argv": list(argv),
             "folder": result_file.rpartition("/")[0],
             "login": True,
@@ -573,23 +482,11 @@ class Endpoint:
             "result_file": result_file,
             "begin": begin,
         }
-        reply = self._connection.call(operations.COMMAND_ONCE, request, answer_s=timeout_s + ANSWER_S).reply
+        reply = self.call(operations.COMMAND_ONCE, request, answer_s=timeout_s + ANSWER_S).reply
         return CommandResult(reply["code"], reply["out"], reply["err"])
 
-    def close(self) -> None:
-        """End the endpoint; agents continue."""
-        self._connection.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _chunks(reply: ReadReply, payload: bytes, clock: ClockBounds) -> list[Chunk]:
+def _chunks(reply: output.ReadReply, payload: bytes, clock: ClockBounds) -> list[Chunk]:
     chunks, position = [], 0
     for entry in reply["chunks"]:
         size = entry.get("size", 0)
@@ -600,12 +497,12 @@ def _chunks(reply: ReadReply, payload: bytes, clock: ClockBounds) -> list[Chunk]
     return chunks
 
 
-def _packed(files: Sequence[FileContent]) -> tuple[list[FileBody], bytes]:
+def _packed(files: Sequence[FileContent]) -> tuple[list[push.FileBody], bytes]:
     """The entries of the files, and their contents one after the other."""
     contents = [
         content.encode(errors="surrogateescape") if isinstance(content, str) else content for _, content, _ in files
     ]
-    entries: list[FileBody] = [
+    entries: list[push.FileBody] = [
         {"path": path, "size": len(content), "mode": mode}
         for (path, _, mode), content in zip(files, contents, strict=True)
     ]

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from orchestrator.endpoint.clock import ClockBounds
@@ -20,6 +21,8 @@ from orchestrator.progress import OnShare, no_progress
 from orchestrator.transports.base import Channel, ChannelClosed, ChannelReader, NoMarker, Transport
 
 if TYPE_CHECKING:
+    from typing_extensions import Self  # in typing from Python 3.11 on
+
     from orchestrator.node.protocol.connection import ErrorBody, HelloReply, ReplyHeader, RequestHeader
     from orchestrator.node.protocol.operations import Op
 
@@ -112,7 +115,8 @@ class Connection:
 
     def __init__(self, transport: Transport, python: str) -> None:
         self._transport = transport
-        self._python = python
+        self.python = python
+        """The node's Python, which runs the program."""
         self.reply_size = ReplySize()
         self._one_request = threading.Lock()
         self._sending = threading.Lock()
@@ -142,11 +146,6 @@ class Connection:
     def node(self) -> str:
         """The inventory name."""
         return self._transport.node
-
-    @property
-    def python(self) -> str:
-        """The node's Python that runs the program."""
-        return self._python
 
     @property
     def remark(self) -> str:
@@ -254,27 +253,35 @@ class Connection:
         self._drop()
         self._transport.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
     def _start_program(self) -> None:
         """Start the program, and get the facts of the node from its first reply."""
         try:
-            channel = self._channel = self._transport.open([self._python, *FLAGS])
+            channel = self._channel = self._transport.open([self.python, *FLAGS])
             self._reader = ChannelReader(channel)
             sent_s = time.time()
             version = self._send_program(channel)
             if _numbers(version) < OLDEST_PYTHON:
-                raise NodeError(self.node, f"Python {version} is too old: {self._python}", hint=PYTHON_HINT)
+                raise NodeError(self.node, f"Python {version} is too old: {self.python}", hint=PYTHON_HINT)
             arrived = self._reply_to(HELLO_NUMBER, ANSWER_S)
             reply = arrived.header
             self._clock = ClockBounds.of(reply, sent_s=sent_s, arrived_s=arrived.time_s)
             self._require_ok(reply)
         except ChannelClosed as closed:
             printed = self._reader.peek() if self._channel is not None else ""
-            raise start_failure(self._transport, self._python, closed, printed) from closed
+            raise start_failure(self._transport, self.python, closed, printed) from closed
         except TimeoutError as error:
-            hint = f"see what the node prints for {self._transport.command_to_try([self._python, '--version'])}"
+            hint = f"see what the node prints for {self._transport.command_to_try([self.python, '--version'])}"
             raise Unreachable(self.node, f"no answer for {ANSWER_S:g} s", hint=hint) from error
         except NoMarker as error:
-            reason = f"{self._python} did not start: the login shell printed {str(error)!r}"
+            reason = f"{self.python} did not start: the login shell printed {str(error)!r}"
             hint = "its start-up files should print nothing without a terminal"
             raise NodeError(self.node, reason, hint=hint) from error
         try:

@@ -1,34 +1,17 @@
 """
-The replies of an endpoint as dataclasses: the facts of a node, its agents, their output and their exits.
+The other replies of an endpoint: the facts of a node, the result of a command, and what a stop has left.
 
-Some repeat a type of node/protocol/ field by field, as Stray: a node imports no dataclasses, and the rest of orch does not
-know the messages, but for GarbageBody, which the controller also gets from its own records. Type checkers compare the fields
-where one is made from the other, as in `Stray(**body)`.
+A node imports no dataclasses, so that Facts repeats a type of node/protocol/ field by field; type checkers compare the fields.
 """
 
 from __future__ import annotations
 
-import posixpath
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
-
-from orchestrator.node.run.events import cause_s
-from orchestrator.node.run.run_folder import ATTEMPT_BEGINS
-from orchestrator.node.system.files import link_target, relative
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from orchestrator.endpoint.clock import ClockBounds
-    from orchestrator.node.protocol.agents import NodeBody, StopBody
-    from orchestrator.node.protocol.output import EntryBody, FoundBody, PositionsReply
-    from orchestrator.node.protocol.runs import FindReply, StraysReply
-    from orchestrator.node.run.agent_files import AgentBody, BindingBody, CardsBody, HangBody, NetworkBody
-    from orchestrator.node.run.events import Event, RankResult, StateName
-
-Json = Mapping[str, Any]
-_ATTEMPT_BEGINS = re.compile("^" + ATTEMPT_BEGINS.format("[0-9]+"), re.MULTILINE)
+    from orchestrator.node.protocol.agents import SignalledBody, StopBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,368 +34,12 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentRecord:
-    """agent.json; pid, start time and boot id identify one process."""
-
-    pid: int
-    start_time: int
-    pgid: int
-    boot_id: str
-    host_id: str
-    hostname: str
-    python: str
-    node: str
-    node_rank: int
-    ranks: tuple[int, ...]
-    world_size: int
-    rendezvous: str
-    started: float
-    address: str = ""
-    """Its address on the route to the head; empty if the agent is of an older version."""
-    binding: BindingBody | None = None
-    """The CPUs of the ranks, or the reason for which they are not bound; None if the agent is of an older version."""
-
-    @classmethod
-    def of(cls, body: AgentBody) -> AgentRecord:
-        """From agent.json; unknown keys of a newer agent are ignored."""
-        return cls(
-            pid=body["pid"],
-            start_time=body["start_time"],
-            pgid=body["pgid"],
-            boot_id=body["boot_id"],
-            host_id=body["host_id"],
-            hostname=body["hostname"],
-            python=body["python"],
-            node=body["node"],
-            node_rank=body["node_rank"],
-            ranks=tuple(body["ranks"]),
-            world_size=body["world_size"],
-            rendezvous=body["rendezvous"],
-            started=body["started"],
-            address=body.get("address", ""),
-            binding=body.get("binding"),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """
-    A piece of a file, `n0/rank-0.out`, from `offset` to `end`.
-
-    A gap has no data: the file became `gap` bytes shorter than the part that was read, and continues at `offset`. Add
-    `correction_s` to the times that the node's agent wrote to convert them to this machine's clock.
-    """
-
-    file: str
-    offset: int
-    data: bytes
-    gap: int = 0
-    correction_s: float = field(default=0.0, compare=False)
-
-    @property
-    def end(self) -> int:
-        """The offset of the next piece."""
-        return self.offset + len(self.data)
-
-
-@dataclass(frozen=True, slots=True)
-class Positions:
-    """
-    Positions from which to read: offsets by file, `n0/rank-0.out`.
-
-    `skipped` has, by file, the parts beyond its offset that need not be read, ascending, each from the start of a line on. `written`
-    has sizes of the file beyond its offset, ascending, and when it had them by this machine's clock.
-    """
-
-    offsets: Mapping[str, int]
-    skipped: Mapping[str, Sequence[tuple[int, int]]]
-    written: Mapping[str, Sequence[tuple[int, float]]]
-
-    @classmethod
-    def of(cls, body: PositionsReply, clock: ClockBounds) -> Positions:
-        """From the reply; times are converted to this machine's clock."""
-        shifts = {node: clock.correction_s(ahead_s) for node, ahead_s in body["clocks_ahead_s"].items()}
-        written = {
-            file: [(size, time + shifts[file.partition("/")[0]]) for size, time in writes]
-            for file, writes in body["written"].items()
-        }
-        skipped = {file: [(begin, end) for begin, end in parts] for file, parts in body["skipped"].items()}
-        return cls(body["offsets"], skipped, written)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLog:
-    """The end of what the batch script of a Slurm job and Slurm itself wrote, and when it was last written, by the file system."""
-
-    text: str
-    written_s: float
-
-    @property
-    def of_last_attempt(self) -> str:
-        """
-        The part since the last attempt began: a requeue that ended an earlier one has not ended this one.
-
-        Empty lines replace the rest, so that its lines keep their numbers.
-        """
-        start = max((found.end() for found in _ATTEMPT_BEGINS.finditer(self.text)), default=0)
-        return "\n" * self.text.count("\n", 0, start) + self.text[start:]
-
-
-@dataclass(frozen=True, slots=True)
-class RunTrace:
-    """
-    The newest attempt of a run on a node; `nodes` is None if Slurm chose them. `ranks` are the numbers of ranks per node.
-
-    Slurm creates the `batch_log` when it starts the job.
-    """
-
-    attempt: int
-    nodes: tuple[str, ...] | None
-    ranks: tuple[int, ...]
-    by_slurm: bool
-    batch_log: BatchLog | None = None
-    shared: bool = True
-    """False if the nodes share no file system, so that each has a run folder with its part of the run."""
-
-    @classmethod
-    def of(cls, reply: FindReply) -> RunTrace | None:
-        """
-        From the endpoint's reply.
-
-        Raises:
-            ValueError: job.json is missing, damaged or of another version of orch.
-        """
-        trace = reply["trace"]
-        if trace is None:
-            return None
-        try:
-            job = trace["job"] or {}
-            nodes = None if job["nodes"] is None else tuple(str(node) for node in job["nodes"])
-            ranks = tuple(int(count) for count in job["ranks"])
-            is_known = job["version"] == 1 and len(ranks) > 0 and (nodes is None or len(nodes) == len(ranks))
-        except (KeyError, TypeError, ValueError) as exc:
-            raise ValueError(f"attempt-{trace['attempt']}/job.json is missing or damaged") from exc
-        if not is_known:
-            raise ValueError(f"attempt-{trace['attempt']}/job.json is of another version of orch")
-        shared = (job.get("slurm") or {}).get("shared", True)
-        log = BatchLog(**trace["batch_log"]) if trace["batch_log"] else None
-        return cls(trace["attempt"], nodes, ranks, trace["by_slurm"], log, shared)
-
-
-@dataclass(frozen=True, slots=True)
-class ReportedExit:
-    """
-    The exit of a rank: an exit code, or the name of a signal; for an error also the message and the kind.
-
-    `rank` is None for a program that runs once per node.
-    """
-
-    rank: int | None
-    code: int | None
-    signal: str | None
-    error: str | None
-    kind: str | None = None
-    missing: str | None = None
-    """The path of a FileNotFoundError that the node does not have."""
-
-    @classmethod
-    def of(cls, event: RankResult) -> ReportedExit:
-        """From a rank-exited event or the exit of an agent-finished event."""
-        code, signal, error = event.get("code"), event.get("signal"), event.get("error")
-        return cls(event["rank"], code, signal, error, event.get("kind"), event.get("missing"))
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """
-    The end of an agent: DONE, FAILED, STOPPED or, under Slurm, REQUEUE, and the exit of the first rank that failed.
-
-    `time` is when the cause occurred (events.cause_s), by this machine's clock.
-    """
-
-    state: StateName
-    time: float
-    exit: ReportedExit | None
-    text: str = ""
-    is_refused: bool = False
-    """The check of the nodes refused the start of a Slurm job."""
-    signalled_s: float | None = None
-    """When the agent received the first SIGTERM or SIGINT, by this machine's clock; None if it received none."""
-    reported_done: bool = False
-    """Every rank of the node had reported that its work was done."""
-    left: Mapping[str, int] = field(default_factory=dict)
-    """The folders of the program's own files in its working folder, and their bytes."""
-
-    @classmethod
-    def of(cls, event: Event, correction_s: float) -> Finished:
-        """From an agent-finished event."""
-        exit_, signalled_s = event.get("exit"), event.get("signalled_s")
-        return cls(
-            event["state"],
-            cause_s(event) + correction_s,
-            ReportedExit.of(exit_) if exit_ else None,
-            event.get("text", ""),
-            event.get("refused", False),
-            None if signalled_s is None else signalled_s + correction_s,
-            event.get("reported_done", False),
-            event.get("left", {}),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class NodeObservation:
-    """
-    The state of one node folder. `alive` is valid only if `same_boot`: another machine, such as a login node, cannot know it.
-
-    `progress` has the content of the progress files, with times of this machine's clock; `stopped` is True if a signal (SIGSTOP)
-    has stopped the agent; `cards` is the last sample of the node's cards, `network` the one that NCCL took, None if unknown; `hang` the
-    report of ranks that make no progress, None if they do; `peer_answered` is True on the head once its agent has reached another
-    node, so that it ends its ranks when it is isolated; `stacks` the innermost call of each rank that left stacks; `folder` is
-    the path on the node; `log` is the end of agent.log if the agent wrote no last event.
-    """
-
-    node: str
-    agent: AgentRecord | None
-    alive: bool
-    same_boot: bool
-    finished: Finished | None
-    first_failure: ReportedExit | None
-    ranks: Mapping[int, str] = field(default_factory=dict)
-    progress: Mapping[int, Json] = field(default_factory=dict)
-    log: str = ""
-    stacks: Mapping[int, str] = field(default_factory=dict)
-    folder: str = ""
-    stopped: bool = False
-    cards: CardsBody | None = None
-    network: NetworkBody | None = None
-    hang: HangBody | None = None
-    peer_answered: bool = False
-
-    @classmethod
-    def of(cls, body: NodeBody, clock: ClockBounds) -> NodeObservation:
-        """From the endpoint's reply."""
-        correction_s = clock.correction_s(body["clock_ahead_s"])
-        return cls(
-            node=body["node"],
-            agent=AgentRecord.of(body["agent"]) if body["agent"] else None,
-            alive=body["alive"],
-            same_boot=body["same_boot"],
-            finished=Finished.of(body["finished"], correction_s) if body["finished"] else None,
-            first_failure=ReportedExit.of(body["first_failure"]) if body["first_failure"] else None,
-            ranks={int(rank): state for rank, state in body["ranks"].items()},
-            progress={int(rank): _with_time(value, correction_s) for rank, value in body["progress"].items()},
-            log=body["log"],
-            stacks={int(rank): call for rank, call in body["stacks"].items()},
-            folder=body["folder"],
-            stopped=body["stopped"],
-            cards=body.get("cards"),
-            network=body.get("network"),
-            hang=body.get("hang"),
-            peer_answered=body.get("peer_answered", False),
-        )
-
-    @classmethod
-    def from_json(cls, data: Json) -> NodeObservation:
-        """
-        From JSON of `asdict`.
-
-        Raises:
-            KeyError, TypeError: it is of another version of orch.
-        """
-        agent, finished, first_failure = data["agent"], data["finished"], data["first_failure"]
-        by_rank = {
-            key: {int(rank): value for rank, value in data[key].items()} for key in ("ranks", "progress", "stacks")
-        }
-        return cls(
-            **{
-                **data,
-                **by_rank,
-                "agent": agent and AgentRecord(**{**agent, "ranks": tuple(agent["ranks"])}),
-                "finished": finished
-                and Finished(**{**finished, "exit": finished["exit"] and ReportedExit(**finished["exit"])}),
-                "first_failure": first_failure and ReportedExit(**first_failure),
-            }
-        )
-
-
-def _with_time(progress: Json, correction_s: float) -> Json:
-    """The content of a progress file, which any program may have written, with its time corrected."""
-    time = progress.get("time")
-    if correction_s and isinstance(time, int | float) and not isinstance(time, bool):
-        return {**progress, "time": time + correction_s}
-    return progress
-
-
-@dataclass(frozen=True, slots=True)
 class CommandResult:
     """The exit code of a command on the node (127: no such command, 124: it took too long) and its output."""
 
     code: int
     out: str
     err: str
-
-
-@dataclass(frozen=True, slots=True)
-class Signalled:
-    """A signal that was sent; `role` is `agent`, `rank 3`, `group of rank 3` or `process of the run`."""
-
-    pid: int
-    role: str
-    signal: str
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A file, folder or link; its path is relative to the root it was found below, and empty for the root itself."""
-
-    path: str
-    kind: str
-    size: int
-    mode: int
-    target: str
-
-
-@dataclass(frozen=True, slots=True)
-class FoundFiles:
-    """A path of a run on a node, and everything below it; `identity` is equal on nodes that share the file system."""
-
-    node: str
-    root: str
-    identity: str
-    entries: tuple[Entry, ...]
-    left_out: tuple[str, ...]
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of all files."""
-        return sum(entry.size for entry in self.entries)
-
-    @classmethod
-    def of(cls, body: FoundBody) -> FoundFiles:
-        """
-        From the endpoint's reply.
-
-        Raises:
-            ValueError: a path leads out of the folder that the files are copied to, or the node's name is no name of a file.
-        """
-        if "/" in relative(body["node"]):
-            raise ValueError(f"{body['node']!r} is not a node name")
-        links = {PurePosixPath(entry["path"]) for entry in body["entries"] if entry["kind"] == "link"}
-        for entry in body["entries"]:
-            if entry["path"]:
-                relative(entry["path"])
-            if links.intersection(PurePosixPath(entry["path"]).parents):
-                raise ValueError(f"{entry['path']!r} is below a link")
-        entries = tuple(Entry(**_resolved(entry)) for entry in body["entries"])
-        return cls(body["node"], body["root"], body["identity"], entries, tuple(body["left_out"]))
-
-
-def _resolved(entry: EntryBody) -> EntryBody:
-    """The entry; a link without `..` after the name of another link, which could lead out. ValueError if it leads out itself."""
-    if entry["kind"] != "link":
-        return entry
-    target = link_target(entry["path"], entry["target"])
-    return {**entry, "target": posixpath.relpath(target, posixpath.dirname(entry["path"]) or ".")}
 
 
 IN_KERNEL_TEXT = (
@@ -425,7 +52,7 @@ class StopResult:
     """The signals sent to stop a node folder's processes, and the pids that are still alive."""
 
     node: str
-    signalled: tuple[Signalled, ...]
+    signalled: tuple[SignalledBody, ...]
     remaining: tuple[int, ...]
     in_kernel: tuple[int, ...] = ()
     """The remaining ones that no signal ends before their disk or driver has answered."""
@@ -433,47 +60,9 @@ class StopResult:
     @classmethod
     def of(cls, body: StopBody) -> StopResult:
         """From the endpoint's reply."""
-        signalled = tuple(Signalled(**sent) for sent in body["signalled"])
-        return cls(body["node"], signalled, tuple(body["remaining"]), tuple(body["in_kernel"]))
+        return cls(body["node"], tuple(body["signalled"]), tuple(body["remaining"]), tuple(body["in_kernel"]))
 
     @property
     def left(self) -> list[str]:
         """One text for each remaining process."""
         return [f"pid {pid}{IN_KERNEL_TEXT if pid in self.in_kernel else ''}" for pid in self.remaining]
-
-
-@dataclass(frozen=True, slots=True)
-class Stray:
-    """A process of a run whose agent has ended; `alive` if it survived the signals, or was sent none."""
-
-    pid: int
-    run: str
-    node: str
-    command: str
-    age_s: float
-    alive: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CardUser:
-    """Another user's process on a card; `uid` is None if this user cannot see the process."""
-
-    pid: int
-    uid: int | None
-    command: str
-    card: str
-
-
-@dataclass(frozen=True, slots=True)
-class StrayReport:
-    """The strays of a machine and other users' processes on its cards; `tool_error` is the error of a vendor's tool, or empty."""
-
-    strays: tuple[Stray, ...]
-    users: tuple[CardUser, ...]
-    tool_error: str
-
-    @classmethod
-    def of(cls, reply: StraysReply) -> StrayReport:
-        """From the endpoint's reply."""
-        strays = tuple(Stray(**stray) for stray in reply["strays"])
-        return cls(strays, tuple(CardUser(**user) for user in reply["users"]), reply["tool_error"])

@@ -11,7 +11,7 @@ from orchestrator.launchers.job import JobStatus
 if TYPE_CHECKING:
     from orchestrator.code.bundle import Bundle  # imports tarfile and hashlib, which only a launch needs
     from orchestrator.endpoint.client import Endpoint
-    from orchestrator.endpoint.replies import BatchLog
+    from orchestrator.endpoint.logs import BatchLog
     from orchestrator.errors import NodeError
     from orchestrator.plan.plan import LaunchPlan
     from orchestrator.plan.resolve import Facts

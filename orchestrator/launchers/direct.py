@@ -37,7 +37,7 @@ from orchestrator.progress import OnProgress, OnShare, Reporter, no_progress
 
 if TYPE_CHECKING:
     from orchestrator.code.bundle import Bundle
-    from orchestrator.endpoint.replies import BatchLog
+    from orchestrator.endpoint.logs import BatchLog
     from orchestrator.node.protocol.push import PutRunReply
 
 START_WAIT_S = 30.0

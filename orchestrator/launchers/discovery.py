@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.endpoint.access import Terminal, TransportFactory, transport_factory
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.endpoint.replies import RunTrace
+from orchestrator.endpoint.observation import RunTrace
 from orchestrator.errors import NodeError, NodesError, OrchError, RunNotFound, Unreachable, UsageError
 from orchestrator.fanout import map_parallel, successes
 from orchestrator.inventory.model import Inventory, Node

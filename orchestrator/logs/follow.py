@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from orchestrator.backoff import backoff
-from orchestrator.endpoint.replies import Chunk, NodeObservation, Positions
+from orchestrator.endpoint.logs import Chunk, Positions
+from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import NodeError
 from orchestrator.fanout import failed_nodes, map_parallel
 from orchestrator.launchers.base import AttemptFolder

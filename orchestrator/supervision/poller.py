@@ -12,7 +12,7 @@ from itertools import islice
 
 from orchestrator.backoff import backoff
 from orchestrator.endpoint.client import HEARTBEAT_ANSWER_S, Endpoint, Heartbeat
-from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import LoginRefused, NodeError, NotListening, OrchError, Unreachable
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.names.hostlist import fold

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 
-from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import NodesError, OrchError
 from orchestrator.failure_class import FailureClass
 from orchestrator.launch.next_attempts import NextAttempts

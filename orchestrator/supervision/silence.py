@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 
-from orchestrator.endpoint.replies import AgentRecord
+from orchestrator.endpoint.observation import AgentRecord
 from orchestrator.errors import OrchError
 from orchestrator.failure_class import FailureClass
 from orchestrator.fanout import map_parallel

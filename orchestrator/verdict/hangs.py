@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.findings import Finding, Severity
 from orchestrator.names.hostlist import fold
 from orchestrator.node.ranks.stacks import folded_calls

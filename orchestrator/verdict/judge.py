@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from orchestrator.endpoint import replies
-from orchestrator.endpoint.replies import Finished, NodeObservation
+from orchestrator.endpoint.observation import Finished, NodeObservation, ReportedExit
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.launchers.job import GONE, SILENT, JobStatus
 from orchestrator.names.hostlist import fold
@@ -386,7 +385,7 @@ def _canceller(queue: JobStatus) -> str | None:
     return f"the job was cancelled {queue.reason}" if queue.reason.startswith("by ") else None
 
 
-def _exit_of(node: str, reported: replies.ReportedExit) -> RankExit:
+def _exit_of(node: str, reported: ReportedExit) -> RankExit:
     result = (reported.rank, reported.code, reported.signal, reported.error)
     is_program = reported.rank is None
     return RankExit(node, *result, kind=reported.kind, per_node=is_program, missing=reported.missing)

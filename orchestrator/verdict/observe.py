@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import NodesError, OrchError, RunNotFound, Unreachable
 from orchestrator.fanout import failed_nodes, map_but_stragglers, map_parallel
 from orchestrator.launchers.base import AttemptFolder, Launcher

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.node.ranks.one_training import LEAST_STEPS, joining_remedy, separate_trainings
 from orchestrator.plan.plan import LaunchPlan
 

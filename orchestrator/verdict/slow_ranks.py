@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Any, TypeAlias
 
-from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.findings import Finding, Severity
 from orchestrator.node.number_text import format_numbers
 

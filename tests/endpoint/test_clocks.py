@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from orchestrator.endpoint.clock import ClockBounds
-from orchestrator.endpoint.replies import Finished, NodeObservation
+from orchestrator.endpoint.observation import Finished, NodeObservation
 from orchestrator.node.endpoint.handlers import Handlers
 from orchestrator.node.protocol.operations import START
 from orchestrator.node.run.events import Clock

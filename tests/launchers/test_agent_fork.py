@@ -102,7 +102,7 @@ def test_agent_forked_by_an_endpoint_is_that_of_its_node_script(launcher: Direct
     (folder / "agent.json").unlink()  # what they carry identifies them
     (folder / "events.jsonl").unlink()
     [stopped] = launcher.reach(plan.head).stop(str(folder.parent), ["n0"], grace_s=5.0)
-    assert {guard, agent} & {sent.pid for sent in stopped.signalled}  # the signal to one may end the other
+    assert {guard, agent} & {sent["pid"] for sent in stopped.signalled}  # the signal to one may end the other
     assert not guards_of(RUN)
     command = start_command(plan, plan.head, record.rendezvous)
     with (folder / "agent.log").open("a") as log:

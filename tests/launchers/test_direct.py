@@ -18,7 +18,8 @@ import pytest
 from orchestrator.code import bundle as bundles
 from orchestrator.code.files import Code
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.endpoint.replies import NodeObservation, StopResult
+from orchestrator.endpoint.observation import NodeObservation
+from orchestrator.endpoint.replies import StopResult
 from orchestrator.errors import LaunchError, NodesError, Unreachable
 from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import PORT_TRIES, DirectLauncher, space_warnings

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.endpoint.replies import Chunk
+from orchestrator.endpoint.logs import Chunk
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.logs.follow import Batch, Feed, live, merged
 from orchestrator.logs.lines import (

@@ -154,7 +154,11 @@ def test_gc_ends_no_process_with_only_some_variables_of_a_run(orch: Orch) -> Non
 def _strays(run: str) -> list[int]:
     """The processes that gc would end for that run, whatever their age; a dry run."""
     with Endpoint.connect(LocalTransport("n0"), sys.executable) as endpoint:
-        return [stray.pid for stray in endpoint.strays(min_age_s=0, grace_s=0, dry_run=True).strays if stray.run == run]
+        return [
+            stray["pid"]
+            for stray in endpoint.strays(min_age_s=0, grace_s=0, dry_run=True)["strays"]
+            if stray["run"] == run
+        ]
 
 
 def test_no_source_file_kills_processes_by_name() -> None:

@@ -135,10 +135,10 @@ def test_stray_of_a_killed_agent_is_ended_and_listed(orch: Orch) -> None:
     transport = transport_factory("ssh", inventory.ssh)
     with Endpoint.connect(transport(inventory.nodes[1]), inventory.nodes[1].python) as endpoint:
         found = endpoint.strays(min_age_s=0, grace_s=0.2, dry_run=True)
-        assert (len(found.strays), len(processes_of(run))) == (2, 2)
+        assert (len(found["strays"]), len(processes_of(run))) == (2, 2)
         ended = endpoint.strays(min_age_s=0, grace_s=0.2, dry_run=False)
-    assert {(stray.run, stray.node, stray.alive) for stray in ended.strays} == {(run, "n0", False)}
-    assert {stray.command for stray in ended.strays} == {"sh", "sleep"}
+    assert {(stray["run"], stray["node"], stray["alive"]) for stray in ended["strays"]} == {(run, "n0", False)}
+    assert {stray["command"] for stray in ended["strays"]} == {"sh", "sleep"}
     assert not processes_of(run)
 
 

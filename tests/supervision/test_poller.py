@@ -16,7 +16,7 @@ import pytest
 
 from orchestrator.endpoint.access import Destination
 from orchestrator.endpoint.client import Endpoint, Heartbeat
-from orchestrator.endpoint.replies import AgentRecord, NodeObservation
+from orchestrator.endpoint.observation import AgentRecord, NodeObservation
 from orchestrator.errors import LoginRefused, NodeError, Unreachable
 from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import DirectLauncher

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.endpoint.replies import AgentRecord, Finished, NodeObservation, ReportedExit
+from orchestrator.endpoint.observation import AgentRecord, Finished, NodeObservation, ReportedExit
 from orchestrator.errors import NodesError, Unreachable
 from orchestrator.records.store import RunFolder
 from orchestrator.supervision import queries

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.endpoint.replies import AgentRecord, Finished, NodeObservation, ReportedExit
+from orchestrator.endpoint.observation import AgentRecord, Finished, NodeObservation, ReportedExit
 from orchestrator.errors import NodeError, NodesError, Unreachable
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan import plan as plans

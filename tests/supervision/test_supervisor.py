@@ -23,7 +23,7 @@ import pytest
 
 from orchestrator.endpoint.access import Destination
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.endpoint.replies import AgentRecord, Finished, NodeObservation
+from orchestrator.endpoint.observation import AgentRecord, Finished, NodeObservation
 from orchestrator.errors import LoginRefused, NotListening, OrchError, RunNotFound, Unreachable
 from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launch.planned import Launched

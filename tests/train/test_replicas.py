@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.verdict.replicas import differing_replicas
 from tests.train.conftest import StartRanks, codes
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.node.agent.failure import failure_of
 from orchestrator.node.ranks.stacks import innermost_call, innermost_calls
 from orchestrator.run import RankExit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.endpoint.replies import Finished, NodeObservation
+from orchestrator.endpoint.observation import Finished, NodeObservation
 from orchestrator.verdict.hardware import hardware_findings
 
 

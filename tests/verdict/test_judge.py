@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.endpoint.replies import AgentRecord, Finished, NodeObservation, ReportedExit
+from orchestrator.endpoint.observation import AgentRecord, Finished, NodeObservation, ReportedExit
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.job import JobStatus

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.findings import Finding
 from orchestrator.verdict.replicas import differing_replicas
 

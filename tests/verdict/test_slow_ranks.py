@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.verdict.slow_ranks import SlowRanks, SlowRankWatch, slow_ranks
 from trainer.runtime.arrivals import measure
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.endpoint.access import PlannedSsh, Terminal, transport_factory
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.endpoint.replies import RunTrace
+from orchestrator.endpoint.observation import RunTrace
 from orchestrator.launchers.slurm.login_node import LoginNode, login_node
 from orchestrator.launchers.slurm.this_machine import ThisMachine
 from orchestrator.plan.plan import LaunchPlan, NodePlan

@@ -27,7 +27,7 @@ from orchestrator.plan.sbatch import needs_cpus, sbatch_options
 
 if TYPE_CHECKING:
     from orchestrator.code.bundle import Bundle
-    from orchestrator.endpoint.replies import BatchLog
+    from orchestrator.endpoint.logs import BatchLog
 
 CANCEL_S = 60.0  # Slurm's KillWait is 30 s by default, between TERM and KILL
 POLL_S = 0.5

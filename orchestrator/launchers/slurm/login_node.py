@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from orchestrator.backoff import backoff
 from orchestrator.endpoint.access import SshSettings, TransportFactory
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.endpoint.replies import CommandResult, RunTrace
+from orchestrator.endpoint.observation import RunTrace
+from orchestrator.endpoint.replies import CommandResult
 from orchestrator.errors import LaunchError, Unreachable
 from orchestrator.launchers.slurm import submit
 from orchestrator.launchers.slurm.environment import FILTERS, removed_from_sbatch

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from orchestrator.endpoint.access import transport_factory
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.endpoint.replies import RunTrace
+from orchestrator.endpoint.observation import RunTrace
 from orchestrator.endpoint.this_machine import is_this_host_name
 from orchestrator.errors import LaunchError, NodeError
 from orchestrator.launchers.slurm import submit

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from enum import Enum, auto
 
 from orchestrator.backoff import backoff
-from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import NodesError
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.direct import DirectLauncher

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import NodesError
 from orchestrator.fanout import failed_nodes, map_parallel, successes
 from orchestrator.launchers.base import AttemptFolder, Launcher

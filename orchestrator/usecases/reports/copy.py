@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from orchestrator.endpoint.access import Terminal
-from orchestrator.endpoint.replies import FoundFiles
+from orchestrator.endpoint.files import FoundFiles
 from orchestrator.errors import NodeError, OrchError, UsageError
 from orchestrator.fanout import map_parallel, successes
 from orchestrator.launchers import launcher_for

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Protocol, TypeVar
 
-from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import NodeError
 from orchestrator.launchers.base import Launcher
 from orchestrator.logs.follow import Batch, Feed, live, merged, read_all

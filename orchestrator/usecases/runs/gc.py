@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from orchestrator.endpoint.access import PlannedSsh, SshSettings, Terminal, between_prompts, transport_factory
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.endpoint.replies import StrayReport
 from orchestrator.errors import LaunchError, NodeError, NodesError, OrchError, RunNotFound, UsageError
 from orchestrator.fanout import map_parallel
 from orchestrator.inventory.model import Node
@@ -17,7 +16,7 @@ from orchestrator.launchers.slurm.host import slurm_host
 from orchestrator.launchers.slurm.login_node import login_node
 from orchestrator.names.hostlist import expand
 from orchestrator.node.endpoint.garbage import HOLDS_RESULTS, Clearing
-from orchestrator.node.protocol.runs import GarbageBody
+from orchestrator.node.protocol.runs import GarbageBody, StraysReply
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.progress import OnProgress, Reporter
 from orchestrator.records.runs import home_store
@@ -69,7 +68,7 @@ class SiteGarbage:
     """The garbage of one site, and what was done about it; a machine with several names is searched once."""
 
     node: str
-    stray_report: StrayReport = field(default_factory=lambda: StrayReport((), (), ""))
+    stray_report: StraysReply = field(default_factory=lambda: StraysReply(strays=[], users=[], tool_error=""))
     entries: Sequence[GarbageBody] = ()
 
 
@@ -102,10 +101,10 @@ class Garbage:
         left = [f"{g.node}: {e['path']}: {e['why']}" for g in self.sites for e in g.entries if e["action"] == "fail"]
         if not self.dry_run:
             left += [
-                f"{g.node}: pid {s.pid} of {s.run} is alive"
+                f"{g.node}: pid {s['pid']} of {s['run']} is alive"
                 for g in self.sites
-                for s in g.stray_report.strays
-                if s.alive
+                for s in g.stray_report["strays"]
+                if s["alive"]
             ]
         if left:
             raise LaunchError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 
 from orchestrator.endpoint.access import Terminal
-from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import NodeError, NodesError, RunNotFound
 from orchestrator.fanout import map_parallel
 from orchestrator.findings import Finding

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.endpoint.replies import RunTrace
+from orchestrator.endpoint.observation import RunTrace
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.slurm.launcher import SlurmLauncher
 from orchestrator.launchers.slurm.this_machine import ThisMachine

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.endpoint.replies import FoundFiles
+from orchestrator.endpoint.files import FoundFiles
 from orchestrator.node.endpoint.fetch import add, list_files, read_file, tree
 from orchestrator.node.protocol.output import EntryBody, FoundBody, ListFilesRequest
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.endpoint.replies import BatchLog, RunTrace
+from orchestrator.endpoint.logs import BatchLog
+from orchestrator.endpoint.observation import RunTrace
 from orchestrator.errors import NodeError
 from orchestrator.transports.local import LocalTransport
 

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 from orchestrator.endpoint.client import ALL_OUTPUTS, Endpoint, Heartbeat
-from orchestrator.endpoint.replies import Chunk
+from orchestrator.endpoint.logs import Chunk
 from orchestrator.errors import NodeError
 from orchestrator.node.endpoint import reading
 from orchestrator.node.protocol.output import FollowBody

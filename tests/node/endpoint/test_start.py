@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.endpoint.replies import ReportedExit
+from orchestrator.endpoint.observation import ReportedExit
 from orchestrator.errors import NodeError
 from orchestrator.node.endpoint import report
 from orchestrator.node.protocol.agents import AgentStart

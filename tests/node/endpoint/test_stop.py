@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from orchestrator.endpoint.client import Endpoint, Heartbeat
-from orchestrator.endpoint.replies import Signalled
 from orchestrator.errors import Unreachable
 from orchestrator.node.endpoint import stop
 from orchestrator.node.run.ownership import signal_exactly
@@ -55,7 +54,7 @@ def test_stop_ends_an_agent_with_one_signal(endpoint: Endpoint, ground: Ground) 
     pid = ground.start(endpoint, "ready(); time.sleep(1000)")
     stranger = ground.sleeper()
     (result,) = endpoint.stop(str(ground.attempt), ["n0"], grace_s=10)
-    assert result.signalled == (Signalled(pid, "agent", "SIGTERM"),)
+    assert result.signalled == ({"pid": pid, "role": "agent", "signal": "SIGTERM"},)
     assert result.remaining == ()
     assert not alive(pid)
     assert stranger.poll() is None
@@ -73,7 +72,7 @@ ready(); time.sleep(1000)"""
     pid = ground.start(endpoint, program)
     rank = ground.rank()
     (result,) = endpoint.stop(str(ground.attempt), None, grace_s=10)
-    assert [sent.pid for sent in result.signalled] == [pid]
+    assert [sent["pid"] for sent in result.signalled] == [pid]
     assert not alive(rank)
 
 
@@ -81,7 +80,7 @@ def test_stop_kills_an_agent_that_ignores_sigterm_and_then_its_ranks(endpoint: E
     pid = ground.start(endpoint, "signal.signal(signal.SIGTERM, signal.SIG_IGN); rank(); ready(); time.sleep(1000)")
     rank = ground.rank()
     (result,) = endpoint.stop(str(ground.attempt), None, grace_s=-4.5)  # the margin of five seconds would be long here
-    assert [(sent.pid, sent.signal) for sent in result.signalled] == [
+    assert [(sent["pid"], sent["signal"]) for sent in result.signalled] == [
         (pid, "SIGTERM"),
         (pid, "SIGKILL"),
         (rank, "SIGKILL"),
@@ -122,7 +121,7 @@ def test_heartbeats_are_answered_while_a_stop_waits(endpoint: Endpoint, ground: 
         for victim in (pid, rank):
             os.kill(victim, signal.SIGKILL)
         (result,) = stopping.result()
-    assert result.signalled == (Signalled(pid, "agent", "SIGTERM"),)
+    assert result.signalled == ({"pid": pid, "role": "agent", "signal": "SIGTERM"},)
     assert result.remaining == ()
 
 
@@ -151,7 +150,7 @@ def test_stop_ends_the_groups_of_ranks_that_lost_their_agent(endpoint: Endpoint,
     os.kill(pid, signal.SIGKILL)
     until(lambda: not alive(pid), awaited="the agent's end")
     (result,) = endpoint.stop(str(ground.attempt), ["n0"], grace_s=-4.5)
-    assert {(sent.pid, sent.role) for sent in result.signalled} == {(rank, "rank 0"), (child, "group of rank 0")}
+    assert {(sent["pid"], sent["role"]) for sent in result.signalled} == {(rank, "rank 0"), (child, "group of rank 0")}
     assert result.remaining == ()
     assert not alive(rank)
     assert not alive(child)
@@ -171,7 +170,7 @@ def test_group_without_its_leader_is_ended_only_if_the_run_owns_it(
         ground.write_record(leader.pid)
         leader.kill()
     (result,) = endpoint.stop(str(ground.attempt), None, grace_s=5)
-    assert [sent.pid for sent in result.signalled] == ([child] if is_owned else [])
+    assert [sent["pid"] for sent in result.signalled] == ([child] if is_owned else [])
     assert alive(child) is not is_owned
 
 
@@ -180,7 +179,7 @@ def test_stop_takes_all_nodes_at_once(endpoint: Endpoint, ground: Ground) -> Non
     ground.folder = ground.attempt / "n1"
     second = ground.start(endpoint, "ready(); time.sleep(1000)")
     results = endpoint.stop(str(ground.attempt), ["n0", "n1", "n2"], grace_s=5)
-    assert [(result.node, [sent.pid for sent in result.signalled]) for result in results] == [
+    assert [(result.node, [sent["pid"] for sent in result.signalled]) for result in results] == [
         ("n0", [first]),
         ("n1", [second]),
         ("n2", []),
@@ -200,8 +199,8 @@ def test_stop_ends_processes_outside_the_groups_of_a_run_whose_agent_has_ended(
     pids = [_start_shell(ground, script, owner_variables(ground)) for script in scripts]
     ground.write_record(os.getpid(), start_time=1)
     (result,) = endpoint.stop(str(ground.attempt), None, grace_s=0.3)
-    assert set(pids) <= {sent.pid for sent in result.signalled}
-    assert {sent.role for sent in result.signalled} == {"process of the run"}
+    assert set(pids) <= {sent["pid"] for sent in result.signalled}
+    assert {sent["role"] for sent in result.signalled} == {"process of the run"}
     assert result.remaining == ()
     assert not any(map(alive, pids))
 
@@ -221,7 +220,7 @@ ready(); time.sleep(1000)"""
     os.kill(pid, signal.SIGKILL)
     until(lambda: not alive(pid), awaited="the agent's end")
     (result,) = endpoint.stop(str(ground.attempt), ["n0"], grace_s=5)
-    assert child in {sent.pid for sent in result.signalled}
+    assert child in {sent["pid"] for sent in result.signalled}
     assert len(result.signalled) == 2
     assert not alive(child)
 
@@ -272,7 +271,7 @@ def test_stop_ends_an_agent_that_has_not_written_its_record_yet(endpoint: Endpoi
         (neighbour,) = endpoint.stop(str(ground.attempt), ["n1"], grace_s=0)
         assert neighbour.signalled == ()
         (result,) = endpoint.stop(str(ground.attempt), ["n0"], grace_s=5)
-        assert [sent.pid for sent in result.signalled] == [starting.pid]
+        assert [sent["pid"] for sent in result.signalled] == [starting.pid]
 
 
 @pytest.mark.parametrize("with_pidfd", [True, False])

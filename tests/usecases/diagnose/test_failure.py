@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from orchestrator.endpoint.replies import BatchLog
+from orchestrator.endpoint.logs import BatchLog
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.base import AttemptFolder

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan

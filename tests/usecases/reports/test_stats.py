@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.cli import app
-from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import NodesError, Unreachable, UsageError
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.inventory.model import Inventory, Node

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.endpoint.replies import AgentRecord, NodeObservation
+from orchestrator.endpoint.observation import AgentRecord, NodeObservation
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.job import JobStatus
 from orchestrator.plan.make import make_plan

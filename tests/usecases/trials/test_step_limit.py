@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.endpoint.replies import NodeObservation
+from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import LaunchError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan
