@@ -1,4 +1,4 @@
-"""What endpoints read of logs: pieces of the ranks' output, positions in it, and the end of a batch script's log."""
+"""Pieces of the ranks' output, positions in it, and the end of a batch script's log, as endpoints read them."""
 
 from __future__ import annotations
 

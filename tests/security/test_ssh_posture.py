@@ -33,10 +33,9 @@ FORBIDDEN = (
 )
 
 REVIEWED = (
-    # the command that a message suggests is built as a list, and is never run
-    'argv = ["ssh", *(["-F", ssh.config] if ssh.config else [])]',
-    # the person's own login of `orch ssh`: what it may forward is the person's choice, but host keys are verified
-    'argv = ["ssh", *(["-F", str(Path(ssh.config).expanduser())] if ssh.config else [])]',
+    # the command that a message suggests, which is built as a list and never run; and the person's own login of `orch ssh`: what it
+    # may forward is the person's choice, but host keys are verified
+    'argv = ["ssh", *(["-F", str(Path(ssh.config).expanduser())] if ssh.config else [])]  # ssh does not expand a ~',
     'argv += ["-o", f"StrictHostKeyChecking={checking}", "-o", f"ConnectTimeout={max(1, round(ssh.connect_timeout_s))}"]',
     # the program ssh, whose options a configuration cannot change
     'argv = ["ssh", "-a", "-x", "-T", *config, *(["-l", user] if user else [])]',

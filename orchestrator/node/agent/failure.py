@@ -1,20 +1,58 @@
-"""The cause of a rank's failure, from its error file, its stacks and its standard error in the node folder."""
+"""The exit of a rank, and the cause of a failure from its error file, its stacks and its standard error in the node folder."""
 
 from __future__ import annotations
 
 import os
 
 from orchestrator.node.ranks.stacks import has_left_stacks
+from orchestrator.node.run.run_folder import output_stem, process_name
 from orchestrator.node.system.files import full_disk, read_json, tail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
+
+    from orchestrator.node.run.events import RankResult
+
 TAIL_BYTES = 16 << 10
 # The last line of a traceback, to which torch adds the rank.
 EXCEPTION = r"^(?:\[rank\d+\]: )?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*)$"
 MISSING_FILE = r"""FileNotFoundError: .*No such file or directory: ['"]([^'"\\]+)['"]$"""
+
+
+def exit_of(
+    process: tuple[int, int | None, int], exited_s: float, folder: str, *, cwd: str, ranks: Sequence[int]
+) -> tuple[RankResult, str]:
+    """
+    The exit of a process, and the report of it with the cause of a failure.
+
+    Args:
+        process: pid, rank, and wait status; the rank is None for the program that starts the node's ranks.
+        cwd: the working directory of the ranks.
+        ranks: the ranks of the process.
+    """
+    from orchestrator.node.system.processes import (
+        signal_name,  # an inventory, which needs this module, has no processes
+    )
+
+    pid, rank, status = process
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+    name = None if code is not None else signal_name(os.WTERMSIG(status))
+    error, kind = (None, None) if code == 0 else failure_of(folder, rank, name, ranks)
+    missing = None
+    if code:
+        missing_error, missing = missing_file_of(os.path.join(folder, f"{output_stem(rank)}.err"), error, cwd)
+        error = error or missing_error
+    core = core_file(cwd, pid) if os.WCOREDUMP(status) else None
+    if core is not None:
+        error = f"{error}; core file: {core}" if error else f"core file: {core}"
+    how = f"exited with code {code}" if name is None else f"was ended by {name}"
+    text = f"{process_name(rank)} (pid {pid}) {how}{f': {error}' if error else ''}"
+    result: RankResult = {"time": exited_s, "rank": rank, "code": code, "signal": name, "error": error, "kind": kind}
+    if missing:
+        result["missing"] = missing
+    return result, text
 
 
 def error_of(path: str) -> tuple[str | None, str | None]:

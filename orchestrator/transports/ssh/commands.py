@@ -30,13 +30,13 @@ def login_argv(node: Destination, ssh: SshSettings) -> list[str]:
 
     An option on the command line overrides ssh_config, which ssh reads for everything else.
     """
-    user = ["-l", node.user] if node.user else []
-    checking = f"StrictHostKeyChecking={'accept-new' if ssh.host_keys == 'accept-new' else 'yes'}"
-    timeout = f"ConnectTimeout={max(1, round(ssh.connect_timeout_s))}"
-    return [*_ssh_argv(node, ssh), *user, "-o", checking, "-o", timeout, "--", node.address]
+    argv = [*_ssh_argv(node, ssh), *(["-l", node.user] if node.user else [])]
+    checking = "accept-new" if ssh.host_keys == "accept-new" else "yes"
+    argv += ["-o", f"StrictHostKeyChecking={checking}", "-o", f"ConnectTimeout={max(1, round(ssh.connect_timeout_s))}"]
+    return [*argv, "--", node.address]
 
 
 def _ssh_argv(target: Destination, ssh: SshSettings) -> list[str]:
-    config = ["-F", str(Path(ssh.config).expanduser())] if ssh.config else []  # ssh itself does not expand a ~
-    jump = ["-J", ssh.proxy_jump] if ssh.proxy_jump else []
-    return ["ssh", *config, *jump, *(["-p", str(target.port)] if target.port else [])]
+    argv = ["ssh", *(["-F", str(Path(ssh.config).expanduser())] if ssh.config else [])]  # ssh does not expand a ~
+    argv += ["-J", ssh.proxy_jump] if ssh.proxy_jump else []
+    return argv + (["-p", str(target.port)] if target.port else [])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.agent import left_folders as module
-from orchestrator.node.agent.left_folders import left_folders
+from orchestrator.node.agent import finish as module
+from orchestrator.node.agent.finish import new_folders
 
 
 def _write(root: Path, *names: str) -> None:
@@ -31,7 +31,7 @@ def test_folders_with_files_that_were_not_sent_are_reported_with_their_size(tmp_
     _write(cwd, ".cache/x", "results.csv")
     (cwd / "empty").mkdir()
     (cwd / "kept").symlink_to(tmp_path / "bundle")
-    assert left_folders(str(cwd), str(sent)) == {"work_dirs": 6, "outputs": 3}
+    assert new_folders(str(cwd), str(sent)) == {"work_dirs": 6, "outputs": 3}
 
 
 def test_new_folders_are_looked_at_before_large_ones_that_were_sent(
@@ -42,4 +42,4 @@ def test_new_folders_are_looked_at_before_large_ones_that_were_sent(
     _write(sent, *many)
     _write(cwd, *many, "outputs/a", "outputs/b", "code/zz")
     monkeypatch.setattr(module, "MOST_FILES", 10)
-    assert left_folders(str(cwd), str(sent)) == {"outputs": 6}
+    assert new_folders(str(cwd), str(sent)) == {"outputs": 6}
