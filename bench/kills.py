@@ -24,7 +24,7 @@ from tests.grounds.marked import Process, still_alive
 from tests.grounds.warm_trainer import MODULES, WarmTrainer
 from tests.train.conftest import DEADLINE_S, Rank, StartRanks, clean_environment, codes, ranks_below
 from tests.until import until
-from trainer.checkpoint import files
+from trainer.checkpoint.format import files
 
 # Checkpoints of 2 MB, which take a few steps each. With this schedule the rate does not depend on the number of steps.
 WORDS = ("micro_batch=1", "accumulation=8", "model.vocabulary=2000", "model.width=64", "optim.schedule=constant", "checkpoint=sharded", "save_steps=1")  # fmt: skip

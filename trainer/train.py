@@ -10,8 +10,8 @@ from typing import Mapping
 import torch
 
 from trainer.announce import announce, announce_attention
-from trainer.checkpoint.find import saved_settings
-from trainer.checkpoint.initial import load_initial
+from trainer.checkpoint.interop.initial import load_initial
+from trainer.checkpoint.load.find import saved_settings
 from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.checkpoint.roll_back import RollBack
 from trainer.checkpoint.saver import Saver

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from trainer.checkpoint import sharded
-from trainer.checkpoint.background import ShardedSave, Writer
+from trainer.checkpoint.save import sharded
+from trainer.checkpoint.save.background import ShardedSave, Writer
 from trainer.parallel.parts import LocalState, whole_part
 from trainer.runtime.group import Group
 from trainer.runtime.init import initialise

@@ -146,7 +146,7 @@ DROPS = "drops = lambda: torch.nn.functional.dropout(torch.ones(64, device=CARD)
 TRAINER = """
 import json
 from trainer.runtime.accelerators import choose
-from trainer.checkpoint.random_state import random_state, restore_random_state
+from trainer.checkpoint.format.random_state import random_state, restore_random_state
 from trainer.runtime.seeds import preserve_device_rng, seed_everything, seeded_rng
 accelerator = choose('gcu', torch)
 accelerator.set_device(1)

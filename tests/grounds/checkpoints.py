@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint.files import MANIFEST_BYTES
+from trainer.checkpoint.format.files import MANIFEST_BYTES
 from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.config.config import ModelConfig, TrainConfig
 from trainer.parallel.base import Strategy

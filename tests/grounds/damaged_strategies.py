@@ -35,7 +35,7 @@ COMMON_DAMAGES = tuple(
     if name.startswith(("flipped bits in state", "truncated", "missing", "empty", "garbled", "foreign owner of the"))
 )
 COMMON_SHARD_DAMAGES = ("flipped bits in a shard", "missing shard", "swapped shards", "manifest of another save")
-FULLY_TESTED = "fsdp2"  # tested with all damages, as DDP is in tests/trainer/checkpoint/test_files.py
+FULLY_TESTED = "fsdp2"  # tested with all damages, as DDP is in tests/trainer/checkpoint/format/test_files.py
 TOKENS = torch.arange(18).view(2, 9)
 
 

@@ -23,7 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainer.checkpoint import files, shards, writer
+from trainer.checkpoint.format import files, shards
+from trainer.checkpoint.save import writer
 
 LIMIT = 2
 RANKS = 2

@@ -15,7 +15,7 @@ from bench.kills import KilledSaves
 from tests.grounds.metrics import step_numbers
 from tests.train.conftest import DEADLINE_S, Rank, StartRanks
 from tests.until import until
-from trainer.checkpoint import files
+from trainer.checkpoint.format import files
 
 pytestmark = [pytest.mark.train, pytest.mark.slow]
 

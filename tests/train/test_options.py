@@ -18,8 +18,8 @@ from tests.grounds.metrics import StepNumbers, read_metrics, step_numbers
 from tests.grounds.tasks import COUNT, Masked
 from tests.grounds.trainings import train_alone
 from tests.train.conftest import TINY, StartRanks, Warm, codes, ranks_below
-from trainer.checkpoint import files
-from trainer.checkpoint.named import named
+from trainer.checkpoint.format import files
+from trainer.checkpoint.format.named import named
 from trainer.config.config import load_config
 from trainer.data.order import Order
 from trainer.parallel.checks import MOST_SKIPS

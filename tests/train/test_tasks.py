@@ -20,7 +20,7 @@ from tests.grounds.metrics import read_metrics
 from tests.grounds.sshd import Farm
 from tests.train.conftest import DEADLINE_S, REPOSITORY, StartRanks
 from tests.until import until
-from trainer.checkpoint import files
+from trainer.checkpoint.format import files
 from trainer.data.order import Order
 
 pytestmark = [pytest.mark.train]

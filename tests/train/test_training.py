@@ -16,7 +16,7 @@ from tests.grounds import held_task
 from tests.grounds.metrics import read_metrics, step_numbers
 from tests.train.conftest import DEADLINE_S, HELD, StartRanks, Torchrun
 from tests.until import until
-from trainer.checkpoint.state_file import load_state
+from trainer.checkpoint.format.state_file import load_state
 from trainer.config.config import OptimConfig
 from trainer.optim.schedule import Schedule
 

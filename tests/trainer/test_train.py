@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.grounds.trainings import world_of_one
-from trainer.checkpoint import files
+from trainer.checkpoint.format import files
 from trainer.config.config import ModelConfig, OptimConfig, TrainConfig, load_config
 from trainer.errors import NumbersError, TrainerError, UserError
 from trainer.metrics.jsonl import Summary

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any, Iterator, Mapping, NoReturn, Sequence
 
-from trainer.checkpoint import files
-from trainer.checkpoint.files import DamagedError
+from trainer.checkpoint.format import files
+from trainer.checkpoint.format.files import DamagedError
 from trainer.console import log_line
 from trainer.errors import UserError
 
@@ -125,10 +125,10 @@ def _export(request: argparse.Namespace) -> int:
         raise UserError(f"{' and '.join(f'--{form}' for form in forms)} write different folders: name one")
     if importlib.util.find_spec("torch") is None:
         raise UserError(f"export needs torch, which is not installed for {sys.executable}")
-    from trainer.checkpoint.dcp import export_dcp  # list and verify work without torch
-    from trainer.checkpoint.export import export
-    from trainer.checkpoint.export_folder import export_folder
-    from trainer.checkpoint.lora import export_adapter
+    from trainer.checkpoint.interop.dcp import export_dcp  # list and verify work without torch
+    from trainer.checkpoint.interop.export import export
+    from trainer.checkpoint.interop.export_folder import export_folder
+    from trainer.checkpoint.interop.lora import export_adapter
 
     path = _step_folders(request.folder)[0]
     target = request.target or Path(f"{path.name}_{forms[0]}" if forms else f"{path.name}.safetensors")

@@ -15,21 +15,22 @@ from typing import Any, BinaryIO, Callable, Dict, Mapping
 
 import torch
 
-from trainer.checkpoint import files, lock, sharded
-from trainer.checkpoint.background import ShardedSave, Writer
-from trainer.checkpoint.code import code_version
-from trainer.checkpoint.compatibility import check_parameters
-from trainer.checkpoint.files import Checkpoint
-from trainer.checkpoint.find import Finder, out_folder
-from trainer.checkpoint.host_memory import available_memory
-from trainer.checkpoint.initial import base_digest
-from trainer.checkpoint.memory import MemoryStates
-from trainer.checkpoint.named import named
-from trainer.checkpoint.random_state import random_state, restore_random_state
-from trainer.checkpoint.space import checkpoint_bytes, checkpoints_to_hold
-from trainer.checkpoint.staging import copy_to_cpu, on_cpu
-from trainer.checkpoint.state_file import allocate, load_state, outline
-from trainer.checkpoint.verifier import Verifier
+from trainer.checkpoint.format import files, lock
+from trainer.checkpoint.format.files import Checkpoint
+from trainer.checkpoint.format.named import named
+from trainer.checkpoint.format.random_state import random_state, restore_random_state
+from trainer.checkpoint.format.state_file import allocate, load_state, outline
+from trainer.checkpoint.interop.initial import base_digest
+from trainer.checkpoint.load.compatibility import check_parameters
+from trainer.checkpoint.load.find import Finder, out_folder
+from trainer.checkpoint.load.verifier import Verifier
+from trainer.checkpoint.memory.host_memory import available_memory
+from trainer.checkpoint.memory.states import MemoryStates
+from trainer.checkpoint.save import sharded
+from trainer.checkpoint.save.background import ShardedSave, Writer
+from trainer.checkpoint.save.code import code_version
+from trainer.checkpoint.save.space import checkpoint_bytes, checkpoints_to_hold
+from trainer.checkpoint.save.staging import copy_to_cpu, on_cpu
 from trainer.config.config import TrainConfig
 from trainer.config.defaults import with_shards
 from trainer.console import log_line

@@ -7,8 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Callable, List, Mapping
 
-from trainer.checkpoint.background import ShardedSave, Writer
 from trainer.checkpoint.manager import Checkpoints, TrainState
+from trainer.checkpoint.save.background import ShardedSave, Writer
 from trainer.console import log_line
 from trainer.errors import StorageError
 from trainer.parallel.base import Strategy

@@ -1,5 +1,5 @@
 """
-The folder in the memory of a node where ranks keep states for the next attempt, as the shared trainer does (trainer/checkpoint/memory.py).
+The folder in the memory of a node where ranks keep states for the next attempt, as the shared trainer does (trainer/checkpoint/memory/states.py).
 
     /dev/shm/orch-<uid>-<run id>.<node>/
 

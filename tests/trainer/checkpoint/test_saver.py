@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.grounds.checkpoints import Session
-from trainer.checkpoint import files
+from trainer.checkpoint.format import files
 from trainer.checkpoint.manager import Checkpoints, Snapshot, TrainState
 from trainer.checkpoint.saver import Saver
 from trainer.errors import StorageError, TrainerError

@@ -13,9 +13,9 @@ import torch
 from tests.grounds.checkpoints import Session, add_gradient, update
 from tests.grounds.tied_task import Tied
 from tests.grounds.trainings import world_of_one
-from trainer.checkpoint.export import export
+from trainer.checkpoint.format.named import named
+from trainer.checkpoint.interop.export import export
 from trainer.checkpoint.manager import Checkpoints, TrainState
-from trainer.checkpoint.named import named
 from trainer.config.config import OptimConfig, load_config
 from trainer.errors import UserError
 from trainer.optim.ema import Ema

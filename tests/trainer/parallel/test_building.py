@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from tests.grounds.checkpoints import add_gradient, update
 from tests.grounds.tied_task import Model, Sentences, Tied
 from tests.grounds.trainings import world_of_one
-from trainer.checkpoint.named import named
+from trainer.checkpoint.format.named import named
 from trainer.config.config import load_config
 from trainer.parallel.building import build_fillable, build_whole
 from trainer.parallel.ddp import Ddp

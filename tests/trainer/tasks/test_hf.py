@@ -18,7 +18,7 @@ from tests.grounds.largest_result import LargestResult
 from tests.grounds.metrics import read_metrics
 from tests.grounds.trainings import NO_PREEMPTION, train_alone, world_of_one
 from trainer.checkpoint.__main__ import main
-from trainer.checkpoint.initial import read_weights, shapes_of
+from trainer.checkpoint.interop.initial import read_weights, shapes_of
 from trainer.config.config import TrainConfig, load_config
 from trainer.errors import UserError
 from trainer.parallel.parts import tied_names

@@ -12,7 +12,7 @@ import torch
 
 from tests.grounds.trainings import world_of_one
 from tests.paths import ROOT
-from trainer.checkpoint.named import named
+from trainer.checkpoint.format.named import named
 from trainer.config.config import TrainConfig, load_config
 from trainer.config.presets import SIZES
 from trainer.errors import UserError

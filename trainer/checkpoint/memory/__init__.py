@@ -1,0 +1,1 @@
+"""States kept in the memory of the nodes, memory_steps=K."""

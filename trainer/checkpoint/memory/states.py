@@ -1,0 +1,474 @@
+"""
+States kept in the memory of the nodes (memory_steps=K): every rank's last two, and copies of those of another node's ranks.
+
+A state is a sharded checkpoint whose shards are in the folders of memory_file.py. The next attempt uses the newest of which every
+rank's part is somewhere, from its own node if possible, and reads no checkpoint from the disk then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Set, Tuple, TypeVar
+
+import torch
+
+from trainer.checkpoint.format import files
+from trainer.checkpoint.format.files import Checkpoint
+from trainer.checkpoint.format.random_state import restore_random_state
+from trainer.checkpoint.format.shards import merged
+from trainer.checkpoint.load.compatibility import differences
+from trainer.checkpoint.memory.host_memory import available_memory
+from trainer.checkpoint.memory.memory_file import SLOTS, MemoryFile, files_in
+from trainer.checkpoint.save import sharded
+from trainer.checkpoint.save.background import Writer
+from trainer.config.config import TrainConfig
+from trainer.console import log_line
+from trainer.errors import UserError
+from trainer.parallel.base import Strategy
+from trainer.parallel.parts import LocalState
+from trainer.runtime.fingerprint import comparable, fingerprint
+from trainer.runtime.group import CHUNK_BYTES, Group
+from trainer.runtime.signals import Flag
+from trainer.state_keys import MODEL, MOMENTS
+from trainer.text import gigabytes
+
+VARIABLE = "ORCH_MEMORY_DIR"
+HEAD_BYTES = 16
+Json = Dict[str, Any]
+Buffer = TypeVar("Buffer", bytearray, memoryview)
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """`target`: the rank of another node that keeps a copy of this rank's states, None on a single node; `sources`: those it keeps copies for."""
+
+    target: int | None
+    sources: Tuple[int, ...]
+
+    @classmethod
+    def of(cls, rank: int, nodes: Sequence[str]) -> Neighbours:
+        """The neighbours of a rank; `nodes` has the node of every rank."""
+        names = list(dict.fromkeys(nodes))
+        if len(names) == 1:
+            return cls(None, ())
+        ranks = {name: [number for number, node in enumerate(nodes) if node == name] for name in names}
+
+        def target_of(number: int) -> int:
+            mine = nodes[number]
+            there = ranks[names[(names.index(mine) + 1) % len(names)]]
+            return there[ranks[mine].index(number) % len(there)]
+
+        return cls(target_of(rank), tuple(number for number in range(len(nodes)) if target_of(number) == rank))
+
+
+class Exchange:
+    """Messages between two ranks, through a separate group in the memory of the hosts: the group of the training may be one of devices."""
+
+    def __init__(self, group: Group) -> None:
+        self.distributed = group.accelerator.distributed
+        self.pair = self.distributed.new_group(backend="gloo")
+
+    def send(self, target: int, head: bytes, content: memoryview) -> List[Any]:
+        """Begin to send; returns objects to wait for, with the memory that must not change until then."""
+        sizes = len(head).to_bytes(8, "little") + len(content).to_bytes(8, "little")
+        parts = [memoryview(bytearray(sizes)), memoryview(bytearray(head)), *_chunks(content)]
+        tensors = [torch.frombuffer(part, dtype=torch.uint8) for part in parts if len(part)]
+        return [(self.distributed.isend(tensor, target, group=self.pair), tensor) for tensor in tensors]
+
+    def receive_head(self, source: int) -> Tuple[bytes, int]:
+        """The first part of a message, and the size of the second."""
+        sizes = self._receive(source, bytearray(HEAD_BYTES))
+        head = bytearray(int.from_bytes(sizes[:8], "little"))
+        return bytes(self._receive(source, head) if head else head), int.from_bytes(sizes[8:], "little")
+
+    def receive_content(self, source: int, content: memoryview) -> None:
+        for part in _chunks(content):
+            self._receive(source, part)
+
+    def discard_content(self, source: int, size: int) -> None:
+        """Receive what cannot be kept: the next message comes after it, and gloo ends a process in which the sizes differ."""
+        scratch = memoryview(bytearray(min(size, CHUNK_BYTES)))
+        for start in range(0, size, CHUNK_BYTES):
+            self._receive(source, scratch[: size - start])
+
+    def _receive(self, source: int, target: Buffer) -> Buffer:
+        self.distributed.recv(torch.frombuffer(target, dtype=torch.uint8), source, group=self.pair)
+        return target
+
+
+def _chunks(content: memoryview) -> List[memoryview]:
+    return [content[start : start + CHUNK_BYTES] for start in range(0, len(content), CHUNK_BYTES)]
+
+
+class MemoryStates:
+    """Keeps the states of this rank, and finds the one to continue from. At most one is being hashed and copied."""
+
+    def __init__(self, group: Group, config: TrainConfig, folder: Path, data_digest: str) -> None:
+        """A collective."""
+        self.group, self.config, self.folder, self.data_digest = group, config, folder, data_digest
+        assert config.memory_steps is not None
+        self.every = config.memory_steps
+        self.rank = group.rank.global_rank
+        self.nodes = [node.decode() for node in group.gather_bytes(f"{group.rank.node} {folder}".encode())]
+        self.neighbours = Neighbours.of(self.rank, self.nodes)
+        self.exchange = Exchange(group) if self.neighbours.target is not None else None
+        self.token = group.broadcast_bytes(secrets.token_hex(8).encode()).decode()
+        self.mine = [self._file(self.rank, slot) for slot in range(SLOTS)]
+        self.copies = {
+            source: [self._file(source, slot) for slot in range(SLOTS)] for source in self.neighbours.sources
+        }
+        self._slot = 0  # of the next state
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._writer = Writer(group)  # hashes
+        self._busy: Future[str] | None = None
+        self._step = self.kept = 0  # the state under way, and the last one that is complete
+
+    @classmethod
+    def open(
+        cls, group: Group, config: TrainConfig, data_digest: str | None, env: Mapping[str, str]
+    ) -> MemoryStates | None:
+        """
+        Prepare the folder; None without memory_steps or training data. A collective.
+
+        Raises:
+            UserError: on all ranks alike; there is no folder for it, or other users may read or write it.
+        """
+        if config.memory_steps is None or data_digest is None:
+            return None
+
+        def folder() -> Path:
+            path = Path(env.get(VARIABLE, ""))
+            if VARIABLE not in env:
+                raise UserError(
+                    f"memory_steps={config.memory_steps}: ${VARIABLE} is not set: start the training by orch, whose agents "
+                    "remove the memory when the run ends"
+                )
+            try:
+                path.mkdir(mode=0o700, exist_ok=True)
+                problem = files.trust_problem(path.lstat()) or ("it is a link" if path.is_symlink() else "")
+            except OSError as exc:
+                problem = exc.strerror or str(exc)
+            if problem:
+                raise UserError(f"memory_steps={config.memory_steps}: {path}: {problem}")
+            return path
+
+        return cls(group, config, group.on_all(folder), data_digest)
+
+    def check_space(self, state: LocalState) -> None:
+        """
+        Check that the memory of every node can hold the states; a collective.
+
+        Raises:
+            UserError: on all ranks alike; it cannot.
+        """
+        tensors, _ = sharded.own_tensors(self.group, state, keep_copies=True)
+        of_kind = {kind: _bytes_of(tensors, kind) for kind in (MODEL, MOMENTS[0])}
+        weights = of_kind[MODEL] * (2 if self.config.optim.ema else 1)
+        shard = weights + 2 * (of_kind[MOMENTS[0]] or of_kind[MODEL])
+        sizes = [int(size) for size in self.group.gather_bytes(str(shard).encode())]
+        needed = SLOTS * sum(
+            sizes[rank] + sum(sizes[source] for source in Neighbours.of(rank, self.nodes).sources)
+            for rank, node in enumerate(self.nodes)
+            if node == self.nodes[self.rank]
+        )
+        used = sum(path.stat().st_size for path in self.folder.glob("*.safetensors"))
+        free = min(shutil.disk_usage(str(self.folder)).free, available_memory()) + used
+        problem = ""
+        if free < needed:
+            problem = (
+                f"memory_steps={self.every}: {self.folder} on {self.group.rank.node} has {gigabytes(free)} of memory free, "
+                f"{gigabytes(needed)} are needed for two states of each rank and the copies for another node: "
+                "leave memory_steps out, or use more nodes"
+            )
+        self.group.raise_if_any(problem)
+
+    def is_due(self, step: int, flags: Flag) -> bool:
+        """Return True if the state after `step` is kept; the same on every rank."""
+        return step % self.every == 0 and not flags & Flag.KEEPING
+
+    def poll(self) -> Flag:
+        """Return KEEPING while a state is being hashed and copied."""
+        if self._busy is None:
+            return Flag.NONE
+        if not self._busy.done():
+            return Flag.KEEPING
+        self.finish()
+        return Flag.NONE
+
+    def finish(self) -> None:
+        """Wait for the state being hashed and copied, if any; a problem costs this state only."""
+        if self._busy is None:
+            return
+        problem, self._busy = self._busy.result(), None
+        if problem:
+            log_line(f"WARNING: rank {self.rank}: the state at step {self._step} is not kept in memory: {problem}")
+        else:
+            self.kept = self._step
+
+    def forget(self) -> None:
+        """Remove all states of this rank, and its copies of others: the training has returned to an earlier step."""
+        self.finish()
+        for file in sum(self.copies.values(), self.mine):
+            file.forget()
+
+    def keep(self, step: int, state: LocalState, *, random_state: bytes, metadata: Mapping[str, Any]) -> None:
+        """Copy the state; the rest is done while training continues."""
+        file, self._step, size, problem = self.mine[self._slot], step, 0, ""
+        file.forget()
+        tensors, intervals = sharded.own_tensors(self.group, state, keep_copies=True)
+        try:
+            size = file.memory.fill(tensors)
+            self.group.accelerator.synchronize()
+        except OSError as exc:
+            problem = str(exc)
+        common = comparable([part.tensor for part in state.parts if part.is_replicated])
+        record = {
+            **metadata,
+            **sharded.state_metadata(state),
+            "save": f"{self.token}-{step}",
+            "size": size,
+            "tensors": intervals,
+            "rng": random_state.decode(),
+            "replica": fingerprint(common) if common else "",
+        }
+        digest = self._writer.request(do="hash", path=str(file.path), size=size)
+        self._busy = self._thread.submit(self._complete, file, record, digest, problem)
+        self._slot = (self._slot + 1) % SLOTS
+
+    def _complete(self, file: MemoryFile, record: Json, digest: Future[Json], problem: str) -> str:
+        """Seal the state and exchange copies, in a thread; returns the problem, or "". An empty message stands for no state."""
+        answer = digest.result()
+        problem = problem or answer.get("problem", "")
+        if not problem:
+            record = {**record, "sha256": answer["sha256"]}
+            problem = _written(file, record)
+        if self.exchange is None or self.neighbours.target is None:
+            return problem
+        try:
+            sent = _send(self.exchange, self.neighbours.target, file, {} if problem else record)
+            for source in self.neighbours.sources:
+                problem = _receive(self.exchange, source, self.copies[source]) or problem
+            for work, _ in sent:
+                work.wait()
+        except (OSError, RuntimeError) as exc:  # the latter from torch, if the other rank has ended
+            problem = problem or str(exc)
+        return problem
+
+    def load(self, strategy: Strategy, load_newer: Callable[[int], Json | None]) -> Json | None:
+        """
+        Load the newest state that is whole, unless there is a newer checkpoint; a collective.
+
+        Args:
+            strategy: gets the state.
+            load_newer: loads a checkpoint that is whole and newer than a step, if there is one, and returns its manifest.
+
+        Returns:
+            The record of this rank, or that manifest; None if nothing is loaded.
+
+        Raises:
+            UserError: on all ranks alike; a verified state cannot be loaded.
+        """
+        record, offers = None, self._offers()
+        while record is None:
+            chosen = choose(offers, self.group.rank.world_size)
+            if chosen is None:
+                break
+            record = load_newer(chosen[0].step)
+            if record is None:
+                refused = self._verify(chosen) or self._move(chosen)
+                record = None if refused else self._load(chosen, strategy)
+                offers = [offer for offer in offers if (offer.node, offer.rank, offer.slot) not in refused]
+        self._remove_others()
+        return record
+
+    def _offers(self) -> List[Offer]:
+        """The states that each rank sees in the memory of that node and that fit, of all ranks."""
+        found, problems = [], []
+        for file, record, problem in files_in(self.folder, self.group.accelerator):
+            if record is None or problem or self._misfit(record):
+                problems.append(problem or f"{file.path}: {self._misfit(record or {})}")
+                continue
+            found.append([file.rank, file.slot, record["save"], record["step"], record["replica"]])
+        answers = [json.loads(text) for text in self.group.gather_bytes(json.dumps([found, problems]).encode())]
+        if self.group.rank.is_main:
+            for problem in sorted({problem for _, texts in answers for problem in texts}):
+                log_line(f"WARNING: a state in memory is not used: {problem}")
+        return [
+            Offer(holder, self.nodes[holder], *offer) for holder, (offers, _) in enumerate(answers) for offer in offers
+        ]
+
+    def _remove_others(self) -> None:
+        """Remove the files of ranks that this node had in an earlier attempt, and has neither states nor copies of; a collective."""
+        self.group.gather_bytes(b"")  # every rank has what it needs
+        here = {rank for rank, node in enumerate(self.nodes) if node == self.nodes[self.rank]}
+        kept = here.union(*(Neighbours.of(rank, self.nodes).sources for rank in here))
+        for path in self.folder.glob("r*-?.*"):
+            rank = path.stem[1:].partition("-")[0]
+            if rank.isdigit() and int(rank) not in kept:
+                with contextlib.suppress(FileNotFoundError):  # another rank of this node has removed it
+                    path.unlink()
+
+    def _misfit(self, record: Mapping[str, Any]) -> str:
+        """Return why the record is of another training, or ""."""
+        if record.get("world_size") != self.group.rank.world_size:
+            return f"it is of {record.get('world_size')} ranks"
+        changed = differences(record["config"], self.config.as_dict())
+        if changed or record["data_sha256"] != self.data_digest:
+            return f"it is of other settings or data: {', '.join(changed.values())}"
+        return ""
+
+    def _verify(self, chosen: Sequence[Offer]) -> Set[Tuple[str, int, int]]:
+        """Let each rank hash the parts that it provides; returns node, rank and slot of the damaged ones, the same on all ranks."""
+        problems: List[Tuple[str, int, int, str]] = []
+        for offer in chosen:
+            if offer.holder == self.rank:
+                file = self._file(offer.rank, offer.slot)
+                problem = file.verify(file.read_record() or {"size": 0, "sha256": ""})
+                if problem:
+                    problems.append((offer.node, offer.rank, offer.slot, problem))
+        return self._agreed(problems, "is damaged and not used")
+
+    def _agreed(self, problems: Sequence[Tuple[str, int, int, str]], outcome: str) -> Set[Tuple[str, int, int]]:
+        """Log the problems of all ranks; returns node, rank and slot of each."""
+        answers = self.group.gather_bytes(json.dumps(problems).encode())
+        found = [problem for answer in answers for problem in json.loads(answer)]
+        if self.group.rank.is_main:
+            for *_, problem in found:
+                log_line(f"WARNING: a state in memory {outcome}: {problem}")
+        return {(node, rank, slot) for node, rank, slot, _ in found}
+
+    def _load(self, chosen: Sequence[Offer], strategy: Strategy) -> Json:
+        """Load this rank's part, which is on this node."""
+        mine = self._file(self.rank, chosen[self.rank].slot)
+        record = mine.read_record()
+        assert record is not None  # it is verified
+        self._slot = (mine.slot + 1) % SLOTS  # the loaded one stays until the next is complete
+        answers = self.group.gather_bytes(json.dumps(record["tensors"]).encode())
+        manifest = {**record, "tensors": merged([json.loads(answer) for answer in answers])}
+        found = Checkpoint(mine.path, manifest)
+        keep_scale = self.config.precision == "fp16"
+        sharded.load(
+            self.group,
+            found,
+            strategy,
+            keep_scale=keep_scale,
+            keep_ema=bool(self.config.optim.ema),
+            source=sharded.OwnShard(found, self.rank),
+        )
+        if self.group.rank.is_main:
+            moved = [offer.rank for offer in chosen if offer.holder != offer.rank]
+            copies = f", of rank {', '.join(map(str, moved))} from copies on other nodes" if moved else ""
+            log_line(f"resuming from memory, step {record['step']}{copies}")
+        restore_random_state(json.loads(record["rng"]), self.group.accelerator)
+        return record
+
+    def _move(self, chosen: Sequence[Offer]) -> Set[Tuple[str, int, int]]:
+        """
+        Send each part that its rank does not have from the rank that holds it; a collective.
+
+        Returns:
+            Node, rank and slot of what cannot be used, the same on all ranks: if a part could not be moved, also what the moved ones replaced.
+        """
+        moved = [offer for offer in chosen if offer.holder != offer.rank]
+        if moved:
+            self.exchange = self.exchange or Exchange(self.group)
+        problems: List[Tuple[str, int, int, str]] = []
+        for offer in moved:
+            problem = self._move_one(self.exchange, offer) if self.exchange else ""
+            if problem:
+                problems.append((offer.node, offer.rank, offer.slot, problem))
+        refused = self._agreed(problems, "cannot be moved to its rank") if moved else set()
+        return refused | {(self.nodes[offer.rank], offer.rank, offer.slot) for offer in moved} if refused else refused
+
+    def _move_one(self, exchange: Exchange, offer: Offer) -> str:
+        """Returns the problem, or ""."""
+        problem = ""
+        if self.rank == offer.holder:
+            with contextlib.closing(self._file(offer.rank, offer.slot)) as file:
+                for work, _ in _send(exchange, offer.rank, file, file.read_record() or {}):
+                    work.wait()
+        elif self.rank == offer.rank:
+            slots = [self._file(offer.rank, slot) for slot in range(SLOTS)]
+            problem = _receive(exchange, offer.holder, slots)
+            file = slots[offer.slot]
+            file.close()
+            problem = problem or file.verify(file.read_record() or {"size": 0, "sha256": ""})
+        return problem
+
+    def _file(self, rank: int, slot: int) -> MemoryFile:
+        return MemoryFile(self.folder, rank, slot, self.group.accelerator)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The part of rank `rank` of a state, which rank `holder` sees in the memory of the node; `save` names the state, `replica` its fingerprint."""
+
+    holder: int
+    node: str
+    rank: int
+    slot: int
+    save: str
+    step: int
+    replica: str
+
+
+def choose(offers: Sequence[Offer], world_size: int) -> List[Offer] | None:
+    """
+    Return the parts of the newest whole state, in the order of the ranks; None if there is none.
+
+    A part of which the rank itself holds one is preferred. A state whose replicas differ is not whole.
+    """
+    saves: Dict[Tuple[int, str], Dict[int, Offer]] = {}
+    for offer in sorted(offers, key=lambda offer: offer.holder != offer.rank):
+        saves.setdefault((offer.step, offer.save), {}).setdefault(offer.rank, offer)
+    for _, parts in sorted(saves.items(), reverse=True):
+        is_whole = sorted(parts) == list(range(world_size)) and len({part.replica for part in parts.values()}) == 1
+        if is_whole:
+            return [parts[rank] for rank in range(world_size)]
+    return None
+
+
+def _send(exchange: Exchange, target: int, file: MemoryFile, record: Json) -> List[Any]:
+    """Begin to send a state, as Exchange.send(); one without a record stands for none."""
+    head = json.dumps({"slot": file.slot, "record": record}).encode()
+    return exchange.send(target, head, file.memory.view(record["size"]) if record else memoryview(b""))
+
+
+def _receive(exchange: Exchange, source: int, slots: Sequence[MemoryFile]) -> str:
+    """Receive what _send() sends, whether it can be kept or not; returns the problem, or ""."""
+    head, size = exchange.receive_head(source)
+    message = json.loads(head)
+    file, content, problem = slots[message["slot"]], memoryview(b""), ""
+    try:
+        file.forget()
+        if size:
+            content = file.memory.view(size)
+    except OSError as exc:
+        problem = f"{file.path}: {exc.strerror}"
+    if problem:
+        exchange.discard_content(source, size)
+    else:
+        exchange.receive_content(source, content)
+        if message["record"]:
+            problem = _written(file, {key: value for key, value in message["record"].items() if key != "seal"})
+    return problem
+
+
+def _written(file: MemoryFile, record: Json) -> str:
+    """Write the record of a slot; returns the problem, or ""."""
+    try:
+        file.write_record(record)
+    except OSError as exc:
+        return f"{file.record_path}: {exc.strerror}"
+    return ""
+
+
+def _bytes_of(tensors: Mapping[str, torch.Tensor], kind: str) -> int:
+    start = f"{kind}/"
+    return sum(tensor.numel() * tensor.element_size() for key, tensor in tensors.items() if key.startswith(start))
