@@ -1,8 +1,8 @@
-"""Training state as nested dicts and lists of tensors and plain values, and its large tensors."""
+"""Training state as nested dicts and lists of tensors and plain values."""
 
 from __future__ import annotations
 
-from typing import Callable, Iterator
+from typing import Callable
 
 import torch
 
@@ -14,16 +14,6 @@ LARGE_BYTES = 4096
 def is_large(tensor: torch.Tensor) -> bool:
     """Return True if a checkpoint is broadcast without the values of this tensor, which follow one by one."""
     return tensor.numel() * tensor.element_size() > LARGE_BYTES
-
-
-def large_tensors(tree: Tree) -> Iterator[torch.Tensor]:
-    """All large tensors, in the same order on every rank."""
-    if isinstance(tree, torch.Tensor):
-        if is_large(tree):
-            yield tree
-    elif isinstance(tree, (dict, list)):
-        for value in tree.values() if isinstance(tree, dict) else tree:
-            yield from large_tensors(value)
 
 
 def map_tensors(tree: Tree, change: Callable[[torch.Tensor], torch.Tensor]) -> Tree:

@@ -16,7 +16,7 @@ from tests.grounds import held_task
 from tests.grounds.metrics import read_metrics, step_numbers
 from tests.train.conftest import DEADLINE_S, HELD, StartRanks, Torchrun
 from tests.until import until
-from trainer.checkpoint.format.state_file import load_state
+from trainer.checkpoint.load.whole import load_state
 from trainer.config.config import OptimConfig
 from trainer.optim.schedule import Schedule
 
@@ -37,7 +37,7 @@ def test_loss_falls_under_torchrun(torchrun: Torchrun, tmp_path: Path) -> None:
         [5e-3, 1e-2, *(Schedule(OptimConfig(warmup_steps=2), 1e-2, 60).rate(step) for step in range(3, 61))]
     )
     for step in (40, 60):  # the rate in the optimizer, not the reported one
-        state = load_state(tmp_path / "out" / f"step_{step}" / "state.pt", "", mapped=False)
+        state = load_state(tmp_path / "out" / f"step_{step}" / "state.pt", "")
         assert {group["lr"] for group in state["optimizer"]["param_groups"]} == {rates[step - 1]}
     assert len(re.findall(r"^step=20 loss=\d\.\d{4}", done.stdout, re.MULTILINE)) == 2
     summary = re.search(r"^summary steps=60 first_loss=(\S+) last_loss=(\S+) tokens/s=\d+ wall_s=\S+ .*checkpoint=(\S+)$",

@@ -19,11 +19,12 @@ from trainer.checkpoint.format import files, lock
 from trainer.checkpoint.format.files import Checkpoint
 from trainer.checkpoint.format.named import named
 from trainer.checkpoint.format.random_state import random_state, restore_random_state
-from trainer.checkpoint.format.state_file import allocate, load_state, outline
 from trainer.checkpoint.interop.initial import base_digest
 from trainer.checkpoint.load.compatibility import check_parameters
 from trainer.checkpoint.load.find import Finder, out_folder
+from trainer.checkpoint.load.sharded import load as load_sharded
 from trainer.checkpoint.load.verifier import Verifier
+from trainer.checkpoint.load.whole import load_state, load_whole
 from trainer.checkpoint.memory.host_memory import available_memory
 from trainer.checkpoint.memory.states import MemoryStates
 from trainer.checkpoint.save import sharded
@@ -368,25 +369,18 @@ class Checkpoints:
         if manifest is None:
             return None
         if files.is_sharded(manifest):
-            found = Checkpoint(Path(header["path"]), manifest)
-            sharded.load(
-                self.group,
-                found,
-                strategy,
-                keep_scale=self._keeps_scale(manifest),
-                keep_ema=bool(self.config.optim.ema),
-            )
+            found, keep_ema = Checkpoint(Path(header["path"]), manifest), bool(self.config.optim.ema)
+            load_sharded(self.group, found, strategy, keep_scale=self._keeps_scale(manifest), keep_ema=keep_ema)
         else:
-            outline_bytes = self.group.broadcast_bytes(b"" if state is None else outline(state))
-            strategy.load(allocate(outline_bytes, f"step_{manifest['step']}") if state is None else state)
-        self._restore_random_states(self.group.broadcast_bytes(random_states))
+            load_whole(self.group, state, strategy, f"step_{manifest['step']}")
+        states = json.loads(self.group.broadcast_bytes(random_states))
+        if self.group.rank.global_rank < len(states):  # a rank beyond the saved world size starts from the seed
+            restore_random_state(states[self.group.rank.global_rank], self.group.accelerator)
         return manifest
 
     def _read_whole(self, found: Checkpoint, strategy: Strategy) -> Dict[str, Any]:
         """The state in a whole file, in the form of named.py. Raises UserError: it has another model."""
-        # On a CPU an optimizer keeps the tensors it is given, so they must not be mapped from a file.
-        mapped = self.group.device.type != "cpu"
-        saved = load_state(found.path / "state.pt", found.path.name, mapped=mapped)
+        saved = load_state(found.path / "state.pt", found.path.name)
         check_parameters(saved["model"], strategy.sizes, found.manifest["step"])
         return named(
             saved,
@@ -397,12 +391,6 @@ class Checkpoints:
 
     def _keeps_scale(self, manifest: Mapping[str, Any]) -> bool:
         return bool(manifest["config"].get("precision") == self.config.precision == "fp16")
-
-    def _restore_random_states(self, text: bytes) -> None:
-        """A rank beyond the saved world size starts from the seed."""
-        states = json.loads(text)
-        if self.group.rank.global_rank < len(states):
-            restore_random_state(states[self.group.rank.global_rank], self.group.accelerator)
 
     def _metadata(self, state: TrainState, strategy: Strategy) -> Dict[str, Any]:
         return {

@@ -77,14 +77,6 @@ def _momentum(config: OptimConfig, usual: float, *, nesterov: bool) -> Dict[str,
     }
 
 
-def load_moments(optimizer: torch.optim.Optimizer, model: torch.nn.Module, moments: Mapping[str, Any]) -> None:
-    """Load the state of whole parameters by their names."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    ordered = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
-    states = {number: moments[name] for number, name in enumerate(ordered) if name in moments}
-    optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
 def param_groups(model: torch.nn.Module, lr: float, weight_decay: float, settings: Settings) -> List[Dict[str, Any]]:
     """The groups of decay_groups() without the parameters that have settings of their own, and one group per kind of these."""
     groups = decay_groups(model, weight_decay)

@@ -71,21 +71,13 @@ class Strategy(Protocol):
         """
 
     def discard_gradients(self) -> None:
-        """Discard the gradients of an unfinished step; the weights are undefined until load()."""
+        """Discard the gradients of an unfinished step; the weights are undefined until a state is loaded."""
 
     def evaluating(self) -> ContextManager[Any]:
         """Return the block of an evaluation, which yields the model in evaluation mode and without gradients."""
 
     def state(self) -> Dict[str, Any]:
         """Return the training state as plain values and tensors; complete on rank 0, partial or empty elsewhere."""
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """
-        Load a state of any strategy and number of ranks, in the form of checkpoint/named.py.
-
-        It is complete on rank 0. On other ranks its large tensors are uninitialised, and Group.broadcast() fills them, one at
-        a time if possible, so that a rank need not hold the shards of others.
-        """
 
     def local_state(self) -> LocalState:
         """Return what this rank writes of a sharded checkpoint. The parts of all ranks make up the training state."""
@@ -170,13 +162,6 @@ class TorchStrategy(abc.ABC):
     def discard_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
 
-    def load_scale(self, state: Mapping[str, Any]) -> None:
-        """Load the loss scale of fp16, if there is one; DeepSpeed saves the scale without torch's settings."""
-        if self.scaler and "scaler" in state:
-            saved = state["scaler"]
-            native = saved if "scale" in saved else {**self.scaler.state_dict(), "scale": float(saved["cur_scale"])}
-            self.scaler.load_state_dict(native)
-
     def local_state(self) -> LocalState:
         model, scaler = self.unwrapped_model, self.scaler.state_dict() if self.scaler else {}
         buffers = saved_buffers(model, self.group)
@@ -190,7 +175,9 @@ class TorchStrategy(abc.ABC):
         return [*torch_parts(self.unwrapped_model, self.optimizer, self.part), *buffer_parts(self.unwrapped_model)]
 
     def finish_load(self, scaler: Mapping[str, Any]) -> None:
-        self.load_scale({"scaler": scaler} if scaler else {})
+        if self.scaler and scaler:  # DeepSpeed saves the scale without torch's settings
+            native = scaler if "scale" in scaler else {**self.scaler.state_dict(), "scale": float(scaler["cur_scale"])}
+            self.scaler.load_state_dict(native)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[Any]:

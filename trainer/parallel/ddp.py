@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, ContextManager, Dict, Mapping
+from typing import Any, Callable, ContextManager, Dict
 
 import torch
 
 from trainer.config.config import TrainConfig
 from trainer.optim.clip import clip_gradients
 from trainer.optim.ema import Ema
-from trainer.optim.optimizer import load_moments, make_optimizer, named_state
+from trainer.optim.optimizer import make_optimizer, named_state
 from trainer.parallel.base import TorchStrategy
 from trainer.parallel.building import build_whole, sizes_of, warn_if_on_cpu
 from trainer.parallel.compiling import compile_blocks
@@ -18,7 +18,6 @@ from trainer.parallel.parts import Part, whole_part
 from trainer.runtime.group import STOCK_BACKENDS, Group
 from trainer.runtime.seeds import preserve_device_rng, seeded_rng
 from trainer.tasks.base import Task, loss_of
-from trainer.tensors import large_tensors
 from trainer.values import Batch, Model
 
 
@@ -72,13 +71,6 @@ class Ddp(TorchStrategy):
             "optimizer": named_state(self.optimizer, self.unwrapped_model),
         }
         return {**state, "scaler": self.scaler.state_dict()} if self.scaler else state
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        for tensor in large_tensors(state):
-            self.group.broadcast(tensor)
-        self.unwrapped_model.load_state_dict(state["model"])
-        load_moments(self.optimizer, self.unwrapped_model, state["moments"])
-        self.load_scale(state)
 
     def put(self, weight: torch.Tensor, whole: Callable[[], torch.Tensor]) -> None:
         is_main = self.group.rank.is_main

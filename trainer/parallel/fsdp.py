@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 from collections import Counter
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Sequence
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Sequence
 
 import torch
 
@@ -57,32 +56,6 @@ class Fsdp2(TorchStrategy):
         model, optimizer = api.get_state_dict(self.model, self.optimizer, options=options)
         state: Dict[str, Any] = {"model": model, "optimizer": optimizer}
         return {**state, "scaler": self.scaler.state_dict()} if self.scaler else state
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        model, moments = state["model"], state["moments"]
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
-        with torch.no_grad():
-            for name, buffer in self.model.named_buffers():
-                if name in model:  # persistent
-                    self.group.broadcast(model[name])
-                    buffer.copy_(model[name])
-            for parameter in (parameter for group in self.optimizer.param_groups for parameter in group["params"]):
-                name = names[parameter]
-                self.put(parameter, functools.partial(model.pop, name))  # a loaded tensor need not stay in memory
-                if name in moments:
-                    self.optimizer.state[parameter] = self._shards(parameter, moments.pop(name))
-        self.load_scale(state)
-
-    def _shards(self, parameter: DTensor, values: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
-        """The state of a parameter: shards of the moments, and the step, which a fused Adam keeps on the device."""
-        shards: Dict[str, torch.Tensor] = {}
-        for key, whole in values.items():
-            if key == "step":
-                shards[key] = whole.to(self.group.device if self.config.optim.fused else "cpu", copy=True)
-            else:
-                shards[key] = torch.zeros_like(parameter, requires_grad=False)
-                self.put(shards[key], whole.detach)
-        return shards
 
     def part(self, key: str, tensor: DTensor) -> Part:
         mesh = tensor.device_mesh

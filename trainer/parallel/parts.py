@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
@@ -42,6 +43,14 @@ class Part:
             with torch.no_grad():
                 self.tensor.copy_(values.view(self.tensor.shape))
 
+    def missing_in(self, name: str) -> str:
+        return f"{name}: {self.key} of shape {list(self.shape)} is not in it"
+
+    def load_from(self, whole: torch.Tensor) -> None:
+        """Load the elements of this part from the whole tensor, on the CPU."""
+        size = whole.numel() if self.is_replicated else self.tensor.numel()
+        self.load(whole.flatten()[self.start :][:size])
+
     def share(self) -> Tuple[int, int]:
         """The elements of `tensor`, from and to, that this rank writes."""
         size = self.tensor.numel()
@@ -69,6 +78,10 @@ class LocalState:
 def whole_part(key: str, tensor: torch.Tensor) -> Part:
     """A tensor of which every rank has the same whole copy."""
     return Part(key, tuple(tensor.shape), 0, tensor, is_replicated=True)
+
+
+def replicated_sizes(parts: Sequence[Part]) -> List[int]:
+    return [math.prod(part.shape) for part in parts if part.is_replicated]
 
 
 def persistent_buffers(model: torch.nn.Module) -> Dict[str, torch.Tensor]:

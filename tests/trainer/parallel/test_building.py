@@ -15,6 +15,7 @@ from tests.grounds.checkpoints import add_gradient, update
 from tests.grounds.tied_task import Model, Sentences, Tied
 from tests.grounds.trainings import world_of_one
 from trainer.checkpoint.format.named import named
+from trainer.checkpoint.load.whole import load_whole
 from trainer.config.config import load_config
 from trainer.parallel.building import build_fillable, build_whole
 from trainer.parallel.ddp import Ddp
@@ -137,13 +138,13 @@ def test_shared_weights_train_under_fsdp2_as_under_ddp_and_resume_from_its_state
     state = named(first.state(), first.sizes, keep_scale=False)
     reseeded = replace(CONFIG, seed=1)
     alone = Ddp(group, reseeded, Tied(reseeded))
-    alone.load({key: map_tensors(value, torch.clone) for key, value in state.items()})
+    load_whole(group, map_tensors(state, torch.clone), alone, "state")
     assert losses(alone, 3) == pytest.approx(expected[3:], rel=1e-5)
     second = Fsdp2(group, replace(split, seed=1), Tied(reseeded))
-    second.load(state)
+    load_whole(group, state, second, "state")
     assert losses(second, 1) == pytest.approx(expected[3:4], rel=1e-5)
     third = Fsdp2(group, split, Tied(split))
-    third.load(named(alone.state(), alone.sizes, keep_scale=False))  # six steps
+    load_whole(group, named(alone.state(), alone.sizes, keep_scale=False), third, "state")  # six steps
     assert losses(third, 1) == pytest.approx(losses(alone, 1), rel=1e-5)
 
 
@@ -162,7 +163,7 @@ def test_settings_of_parameters_train_and_resume_under_fsdp2_as_under_ddp(group:
     assert losses(first, 2) == pytest.approx(expected[:2], rel=1e-5)
     state = map_tensors(named(first.state(), first.sizes, keep_scale=False), torch.clone)
     second, third = Ddp(group, CONFIG, Halved(CONFIG)), Fsdp2(group, split, Halved(split))
-    second.load(map_tensors(state, torch.clone))
-    third.load(state)
+    load_whole(group, map_tensors(state, torch.clone), second, "state")
+    load_whole(group, state, third, "state")
     for resumed in (second, third):
         assert losses(resumed, 2) == pytest.approx(expected[2:], rel=1e-5)

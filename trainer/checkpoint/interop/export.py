@@ -12,8 +12,8 @@ from trainer import safetensors
 from trainer.checkpoint.format import files
 from trainer.checkpoint.format.files import Checkpoint
 from trainer.checkpoint.format.named import named
-from trainer.checkpoint.format.state_file import load_state
-from trainer.checkpoint.save.sharded import read_weights
+from trainer.checkpoint.load.sharded import read_weights
+from trainer.checkpoint.load.whole import load_state
 from trainer.errors import UserError
 from trainer.io import appearing_whole
 from trainer.safetensors import DTYPES

@@ -14,9 +14,9 @@ from typing import Any, Dict, List, Mapping, Tuple
 
 import torch
 
-from trainer.checkpoint.format.state_file import allocate, outline
 from trainer.checkpoint.interop import dcp
 from trainer.checkpoint.interop.weight import Weight
+from trainer.checkpoint.load.whole import load_whole
 from trainer.config.config import TrainConfig
 from trainer.console import log_line
 from trainer.errors import UserError
@@ -67,8 +67,7 @@ def load_initial(path: Path, strategy: Strategy, task: Task, group: Group) -> No
                 strategy.put(weight, functools.partial(tensors.__getitem__, name))
         _refuse_infinite(path, {name: local_elements(weight) for name, weight in frozen.items()}, group)
         return
-    outline_bytes = group.broadcast_bytes(b"" if state is None else outline(state))
-    strategy.load(allocate(outline_bytes, f"init={path}") if state is None else state)
+    load_whole(group, state, strategy, f"init={path}")
     held = {
         part.key.partition("/")[2]: part.tensor
         for part in strategy.local_state().parts

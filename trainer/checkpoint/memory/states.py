@@ -23,6 +23,8 @@ from trainer.checkpoint.format.files import Checkpoint
 from trainer.checkpoint.format.random_state import restore_random_state
 from trainer.checkpoint.format.shards import merged
 from trainer.checkpoint.load.compatibility import differences
+from trainer.checkpoint.load.sharded import OwnShard
+from trainer.checkpoint.load.sharded import load as load_sharded
 from trainer.checkpoint.memory.host_memory import available_memory
 from trainer.checkpoint.memory.memory_file import SLOTS, MemoryFile, files_in
 from trainer.checkpoint.save import sharded
@@ -353,14 +355,8 @@ class MemoryStates:
         manifest = {**record, "tensors": merged([json.loads(answer) for answer in answers])}
         found = Checkpoint(mine.path, manifest)
         keep_scale = self.config.precision == "fp16"
-        sharded.load(
-            self.group,
-            found,
-            strategy,
-            keep_scale=keep_scale,
-            keep_ema=bool(self.config.optim.ema),
-            source=sharded.OwnShard(found, self.rank),
-        )
+        keep_ema, source = bool(self.config.optim.ema), OwnShard(found, self.rank)
+        load_sharded(self.group, found, strategy, keep_scale=keep_scale, keep_ema=keep_ema, source=source)
         if self.group.rank.is_main:
             moved = [offer.rank for offer in chosen if offer.holder != offer.rank]
             copies = f", of rank {', '.join(map(str, moved))} from copies on other nodes" if moved else ""

@@ -154,39 +154,21 @@ def _set_weights_of_stage_3(parameter: Foreign, group: Group, values: torch.Tens
             parameter.data.copy_(values.view(whole_shape(parameter)))
 
 
-def restore(engine: Foreign, state: Mapping[str, Any], group: Group) -> None:
-    """Load this rank's slices of the whole; the number of ranks may differ from that at collect()."""
-    sharded, moments = engine.optimizer, state["moments"]
-    parameters = dict(engine.module.named_parameters())
-    if moments:
-        _make_moments(sharded, parameters, next(iter(moments.values()))["step"])
-    fill = _fill_stage_3 if hasattr(sharded, "fp32_partitioned_groups_flat") else _fill
-    for name, parameter in parameters.items():
-        # pop(): a loaded tensor need not stay in memory.
-        weights = state["model"].pop(name)
-        values = moments.pop(name, {})
-        values = {key: values[key] for key in MOMENTS if key in values}
-        for whole in (weights, *values.values()):
-            group.broadcast(whole)
-        fill(parameter, weights, values, group)
-    for name, buffer in persistent_buffers(engine.module).items():
-        group.broadcast(state["model"][name])
-        buffer.copy_(state["model"][name])
-    load_scale(engine, state.get("scaler", {}))
-
-
 def copy_weights(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
     """Copies on the CPU."""
     return {name: weight.detach().to("cpu", copy=True) for name, weight in model.named_parameters()}
 
 
 def set_weights(engine: Foreign, group: Group, whole: Callable[[str, Any], torch.Tensor]) -> None:
-    """Set the fp32 weights of all parameters to what `whole` returns on rank 0 for a name and a parameter."""
-    fill = _fill_stage_3 if hasattr(engine.optimizer, "fp32_partitioned_groups_flat") else _fill
+    """Set all weights, also in fp32, to what `whole` returns on rank 0 for a name and a parameter."""
+    parts: Dict[str, List[Part]] = {}
+    for part in parts_to_load(engine, {}, group):
+        parts.setdefault(part.key, []).append(part)
     for name, parameter in engine.module.named_parameters():
         weights = whole(name, parameter).float() if group.rank.is_main else torch.empty(whole_shape(parameter))
         group.broadcast(weights)
-        fill(parameter, weights, {}, group)
+        for part in parts[f"{MODEL}/{name}"]:
+            part.load_from(weights)
 
 
 def _flat_slices(sharded: Foreign) -> List[torch.Tensor]:
@@ -219,34 +201,3 @@ def _link(sharded: Foreign, parameters: Mapping[str, Any]) -> None:
         if mapping is not None:
             state, address = sharded.optimizer.state[flat[mapping.param_group_index]], mapping.hp_fragment_address
             mapping.optim_fragment = {key: state[key].narrow(0, address.start, address.numel) for key in MOMENTS}
-
-
-# as for stage 3
-def _fill(parameter: Foreign, weights: torch.Tensor, moments: Mapping[str, torch.Tensor], group: Group) -> None:
-    """Stage 1 and 2: the low-precision weights are whole on every rank, fp32 ones and moments are slices."""
-    parameter.data.copy_(weights)
-    mapping = getattr(parameter, "_hp_mapping", None)  # None if this rank has no fragment of it
-    if mapping is None:
-        return
-    address = mapping.lp_fragment_address
-    for mine, whole in (
-        (mapping.hp_fragment, weights),
-        *((mapping.optim_fragment[key], moments[key]) for key in moments),
-    ):
-        mine.data.copy_(whole.flatten().narrow(0, address.start, address.numel))
-
-
-def _fill_stage_3(parameter: Foreign, weights: torch.Tensor, moments: Mapping[str, torch.Tensor], group: Group) -> None:
-    tools = importlib.import_module("deepspeed.utils")
-    _set_weights_of_stage_3(parameter, group, weights)
-    # By slices: DeepSpeed's function for a whole tensor fails unless its size is a multiple of the world size.
-    count = parameter.ds_tensor.numel()
-
-    def mine(whole: torch.Tensor) -> torch.Tensor:
-        padded = torch.zeros(count * group.rank.world_size, dtype=whole.dtype)
-        padded[: whole.numel()] = whole.flatten()
-        return padded[count * group.rank.global_rank :][:count].to(group.device)
-
-    tools.safe_set_local_fp32_param(parameter, mine(weights))
-    for key, value in moments.items():
-        tools.safe_set_local_optimizer_state(parameter, mine(value), key)

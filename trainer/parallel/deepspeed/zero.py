@@ -18,7 +18,7 @@ from trainer.config.config import ZERO_STAGES, TrainConfig
 from trainer.console import log_line
 from trainer.errors import UserError
 from trainer.io import replace_text
-from trainer.optim.optimizer import load_moments, make_optimizer
+from trainer.optim.optimizer import make_optimizer
 from trainer.parallel.buffers import Buffers, refuse_batch_norm
 from trainer.parallel.building import build_fillable, build_plain, build_whole, fill, initial_values, sizes_of
 from trainer.parallel.compiling import compile_blocks
@@ -40,7 +40,6 @@ from trainer.parallel.parts import (
 )
 from trainer.runtime.group import Group
 from trainer.tasks.base import Task, loss_of
-from trainer.tensors import large_tensors
 from trainer.values import Batch, Foreign
 
 SPLIT_STAGE = 3  # weights are sharded too
@@ -146,7 +145,7 @@ class Zero:
         return torch.full_like(loss, norm)
 
     def discard_gradients(self) -> None:
-        """Make a step, since only that empties the engine's gradient buffers; load() undoes the update."""
+        """Make a step, since only that empties the engine's gradient buffers; a state that is loaded undoes the update."""
         if self._holds_gradients:
             self._step()
 
@@ -171,15 +170,6 @@ class Zero:
         if self.stage == 0:
             return {"model": self.engine.module.state_dict(), "optimizer": self.engine.optimizer.state_dict()}
         return zero_state.collect(self.engine, keep=self.group.rank.is_main)
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        if self.stage == 0:
-            for tensor in large_tensors(state):
-                self.group.broadcast(tensor)
-            self.engine.module.load_state_dict(state["model"])
-            load_moments(self.engine.optimizer, self.engine.module, state["moments"])
-        else:
-            zero_state.restore(self.engine, state, self.group)
 
     def local_state(self) -> LocalState:
         model = self.engine.module

@@ -24,9 +24,10 @@ from trainer.checkpoint import manager
 from trainer.checkpoint.format import files, shards
 from trainer.checkpoint.format.files import Checkpoint, DamagedError
 from trainer.checkpoint.interop.export import export
+from trainer.checkpoint.load import sharded as reading
+from trainer.checkpoint.load.sharded import read_weights
 from trainer.checkpoint.manager import TrainState
 from trainer.checkpoint.save import sharded
-from trainer.checkpoint.save.sharded import read_weights
 from trainer.errors import StorageError, UserError
 from trainer.parallel.ddp import Ddp
 from trainer.parallel.parts import Part
@@ -243,13 +244,13 @@ def test_resumed_shards_do_not_stay_mapped(tmp_path: Path) -> None:
 
 
 def test_shards_beyond_the_limit_of_open_files_are_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharded, "OPEN_FILES", 1)
+    monkeypatch.setattr(reading, "OPEN_FILES", 1)
     values = torch.arange(6.0)
     for rank in (0, 1):
         with (tmp_path / shards.shard_name(rank)).open("wb") as file:
             safetensors.write(file, {"model/a": values[3 * rank :][:3]}, {})
     tensors = shards.merged([{"model/a": ["F32", [6], 3 * rank, 3 * rank + 3]} for rank in (0, 1)])
-    source = sharded.Shards(Checkpoint(tmp_path, {"tensors": tensors}))
+    source = reading.Shards(Checkpoint(tmp_path, {"tensors": tensors}))
     assert torch.equal(source.whole("model/a"), values)
     assert torch.equal(source.whole("model/a"), values)
 

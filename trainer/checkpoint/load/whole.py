@@ -1,0 +1,110 @@
+"""A whole state, which rank 0 reads: one tensor after another is sent to all ranks, and each keeps its part."""
+
+from __future__ import annotations
+
+import inspect
+import io
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, BinaryIO, Collection, Dict, Iterator, List, Mapping, Tuple
+
+import torch
+
+from trainer.errors import UserError
+from trainer.parallel.base import Strategy
+from trainer.parallel.parts import Part, first_names
+from trainer.runtime.group import Group
+from trainer.state_keys import FURTHER_MOMENTS, MODEL, MOMENTS
+from trainer.tensors import is_large, map_tensors
+from trainer.values import Tree
+
+
+def load_state(file: Path | BinaryIO, name: str) -> Tree:
+    """
+    Load the saved state to the CPU.
+
+    Args:
+        file: its hash was verified before: torch 1.10 has no weights_only. The tensors are mapped from a path, if torch can (>= 2.1).
+        name: of the checkpoint, for messages.
+    """
+    known = inspect.signature(torch.load).parameters
+    more = {"weights_only": True} if "weights_only" in known else {}
+    if isinstance(file, Path) and "mmap" in known:
+        more["mmap"] = True
+    try:
+        return torch.load(str(file) if isinstance(file, Path) else file, map_location="cpu", **more)
+    except (UnpicklingError, RuntimeError, EOFError) as exc:
+        raise UserError(f"{name}: state.pt: cannot be loaded: {str(exc).splitlines()[0]}") from exc
+
+
+def load_whole(group: Group, state: Dict[str, Any] | None, strategy: Strategy, name: str) -> None:
+    """
+    Load a state of any strategy and number of ranks into all ranks. A rank need not hold more of it than its own part.
+
+    Args:
+        group: of all ranks.
+        state: in the form of named.py on rank 0, which loses its tensors; None elsewhere.
+        strategy: gets it.
+        name: of the state, for messages.
+
+    Raises:
+        UserError: on all ranks alike; it lacks a tensor of the model.
+    """
+    text = group.broadcast_bytes(b"" if state is None else outline(state))
+    state = allocate(text, name) if state is None else state
+    moments: Mapping[str, Mapping[str, Any]] = state["moments"]
+    steps = {key: float(values["step"]) for key, values in moments.items() if "step" in values}
+    further = {
+        kind: [key for key, values in moments.items() if values.get(kind) is not None] for kind in FURTHER_MOMENTS
+    }
+    parts: Dict[str, List[Part]] = {}
+    for part in strategy.parts_to_load(steps, further):
+        parts.setdefault(part.key, []).append(part)
+    plain, problem = {}, ""
+    for key, value in _taken(state, first_names(strategy.unwrapped_model)):
+        if not isinstance(value, torch.Tensor):
+            plain[key.partition("/")[2]] = value  # such as the extra state of a module
+            continue
+        if is_large(value):
+            group.broadcast(value)
+        for part in parts.pop(key, ()):
+            if tuple(value.shape) == part.shape:
+                part.load_from(value)
+            else:
+                problem = problem or part.missing_in(name)
+    for part in (found[0] for found in parts.values()):
+        kind, _, key = part.key.partition("/")
+        if kind not in MOMENTS or key in steps:  # a parameter that had no moments gets zeros
+            problem = problem or part.missing_in(name)
+    group.raise_if_any(problem)
+    if plain:
+        torch.nn.Module.load_state_dict(strategy.unwrapped_model, plain, strict=False)
+    strategy.finish_load(state.get("scaler", {}))
+
+
+def _taken(state: Mapping[str, Any], aliases: Collection[str]) -> Iterator[Tuple[str, Any]]:
+    """Take each weight, but for further names of tied ones, and each moment from the state: a loaded tensor need not stay in memory."""
+    model, moments = state["model"], state["moments"]
+    for name in [name for name in model if name not in aliases]:
+        yield f"{MODEL}/{name}", model.pop(name)
+    for name, values in moments.items():
+        for kind in [kind for kind, value in values.items() if kind != "step" and value is not None]:
+            yield f"{kind}/{name}", values.pop(kind)
+
+
+def outline(tree: Tree) -> bytes:
+    """Serialise the state without the values of large tensors: of these, the storage has a single element."""
+    written = io.BytesIO()
+    torch.save(
+        map_tensors(tree, lambda tensor: tensor.new_empty(1).expand(tensor.shape) if is_large(tensor) else tensor),
+        written,
+    )
+    return written.getvalue()
+
+
+def allocate(text: bytes, name: str) -> Tree:
+    """Return the state with this outline; its large tensors are allocated and uninitialised."""
+    tree = load_state(io.BytesIO(text), name)
+    return map_tensors(
+        tree, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype) if is_large(tensor) else tensor
+    )
