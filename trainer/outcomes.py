@@ -34,26 +34,21 @@ class _Unread:
 
 class Outcomes:
     """
-    Call send() before the last backward pass of a step, receive() and judge() after it, add() after the update.
+    Call begin() at the start of a step, send() before its last backward pass, and update() after it.
 
-    judge() reads the step before, so the host queues a step while the device still computes the one before. settle() reads the
+    update() reads the step before, so the host queues a step while the device still computes the one before. settle() reads the
     step just made, before anything that depends on it: an evaluation, a checkpoint, the end.
 
     flags: of the last step that was read; all ranks have the same.
     """
 
-    def __init__(self, group: Group, *, scales_loss: bool) -> None:
-        """With loss scaling (fp16), all ranks may skip a step together."""
-        self.group, self.signals, self.skips = group, Signals(group), Skips(scales_loss=scales_loss)
-        self.reset(0)
-
-    def reset(self, skipped: int) -> None:
-        """Forget all steps, after weights were loaded before which all ranks skipped `skipped` steps."""
+    def __init__(self, group: Group, *, scales_loss: bool, skipped: int) -> None:
+        """With loss scaling (fp16), all ranks may skip a step together, as the last `skipped` ones before the weights were loaded."""
+        self.group, self.signals, self.skips = group, Signals(group), Skips(scales_loss=scales_loss, in_a_row=skipped)
         self.flags = Flag.NONE
         self._unread: _Unread | None = None
-        self._norm, self._norm_step = torch.zeros((), device=self.group.device), 0
+        self._norm, self._norm_step = torch.zeros((), device=group.device), 0
         self._begun: Any = None
-        self.skips.reset(skipped)
 
     def begin(self) -> None:
         """Begin a step; time since the step before belongs to it, except after settle()."""
@@ -64,22 +59,37 @@ class Outcomes:
         """Start to exchange the loss, the flags, and the norm of the step before."""
         self.signals.send(loss, flags, self._norm)
 
-    def receive(self) -> torch.Tensor:
-        """Return on the device whether the losses of all ranks are finite."""
-        self._gathered = self.signals.receive()
-        return torch.isfinite(self._gathered[:, 0]).all()
+    def update(
+        self,
+        step: int,
+        make_update: Callable[[torch.Tensor], torch.Tensor],
+        *,
+        lr: float,
+        waited_s: float,
+    ) -> StepResult | None:
+        """
+        Make the update of a step, and start to read its numbers.
 
-    def judge(self) -> StepResult | None:
-        """Read the step before this one, unless it is read. Raises NumbersError, the same on all ranks: it, or the one before, made no update."""
-        unread, self._unread = self._unread, None
-        return self._read(unread) if unread else None
+        Args:
+            step: counted from 1 on.
+            make_update: called with whether the losses of all ranks are finite, on the device; returns the norm.
+            lr: of the step.
+            waited_s: how long it waited for data.
 
-    def add(self, step: int, norm: torch.Tensor, *, lr: float, waited_s: float) -> None:
-        """Start to read the numbers of a step whose update was made if they are finite."""
-        values = torch.cat([self._gathered.flatten(), norm.detach().to(self._gathered.dtype).reshape(1)])
+        Returns:
+            The result of the step before, unless settle() has returned it.
+
+        Raises:
+            NumbersError: the same on all ranks; the step before, or the one before that, made no update.
+        """
+        gathered = self.signals.receive()
+        before = self._read() if self._unread else None
+        norm = make_update(torch.isfinite(gathered[:, 0]).all())
+        values = torch.cat([gathered.flatten(), norm.detach().to(gathered.dtype).reshape(1)])
         read, ended = self.group.accelerator.start_reading(values), self.group.accelerator.timestamp()
         self._unread = _Unread(step, lr, waited_s, self._norm_step, read, self._begun, ended)
         self._norm, self._norm_step, self._begun = values[-1], step, ended
+        return before
 
     def settle(self, *, final: bool) -> StepResult:
         """
@@ -88,9 +98,7 @@ class Outcomes:
         Raises:
             NumbersError: the same on all ranks; the step, or the one before, made no update.
         """
-        result = self.judge()
-        assert result is not None
-        received = self._exchange(Flag.NONE)
+        result, received = self._read(), self._exchange(Flag.NONE)
         step, self._norm_step, self._begun = self._norm_step, 0, None
         self.skips.check(step, received.norms, final=final)
         return result
@@ -103,7 +111,9 @@ class Outcomes:
         self.signals.send(torch.zeros_like(self._norm), flags, self._norm)
         return Received.decode(self.signals.receive().flatten().tolist())
 
-    def _read(self, unread: _Unread) -> StepResult:
+    def _read(self) -> StepResult:
+        unread, self._unread = self._unread, None
+        assert unread is not None
         *numbers, norm = unread.read()
         assert len(numbers) == NUMBERS * self.group.rank.world_size
         received = Received.decode(numbers)

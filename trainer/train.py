@@ -68,7 +68,6 @@ class Trainer:
         self.saver = Saver(self.checkpoints, self.strategy, progress, self.metrics.flush)
         self.roll_back = RollBack(self.checkpoints, self.saver, self.strategy)
         self.loss_mean = LossMean(self.task, group)
-        self.outcomes = Outcomes(group, scales_loss=config.precision == "fp16")
         self.replicas = Replicas(
             self.strategy.replicated,
             group.accelerator.start_reading,
@@ -150,7 +149,7 @@ class Trainer:
         self.metrics.begin(state.step, self.task.flops_per_sample(self.strategy.sizes))
         self.batches.begin(state.position)
         self.evaluation.begin()
-        self.outcomes.reset(state.skipped)
+        self.outcomes = Outcomes(self.group, scales_loss=self.config.precision == "fp16", skipped=state.skipped)
 
     def _advance(self, state: TrainState) -> TrainState:
         """
@@ -204,11 +203,13 @@ class Trainer:
                     self.outcomes.send(total, self._flags(step + 1))
                 self.strategy.backward(loss)
             self.batches.prepare()
-        is_good = self.outcomes.receive()
-        before = self.outcomes.judge()
-        self.progress.keep(self.arrivals.after_sync(step, self.group.rank.world_size))
-        norm = self.strategy.update(lr, total, is_good=is_good)
-        self.outcomes.add(step, norm, lr=lr, waited_s=self.batches.waited_s - waited_before_s)
+
+        def update(is_good: torch.Tensor) -> torch.Tensor:
+            self.progress.keep(self.arrivals.after_sync(step, self.group.rank.world_size))
+            return self.strategy.update(lr, total, is_good=is_good)
+
+        waited_s = self.batches.waited_s - waited_before_s
+        before = self.outcomes.update(step, update, lr=lr, waited_s=waited_s)
         self.replicas.after_step(step, last=step == config.steps)
         return before
 

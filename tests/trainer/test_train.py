@@ -139,8 +139,7 @@ def test_consecutive_skipped_fp16_steps_are_bounded_and_may_not_be_the_whole_tra
     first: int, resumed: int, final: int, bound: int | None
 ) -> None:
     """All steps from `first` on are skipped; this attempt begins after step `resumed`."""
-    skips, failed, message = Skips(scales_loss=True), None, ""
-    skips.reset(max(0, resumed - first + 1))
+    skips, failed, message = Skips(scales_loss=True, in_a_row=max(0, resumed - first + 1)), None, ""
     for step in range(resumed + 1, final + 1):
         try:
             skips.check(step, [math.nan if step >= first else 1.0] * 2, final=step == final)

@@ -44,15 +44,11 @@ class Skips:
     sends it with its next flags, and all ranks fail together. Until then nothing may be saved.
     """
 
-    def __init__(self, *, scales_loss: bool) -> None:
+    def __init__(self, *, scales_loss: bool, in_a_row: int = 0) -> None:
         """With loss scaling (fp16), all ranks may skip a step together: the scale is then halved."""
         self.scales_loss = scales_loss
-        self.in_a_row = 0
-        """The number of steps in a row that all ranks skipped, up to the last one that was judged."""
-
-    def reset(self, in_a_row: int) -> None:
-        """Forget the steps so far, after weights were loaded before which all ranks skipped `in_a_row` steps."""
         self.in_a_row = in_a_row
+        """The number of steps in a row that all ranks skipped, up to the last one that was judged."""
 
     def check(self, step: int, norms: Sequence[float], *, final: bool = False) -> None:
         """
