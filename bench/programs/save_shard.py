@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -11,8 +12,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.checkpoint.save import sharded
-from trainer.checkpoint.save.background import ShardedSave, Writer
+from trainer.checkpoint.save.background import ImmediateWriter, ShardedSave, Writer
 from trainer.parallel.parts import LocalState, whole_part
 from trainer.runtime.group import Group
 from trainer.runtime.init import initialise
@@ -26,20 +26,26 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
+def begun(group: Group, writer: Writer | ImmediateWriter, out: Path, state: LocalState, *, step: int) -> ShardedSave:
+    kept = {"limit": 2, "best": 0, "every": None}
+    return ShardedSave(group, writer, out, step=step, state=state, random_state=b"{}", metadata={}, kept=kept)
+
+
+def finish(save: ShardedSave) -> None:
+    save.complete()
+    problem = save.finish_alone()
+    assert not problem, problem
+
+
 def save_in_background(group: Group, out: Path, state: LocalState) -> dict[str, float]:
     """Save twice; the first time starts the process that writes. Returns the figures of the second."""
     writer, cpu_before_s, started, stopped_s = Writer(group), 0.0, 0.0, 0.0
     for step in (1, 2):
         cpu_before_s = cpu_s(writer.pid) if writer.pid else 0.0
         started = time.perf_counter()
-        save = ShardedSave(
-            group, writer, out, step=step, state=state, random_state=b"{}", metadata={},
-            kept={"limit": 2, "best": 0, "every": None},
-        )  # fmt: skip
+        save = begun(group, writer, out, state, step=step)
         stopped_s = time.perf_counter() - started
-        save.complete()
-        problem = save.finish_alone()
-        assert not problem, problem
+        finish(save)
     assert writer.pid
     figures = {"cpu_s": cpu_s(writer.pid) - cpu_before_s, "stopped_s": stopped_s}
     whole_s = time.perf_counter() - started
@@ -52,7 +58,8 @@ def save_and_wait(group: Group, out: Path, state: LocalState) -> dict[str, float
     started, cpu_before_s = 0.0, 0.0
     for step in (1, 2):
         started, cpu_before_s = time.perf_counter(), time.process_time()
-        sharded.save(group, out, step=step, state=state, random_state=b"{}", metadata={}, retain=lambda: None)
+        with contextlib.closing(ImmediateWriter(group)) as writer:
+            finish(begun(group, writer, out, state, step=step))
     whole_s = time.perf_counter() - started
     return {"cpu_s": time.process_time() - cpu_before_s, "stopped_s": whole_s, "whole_s": whole_s}
 

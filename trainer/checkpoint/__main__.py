@@ -125,10 +125,8 @@ def _export(request: argparse.Namespace) -> int:
         raise UserError(f"{' and '.join(f'--{form}' for form in forms)} write different folders: name one")
     if importlib.util.find_spec("torch") is None:
         raise UserError(f"export needs torch, which is not installed for {sys.executable}")
-    from trainer.checkpoint.interop.dcp import export_dcp  # list and verify work without torch
-    from trainer.checkpoint.interop.export import export
-    from trainer.checkpoint.interop.export_folder import export_folder
-    from trainer.checkpoint.interop.lora import export_adapter
+    # list and verify work without torch
+    from trainer.checkpoint.interop.export import export, export_adapter, export_dcp, export_folder
 
     path = _step_folders(request.folder)[0]
     target = request.target or Path(f"{path.name}_{forms[0]}" if forms else f"{path.name}.safetensors")

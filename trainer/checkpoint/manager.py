@@ -5,6 +5,7 @@ other ranks; or a shard per rank (sharded.py).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -15,7 +16,7 @@ from typing import Any, BinaryIO, Callable, Dict, Mapping
 
 import torch
 
-from trainer.checkpoint.format import files, lock
+from trainer.checkpoint.format import files
 from trainer.checkpoint.format.files import Checkpoint
 from trainer.checkpoint.format.named import named
 from trainer.checkpoint.format.random_state import random_state, restore_random_state
@@ -28,10 +29,9 @@ from trainer.checkpoint.load.whole import load_state, load_whole
 from trainer.checkpoint.memory.host_memory import available_memory
 from trainer.checkpoint.memory.states import MemoryStates
 from trainer.checkpoint.save import sharded
-from trainer.checkpoint.save.background import ShardedSave, Writer
+from trainer.checkpoint.save.background import ImmediateWriter, ShardedSave, Writer
 from trainer.checkpoint.save.code import code_version
 from trainer.checkpoint.save.space import checkpoint_bytes, checkpoints_to_hold
-from trainer.checkpoint.save.staging import copy_to_cpu, on_cpu
 from trainer.config.config import TrainConfig
 from trainer.config.defaults import with_shards
 from trainer.console import log_line
@@ -39,6 +39,7 @@ from trainer.errors import StorageError, StorageUserError, UserError
 from trainer.parallel.base import Strategy
 from trainer.parallel.parts import first_names
 from trainer.runtime.group import Group
+from trainer.tensors import copy_to_cpu, on_cpu
 from trainer.text import gigabytes
 from trainer.values import Tree
 
@@ -67,7 +68,7 @@ class TrainState:
     planned_steps: int | None = None
 
     def after_step(self, *, tokens: int, samples: int, planned_steps: int | None = None) -> TrainState:
-        """Return the state after one more step, with its tokens and samples on all ranks; its loss is not read yet."""
+        """One more step, with its tokens and samples on all ranks; its loss is not read yet."""
         return replace(
             self,
             step=self.step + 1,
@@ -79,7 +80,7 @@ class TrainState:
         )
 
     def with_loss(self, loss: float, *, skipped: int) -> TrainState:
-        """Return the state with the loss of a step, read later than the step was made."""
+        """With the loss of a step, read later than the step was made."""
         first_loss = loss if self.first_loss is None else self.first_loss
         return replace(self, first_loss=first_loss, last_loss=loss, skipped=skipped)
 
@@ -142,7 +143,6 @@ class Checkpoints:
         return not problem
 
     def writes_shards(self, sizes: Mapping[str, int]) -> bool:
-        """Return True if a model with parameters of these sizes is saved in shards."""
         is_large = checkpoint_bytes(sizes, self.group.rank.world_size, self.config) >= sharded.SHARDED_FROM_BYTES
         return self.may_shard and (is_large or self.config.checkpoint == "sharded")
 
@@ -169,18 +169,14 @@ class Checkpoints:
                 raise UserError.agreed(f"checkpoint=sharded: {exc}: use checkpoint=whole") from exc
             checkpoints, form = replace(self, may_shard=False), f"whole files: {exc}"
         else:
-            has_memory = self._nodes_hold_a_copy(strategy.sizes)
+            rank = self.group.rank
+            needed = FREE_COPIES * checkpoint_bytes(strategy.sizes, rank.world_size, self.config) // rank.nodes
+            has_memory = all(self.group.gather_bytes(b"yes" if available_memory() >= needed else b""))
             config, defaults = with_shards(self.config, self.group.accelerator.name, has_memory=has_memory)
             checkpoints, form = replace(self, config=config), f"{form}; {defaults}" if defaults else form
         if self.group.rank.is_main:
             log_line(f"checkpoints: {form}")
         return checkpoints
-
-    def _nodes_hold_a_copy(self, sizes: Mapping[str, int]) -> bool:
-        """Return True if every node has several times the memory that a copy of the shards needs; a collective."""
-        rank = self.group.rank
-        needed = FREE_COPIES * checkpoint_bytes(sizes, rank.world_size, self.config) // rank.nodes
-        return all(self.group.gather_bytes(b"yes" if available_memory() >= needed else b""))
 
     def prepare(self) -> None:
         """
@@ -198,7 +194,7 @@ class Checkpoints:
                     raise UserError(f"out={self.out}: {problem}; checkpoints there could be anybody's")
                 if not os.access(str(self.out), os.W_OK | os.X_OK):
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-                holder = lock.acquire(self.out, self._run_id)
+                holder = files.lock(self.out, self._run_id)
                 if holder:
                     raise UserError(f"out={self.out} is in use by {holder}: choose another out=, or stop that training")
                 for name in files.remove_stale(self.out):
@@ -235,22 +231,17 @@ class Checkpoints:
             StorageError: on all ranks alike; earlier checkpoints are still there.
         """
         if self.writes_shards(strategy.sizes):
-            sharded.save(
-                self.group,
-                self.out,
-                step=state.step,
-                state=strategy.local_state(),
-                random_state=random_state(self.group.accelerator),
-                metadata=self._metadata(state, strategy),
-                retain=self._retain,
-            )
+            with contextlib.closing(ImmediateWriter(self.group)) as writer:
+                save = self.begin_shards(state, strategy, writer)
+                save.complete()
+                self.group.raise_if_any(save.problem(), kind=StorageError)
             return self.path(state.step)
         snapshot = self.snapshot(state, strategy, is_async=False)
         self.group.raise_if_any(self.write(snapshot) if snapshot else "", kind=StorageError)
         return self.path(state.step)
 
-    def begin_shards(self, state: TrainState, strategy: Strategy, writer: Writer) -> ShardedSave:
-        """Begin to save in shards while training continues, on every rank."""
+    def begin_shards(self, state: TrainState, strategy: Strategy, writer: Writer | ImmediateWriter) -> ShardedSave:
+        """On every rank, as save() does, while training continues."""
         config = self.config
         return ShardedSave(
             self.group,
@@ -271,12 +262,7 @@ class Checkpoints:
         return self.out / f"step_{step}"
 
     def snapshot(
-        self,
-        state: TrainState,
-        strategy: Strategy,
-        *,
-        is_async: bool,
-        staging: Tree = None,
+        self, state: TrainState, strategy: Strategy, *, is_async: bool, staging: Tree = None
     ) -> Snapshot | None:
         """
         Collect the data that save() writes, on rank 0; a collective.
@@ -328,7 +314,6 @@ class Checkpoints:
         return TrainState() if record is None else _train_state(record)
 
     def keep_in_memory(self, state: TrainState, strategy: Strategy) -> None:
-        """Keep the state in memory, if memory_steps is set."""
         if self.memory is not None:
             states = random_state(self.group.accelerator)
             metadata = self._metadata(state, strategy)
@@ -383,10 +368,7 @@ class Checkpoints:
         saved = load_state(found.path / "state.pt", found.path.name)
         check_parameters(saved["model"], strategy.sizes, found.manifest["step"])
         return named(
-            saved,
-            strategy.sizes,
-            keep_scale=self._keeps_scale(found.manifest),
-            keep_ema=bool(self.config.optim.ema),
+            saved, strategy.sizes, keep_scale=self._keeps_scale(found.manifest), keep_ema=bool(self.config.optim.ema)
         )
 
     def _keeps_scale(self, manifest: Mapping[str, Any]) -> bool:

@@ -46,12 +46,11 @@ class _Writing:
 
 
 class Saver:
-    """Saves at the end of steps. At most one checkpoint is being written; a save that falls due meanwhile is postponed."""
+    """Saves at the end of steps, after `flush`. At most one checkpoint is being written; a save that falls due meanwhile is postponed."""
 
     def __init__(
         self, checkpoints: Checkpoints, strategy: Strategy, progress: Progress, flush: Callable[[], None]
     ) -> None:
-        """Calls `flush` before each save."""
         self.checkpoints, self.strategy, self.progress, self.flush = checkpoints, strategy, progress, flush
         self.config, self.is_main = checkpoints.config, checkpoints.group.rank.is_main
         self.memory = checkpoints.memory
@@ -84,8 +83,9 @@ class Saver:
         if writing and writing.problem():
             return mine | Flag.SAVE_FAILED
         self._report_end()
-        if self._is_too_soon():
-            return mine | Flag.POSTPONE
+        share = self.config.save_share
+        if share is not None and time.monotonic() - self._saved_at < self._cost_s / share:
+            return mine | Flag.POSTPONE  # a save now would make the share of time spent on saves larger than save_share
         return mine | Flag.SAVE if self._postponed or self._is_due_by_time() else mine
 
     def known_flags(self, step: int) -> Flag | None:
@@ -122,11 +122,11 @@ class Saver:
         return flag
 
     def needs_check(self, step: int, flags: Flag) -> bool:
-        """Return True if the state after `step` is saved or kept in memory, so that it must be right; the same on every rank."""
+        """The state after `step` is saved or kept in memory, so that it must be right; the same on every rank."""
         return self.is_due(step, flags) or (self.memory is not None and self.memory.is_due(step, flags))
 
     def is_due(self, step: int, flags: Flag) -> bool:
-        """Return True if a save follows `step`, or the report of a failed one; the same on every rank, as `flags` come from all ranks."""
+        """A save follows `step`, or the report of a failed one; the same on every rank, as `flags` come from all ranks."""
         if flags & (Flag.SAVE | Flag.SAVE_FAILED):
             return True
         return self._is_due_by_step(step) and not flags & Flag.POSTPONE
@@ -144,7 +144,9 @@ class Saver:
         Raises:
             StorageError: on all ranks alike; this save failed, or the one being written did.
         """
-        self._prepare(last=last)
+        if self._writer is None and self.config.async_save and not last and self._in_shards:
+            self._writer = Writer(self.checkpoints.group)  # after the first step, which allocates the moments
+            self._writer.prepare(self.strategy.local_state())
         if not flags & (Flag.WRITING | Flag.SAVE_FAILED):
             self._complete_shards()
         if self.memory is not None and not last and self.memory.is_due(state.step, flags):
@@ -162,9 +164,16 @@ class Saver:
         state = replace(state, mean_loss=sum(self._losses) / max(1, len(self._losses)), eval_loss=eval_loss)
         self._losses = []
         if self.config.async_save and not last:
-            self._begin(state)
+            save = self._begun(state)
+            self._cost_s = time.monotonic() - self._saved_at
+            if save:
+                self._writing = _Writing(state.step, self._saved_at, self._cost_s, save)
         else:
-            self._save(state)
+            path = self.checkpoints.save(state, self.strategy)
+            if self.is_main:
+                self._cost_s = time.monotonic() - self._saved_at
+                log_line(f"saved {path} in {self._cost_s:.2f} s{self._next_save()}")
+            self.progress.write("save", state.step, saved=state.step)
         self._saves += 1
         self._save_s += time.monotonic() - started
         self.progress.keep({"saves": self._saves, "save_s": self._save_s})
@@ -226,44 +235,19 @@ class Saver:
         minutes = self.config.save_minutes
         return minutes is not None and time.monotonic() - self._saved_at >= minutes * 60
 
-    def _is_too_soon(self) -> bool:
-        """Return True if a save now would make the share of time spent on saves larger than save_share."""
-        share = self.config.save_share
-        return share is not None and time.monotonic() - self._saved_at < self._cost_s / share
-
     def _next_save(self) -> str:
         share = self.config.save_share
         return f"; save_share={share:g}: the next in {self._cost_s / share:.0f} s at the earliest" if share else ""
 
     def _is_due_by_step(self, step: int) -> bool:
-        """Return True if save_steps or keep_every requires a save at this step."""
         every = self.config.keep_every
         return step % self.config.save_steps == 0 or (every is not None and step % every == 0)
 
-    def _save(self, state: TrainState) -> None:
-        path = self.checkpoints.save(state, self.strategy)
-        if self.is_main:
-            self._cost_s = time.monotonic() - self._saved_at
-            log_line(f"saved {path} in {self._cost_s:.2f} s{self._next_save()}")
-        self.progress.write("save", state.step, saved=state.step)
-
-    def _begin(self, state: TrainState) -> None:
-        save = self._begin_shards(state) if self._in_shards else self._begin_whole(state)
-        self._cost_s = time.monotonic() - self._saved_at
-        if save:
-            self._writing = _Writing(state.step, self._saved_at, self._cost_s, save)
-
-    def _prepare(self, *, last: bool) -> None:
-        """After the first step, which allocates the moments, prepare the writer of shards in the background; a collective."""
-        if self._writer is None and self.config.async_save and not last and self._in_shards:
-            self._writer = Writer(self.checkpoints.group)
-            self._writer.prepare(self.strategy.local_state())
-
-    def _begin_shards(self, state: TrainState) -> ShardedSave:
-        assert self._writer is not None
-        return self.checkpoints.begin_shards(state, self.strategy, self._writer)
-
-    def _begin_whole(self, state: TrainState) -> _WholeSave | None:
+    def _begun(self, state: TrainState) -> _WholeSave | ShardedSave | None:
+        """The save that continues in the background; None if this rank has no part in it."""
+        if self._in_shards:
+            assert self._writer is not None
+            return self.checkpoints.begin_shards(state, self.strategy, self._writer)
         snapshot = self.checkpoints.snapshot(state, self.strategy, is_async=True, staging=self._staging)
         if not snapshot:
             return None

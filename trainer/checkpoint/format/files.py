@@ -12,6 +12,7 @@ A sharded checkpoint (shards.py) has r00000.safetensors, r00001.safetensors, …
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import math
@@ -19,6 +20,7 @@ import os
 import re
 import secrets
 import shutil
+import socket
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +39,7 @@ QUARANTINED_PREFIX = "quarantined-"
 FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)*\Z")
 READ_BYTES = 256 << 10  # stays in the cache, and in memory that malloc reuses: 4 MB takes twice the CPU time
 MANIFEST_BYTES = 1 << 30  # about 30 per rank, parameter and kind of tensor: 8,192 ranks with 1,400 parameters
+LOCK, HOLDER_BYTES = ".lock", 1024
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -390,3 +393,28 @@ def _flush_folder(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def lock(out: Path, run: str | None) -> str:
+    """
+    Lock the folder for the life of this process; returns "", or the name of the holder.
+
+    Two trainings would remove each other's unfinished checkpoints and mix their metrics.
+
+    Args:
+        out: exists.
+        run: orch's id of the run. Its own earlier attempt may hold the lock: a file server may need minutes to notice that a
+            node is dead.
+    """
+    file = os.open(str(out / LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock(), which child processes would inherit
+    except OSError as exc:
+        holder = os.pread(file, HOLDER_BYTES, 0).decode(errors="replace").strip()
+        os.close(file)
+        if exc.errno not in (errno.EACCES, errno.EAGAIN):
+            return ""  # a file system without locks
+        return "" if run and holder.startswith(f"run {run},") else holder or "another process"
+    os.ftruncate(file, 0)
+    os.pwrite(file, f"run {run or 'outside orch'}, pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    return ""  # the file stays open: closing it would release the lock

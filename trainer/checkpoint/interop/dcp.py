@@ -6,24 +6,19 @@ No class of a pickle is ever made or called but those here, which do nothing.
 
 from __future__ import annotations
 
-import errno
 import functools
-import importlib
 import io
 import math
 import os
 import pickle
-import warnings
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import torch
 
-from trainer.checkpoint.interop.export import saved_weights
-from trainer.checkpoint.interop.weight import Weight
 from trainer.errors import UserError
-from trainer.io import appearing_whole
 from trainer.safetensors import DTYPES
 
 METADATA_FILE = ".metadata"
@@ -33,6 +28,23 @@ MODEL_PREFIX = "model."  # of {"model": model.state_dict()}
 OPTIMIZER_PREFIXES = ("optimizer.", "optim.")
 
 Pickled = Any  # an object that a pickle holds
+
+
+@dataclass(frozen=True)
+class Weight:
+    """
+    One tensor, not read yet.
+
+    file: that has it, or its index.
+    kind: as safetensors name the type; other types by their names in torch.
+    read: raises UserError; the message begins with the file.
+    """
+
+    file: str
+    kind: str
+    shape: Tuple[int, ...]
+    size: int
+    read: Callable[[], torch.Tensor]
 
 
 class _Record:
@@ -224,34 +236,3 @@ def _read_part(saved: _Saved, part: _Part) -> torch.Tensor:
         expected = f"{saved.dtype} of shape {list(part.shape)}"
         raise UserError(f"{part.file}: bytes {part.offset} to {end} are not {name} as {METADATA_FILE} says: {expected}")
     return found
-
-
-def export_dcp(path: Path, target: Path, *, averaged: bool = True) -> int:
-    """
-    Write the weights of the checkpoint folder `path`, or their averages as export(), as a new folder that torch.distributed.checkpoint.load reads.
-
-    Returns:
-        The number of tensors.
-
-    Raises:
-        DamagedError: the checkpoint does not verify.
-        UserError: as export(), or torch cannot write the folder.
-        OSError: `target` exists, or cannot be written.
-    """
-    # imported here: it takes a second, and torch 1.10 has none of it
-    error: Any = importlib.import_module("torch.distributed.checkpoint.api").CheckpointException
-    writer: Any = importlib.import_module("torch.distributed.checkpoint.filesystem").FileSystemWriter
-    save: Any = importlib.import_module("torch.distributed.checkpoint.state_dict_saver").save
-
-    if target.exists():
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-    _, weights = saved_weights(path, averaged=averaged)
-    try:
-        with appearing_whole(target) as temporary, warnings.catch_warnings():
-            temporary.mkdir()
-            warnings.simplefilter("ignore")  # of a process alone
-            save(weights, storage_writer=writer(str(temporary)))
-    except error as exc:
-        causes = [str(failure[0]) for failure in exc.failures.values()]
-        raise UserError(f"{target}: cannot be written: {'; '.join(causes)}") from exc
-    return len(weights)

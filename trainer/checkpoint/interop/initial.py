@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Mapping, Tuple
 import torch
 
 from trainer.checkpoint.interop import dcp
-from trainer.checkpoint.interop.weight import Weight
+from trainer.checkpoint.interop.dcp import Weight
 from trainer.checkpoint.load.whole import load_whole
 from trainer.config.config import TrainConfig
 from trainer.console import log_line
@@ -156,10 +156,13 @@ def read_weights(
         f"{name} is missing, of shape {list(shapes[name])}" for name in shapes if tied.get(name, name) not in found
     ]
     for name, weight in found.items():
-        if name in shapes:
-            misfit = _misfit(weight, shapes[name])
-            problems += [f"{weight.file}: {name} {misfit}"] if misfit else []
-        elif name not in unused:
+        if name in shapes and weight.shape != shapes[name]:
+            problems.append(
+                f"{weight.file}: {name} has shape {list(weight.shape)}, the model needs {list(shapes[name])}"
+            )
+        elif name in shapes and weight.kind not in KINDS:
+            problems.append(f"{weight.file}: {name} is of type {weight.kind}: {', '.join(KINDS)} can be read")
+        elif name not in shapes and name not in unused:
             problems.append(f"{weight.file}: {name} is not in the model")
     if problems:
         more = f"; and {len(problems) - NAMED_AT_MOST} more" if len(problems) > NAMED_AT_MOST else ""
@@ -183,13 +186,6 @@ def _weights_at(path: Path, names: Mapping[str, Any]) -> Dict[str, Weight]:
         for file, opened in _open_files(path).items()
         for name, entry in opened.header.entries.items()
     }
-
-
-def _misfit(entry: Weight, shape: Tuple[int, ...]) -> str:
-    """Return how the tensor differs from the one that is needed, or ""."""
-    if entry.shape != shape:
-        return f"has shape {list(entry.shape)}, the model needs {list(shape)}"
-    return "" if entry.kind in KINDS else f"is of type {entry.kind}: {', '.join(KINDS)} can be read"
 
 
 def _open_files(path: Path) -> Dict[str, SafetensorsFile]:

@@ -13,44 +13,10 @@ from trainer.parallel.base import Strategy
 BINDING = ("model.", "task", "options.", "lora.")  # a change of these makes it another model
 # Settings that may change between two attempts without changing the losses.
 FREE_KEYS = frozenset(
-    [
-        *(
-            "out",
-            "resume",
-            "init",
-            "save_steps",
-            "save_total_limit",
-            "device",
-            "ddp_timeout",
-            "hang_timeout",
-            "log_steps",
-        ),
-        *("fingerprint_steps", "start_timeout"),
-        *(
-            "data.workers",
-            "data.prefetch",
-            "data.pin_memory",
-            "data.validation",
-            "data.tokenizer",
-            "eval_steps",
-            "eval_batches",
-            "evaluate_only",
-        ),
-        *(
-            "save_minutes",
-            "save_share",
-            "memory_steps",
-            "keep_best",
-            "keep_every",
-            "roll_back",
-            "batch",
-            "async_save",
-            "checkpoint",
-            "report",
-            "peak_tflops",
-        ),
-        *("activation_checkpointing", "find_unused_parameters", "gradient_as_bucket_view", "fsdp.reshard"),
-    ]
+    "out resume init save_steps save_total_limit device ddp_timeout hang_timeout log_steps fingerprint_steps start_timeout "
+    "data.workers data.prefetch data.pin_memory data.validation data.tokenizer eval_steps eval_batches evaluate_only "
+    "save_minutes save_share memory_steps keep_best keep_every roll_back batch async_save checkpoint report peak_tflops "
+    "activation_checkpointing find_unused_parameters gradient_as_bucket_view fsdp.reshard".split()
 )
 NAMED_AT_MOST = 3
 
@@ -83,9 +49,9 @@ def check_compatible(
             f"the checkpoint at step {step} has the moments of another optimizer: {changed['optim.name']} (saved -> now): "
             "use the earlier one, or start from its weights: python -m trainer.checkpoint export, then init= and another out="
         )
-    binding = [text for key, text in changed.items() if key.startswith(BINDING)] or _other_parameters(
-        manifest, strategy
-    )
+    binding = [text for key, text in changed.items() if key.startswith(BINDING)]
+    # With equal settings, the model's code may have changed; older manifests do not list the sizes.
+    binding = binding or _changed_sizes(manifest.get("sizes", strategy.sizes), strategy.sizes)
     if binding:
         raise UserError(f"the checkpoint at step {step} does not fit: {', '.join(binding)} (saved -> now)")
     if changed:
@@ -112,11 +78,6 @@ def check_parameters(model: Mapping[str, Any], sizes: Mapping[str, int], step: i
     changed = _changed_sizes({name: model[name].numel() for name in sizes if name in model}, sizes)
     if changed:
         raise UserError(f"the checkpoint at step {step} does not fit: {', '.join(changed)} (saved -> now)")
-
-
-def _other_parameters(manifest: Mapping[str, Any], strategy: Strategy) -> List[str]:
-    """Parameters that differ although the settings are equal, since the model's code changed; older manifests do not list them."""
-    return _changed_sizes(manifest.get("sizes", strategy.sizes), strategy.sizes)
 
 
 def _changed_sizes(saved: Mapping[str, int], now: Mapping[str, int]) -> List[str]:

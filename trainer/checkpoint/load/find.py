@@ -89,15 +89,10 @@ class Finder:
 
     def _accepted(self, found: Checkpoint, strategy: Strategy) -> Checkpoint:
         """The checkpoint, after a check that it is of this model and data; later ones go to quarantine if a training continues from it."""
-        world_size, data_digest = self.rank.world_size, self.data_digest
         check_compatible(
-            found.manifest,
-            self.config,
-            strategy,
-            world_size=world_size,
-            data_digest=data_digest,
-            base_digest=self.base_digest,
-        )
+            found.manifest, self.config, strategy,
+            world_size=self.rank.world_size, data_digest=self.data_digest, base_digest=self.base_digest,
+        )  # fmt: skip
         if not self.config.evaluate_only:
             self._quarantine_later(found)
         log_line(f"resuming from {found.path}, step {found.manifest['step']}")

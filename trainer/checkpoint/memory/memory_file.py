@@ -53,8 +53,13 @@ class MemoryFile:
         with contextlib.suppress(FileNotFoundError):
             self.record_path.unlink()
 
-    def write_record(self, record: Mapping[str, Any]) -> None:
-        replace_text(self.record_path, files.seal(record))
+    def write_record(self, record: Mapping[str, Any]) -> str:
+        """Returns the problem, or ""."""
+        try:
+            replace_text(self.record_path, files.seal(record))
+        except OSError as exc:
+            return f"{self.record_path}: {exc.strerror}"
+        return ""
 
     def read_record(self) -> Dict[str, Any] | None:
         """The record; None if there is none. Raises DamagedError."""

@@ -14,7 +14,7 @@ import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Set, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Set, Tuple
 
 import torch
 
@@ -25,6 +25,7 @@ from trainer.checkpoint.format.shards import merged
 from trainer.checkpoint.load.compatibility import differences
 from trainer.checkpoint.load.sharded import OwnShard
 from trainer.checkpoint.load.sharded import load as load_sharded
+from trainer.checkpoint.memory.exchange import Exchange, Json, Neighbours, receive_state, send_state
 from trainer.checkpoint.memory.host_memory import available_memory
 from trainer.checkpoint.memory.memory_file import SLOTS, MemoryFile, files_in
 from trainer.checkpoint.save import sharded
@@ -35,77 +36,12 @@ from trainer.errors import UserError
 from trainer.parallel.base import Strategy
 from trainer.parallel.parts import LocalState
 from trainer.runtime.fingerprint import comparable, fingerprint
-from trainer.runtime.group import CHUNK_BYTES, Group
+from trainer.runtime.group import Group
 from trainer.runtime.signals import Flag
 from trainer.state_keys import MODEL, MOMENTS
 from trainer.text import gigabytes
 
 VARIABLE = "ORCH_MEMORY_DIR"
-HEAD_BYTES = 16
-Json = Dict[str, Any]
-Buffer = TypeVar("Buffer", bytearray, memoryview)
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """`target`: the rank of another node that keeps a copy of this rank's states, None on a single node; `sources`: those it keeps copies for."""
-
-    target: int | None
-    sources: Tuple[int, ...]
-
-    @classmethod
-    def of(cls, rank: int, nodes: Sequence[str]) -> Neighbours:
-        """The neighbours of a rank; `nodes` has the node of every rank."""
-        names = list(dict.fromkeys(nodes))
-        if len(names) == 1:
-            return cls(None, ())
-        ranks = {name: [number for number, node in enumerate(nodes) if node == name] for name in names}
-
-        def target_of(number: int) -> int:
-            mine = nodes[number]
-            there = ranks[names[(names.index(mine) + 1) % len(names)]]
-            return there[ranks[mine].index(number) % len(there)]
-
-        return cls(target_of(rank), tuple(number for number in range(len(nodes)) if target_of(number) == rank))
-
-
-class Exchange:
-    """Messages between two ranks, through a separate group in the memory of the hosts: the group of the training may be one of devices."""
-
-    def __init__(self, group: Group) -> None:
-        self.distributed = group.accelerator.distributed
-        self.pair = self.distributed.new_group(backend="gloo")
-
-    def send(self, target: int, head: bytes, content: memoryview) -> List[Any]:
-        """Begin to send; returns objects to wait for, with the memory that must not change until then."""
-        sizes = len(head).to_bytes(8, "little") + len(content).to_bytes(8, "little")
-        parts = [memoryview(bytearray(sizes)), memoryview(bytearray(head)), *_chunks(content)]
-        tensors = [torch.frombuffer(part, dtype=torch.uint8) for part in parts if len(part)]
-        return [(self.distributed.isend(tensor, target, group=self.pair), tensor) for tensor in tensors]
-
-    def receive_head(self, source: int) -> Tuple[bytes, int]:
-        """The first part of a message, and the size of the second."""
-        sizes = self._receive(source, bytearray(HEAD_BYTES))
-        head = bytearray(int.from_bytes(sizes[:8], "little"))
-        return bytes(self._receive(source, head) if head else head), int.from_bytes(sizes[8:], "little")
-
-    def receive_content(self, source: int, content: memoryview) -> None:
-        for part in _chunks(content):
-            self._receive(source, part)
-
-    def discard_content(self, source: int, size: int) -> None:
-        """Receive what cannot be kept: the next message comes after it, and gloo ends a process in which the sizes differ."""
-        scratch = memoryview(bytearray(min(size, CHUNK_BYTES)))
-        for start in range(0, size, CHUNK_BYTES):
-            self._receive(source, scratch[: size - start])
-
-    def _receive(self, source: int, target: Buffer) -> Buffer:
-        self.distributed.recv(torch.frombuffer(target, dtype=torch.uint8), source, group=self.pair)
-        return target
-
-
-def _chunks(content: memoryview) -> List[memoryview]:
-    return [content[start : start + CHUNK_BYTES] for start in range(0, len(content), CHUNK_BYTES)]
 
 
 class MemoryStates:
@@ -249,13 +185,13 @@ class MemoryStates:
         problem = problem or answer.get("problem", "")
         if not problem:
             record = {**record, "sha256": answer["sha256"]}
-            problem = _written(file, record)
+            problem = file.write_record(record)
         if self.exchange is None or self.neighbours.target is None:
             return problem
         try:
-            sent = _send(self.exchange, self.neighbours.target, file, {} if problem else record)
+            sent = send_state(self.exchange, self.neighbours.target, file, {} if problem else record)
             for source in self.neighbours.sources:
-                problem = _receive(self.exchange, source, self.copies[source]) or problem
+                problem = receive_state(self.exchange, source, self.copies[source]) or problem
             for work, _ in sent:
                 work.wait()
         except (OSError, RuntimeError) as exc:  # the latter from torch, if the other rank has ended
@@ -387,11 +323,11 @@ class MemoryStates:
         problem = ""
         if self.rank == offer.holder:
             with contextlib.closing(self._file(offer.rank, offer.slot)) as file:
-                for work, _ in _send(exchange, offer.rank, file, file.read_record() or {}):
+                for work, _ in send_state(exchange, offer.rank, file, file.read_record() or {}):
                     work.wait()
         elif self.rank == offer.rank:
             slots = [self._file(offer.rank, slot) for slot in range(SLOTS)]
-            problem = _receive(exchange, offer.holder, slots)
+            problem = receive_state(exchange, offer.holder, slots)
             file = slots[offer.slot]
             file.close()
             problem = problem or file.verify(file.read_record() or {"size": 0, "sha256": ""})
@@ -428,41 +364,6 @@ def choose(offers: Sequence[Offer], world_size: int) -> List[Offer] | None:
         if is_whole:
             return [parts[rank] for rank in range(world_size)]
     return None
-
-
-def _send(exchange: Exchange, target: int, file: MemoryFile, record: Json) -> List[Any]:
-    """Begin to send a state, as Exchange.send(); one without a record stands for none."""
-    head = json.dumps({"slot": file.slot, "record": record}).encode()
-    return exchange.send(target, head, file.memory.view(record["size"]) if record else memoryview(b""))
-
-
-def _receive(exchange: Exchange, source: int, slots: Sequence[MemoryFile]) -> str:
-    """Receive what _send() sends, whether it can be kept or not; returns the problem, or ""."""
-    head, size = exchange.receive_head(source)
-    message = json.loads(head)
-    file, content, problem = slots[message["slot"]], memoryview(b""), ""
-    try:
-        file.forget()
-        if size:
-            content = file.memory.view(size)
-    except OSError as exc:
-        problem = f"{file.path}: {exc.strerror}"
-    if problem:
-        exchange.discard_content(source, size)
-    else:
-        exchange.receive_content(source, content)
-        if message["record"]:
-            problem = _written(file, {key: value for key, value in message["record"].items() if key != "seal"})
-    return problem
-
-
-def _written(file: MemoryFile, record: Json) -> str:
-    """Write the record of a slot; returns the problem, or ""."""
-    try:
-        file.write_record(record)
-    except OSError as exc:
-        return f"{file.record_path}: {exc.strerror}"
-    return ""
 
 
 def _bytes_of(tensors: Mapping[str, torch.Tensor], kind: str) -> int:

@@ -1,4 +1,8 @@
-"""Sharded saves while training continues: each rank copies its shard, a separate process writes it, and that of rank 0 completes the checkpoint."""
+"""
+Sharded saves: each rank copies its shard to memory, a writer writes it, and that of rank 0 completes the checkpoint.
+
+The writer is a process, so that training continues, or works at once.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ import torch
 from trainer.checkpoint.format import files
 from trainer.checkpoint.save import sharded
 from trainer.checkpoint.save.shared_memory import SharedMemory, size_of
+from trainer.checkpoint.save.writer import answer_to
 from trainer.parallel.parts import LocalState
 from trainer.runtime.group import Group
 
@@ -63,6 +68,9 @@ class Writer:
     def request(self, **request: Any) -> Future[Dict[str, Any]]:  # JSON
         """Begin a request of writer.py; the answer has a "problem", if there was one. Call it from the main thread."""
         return self._thread.submit(_answer_of, self._run(), json.dumps(request))
+
+    def copy_problem(self, error: OSError) -> str:
+        return f"its shard cannot be copied for another process: {error}"
 
     def _run(self) -> subprocess.Popen[str]:
         """The process, started if there is none."""
@@ -116,6 +124,31 @@ def _answer_of(process: subprocess.Popen[str], line: str) -> Dict[str, Any]:
     return found
 
 
+class ImmediateWriter:
+    """Does in request() what the process of a Writer does. To be made by all ranks together, for one save."""
+
+    def __init__(self, group: Group) -> None:
+        self.memory = SharedMemory.anonymous(group.accelerator)
+        self._name = group.broadcast_bytes(secrets.token_hex(files.TOKEN_BYTES).encode()).decode()
+
+    def name(self) -> str:
+        return self._name
+
+    def fill(self, tensors: Mapping[str, torch.Tensor]) -> int:
+        return self.memory.fill(tensors)
+
+    def request(self, **request: Any) -> Future[Dict[str, Any]]:
+        answer: Future[Dict[str, Any]] = Future()
+        answer.set_result(answer_to(self.memory, request))
+        return answer
+
+    def copy_problem(self, error: OSError) -> str:
+        return files.reason(error)
+
+    def close(self) -> None:
+        self.memory.close()
+
+
 class ShardedSave:
     """
     One save: each rank writes its shard; once all have, complete() lets rank 0 give the checkpoint its name.
@@ -129,7 +162,7 @@ class ShardedSave:
     def __init__(
         self,
         group: Group,
-        writer: Writer,
+        writer: Writer | ImmediateWriter,
         out: Path,
         *,
         step: int,
@@ -142,10 +175,14 @@ class ShardedSave:
         Copy the state and begin to write it. Every rank must do so, and waits for no other.
 
         Args:
+            group: of all ranks.
             writer: of this rank, with no request under way.
+            out: the folder of checkpoints.
+            step: names the folder.
+            state: of this rank.
+            random_state: of this rank, as JSON.
+            metadata: JSON values kept in the manifest; rank 0's count.
             kept: the limits of files.retain().
-
-        The other arguments are those of sharded.save().
         """
         self.group, self.writer, self.out, self.step, self.kept = group, writer, out, step, kept
         self.metadata = {**metadata, **sharded.state_metadata(state)}
@@ -161,7 +198,7 @@ class ShardedSave:
             folder, rank = str(self.temporary), group.rank.global_rank
             self._answer = writer.request(do="write", folder=folder, rank=rank, size=size)
         except OSError as exc:
-            self._answer.set_result({"problem": f"its shard cannot be copied for another process: {exc}"})
+            self._answer.set_result({"problem": writer.copy_problem(exc)})
 
     @property
     def path(self) -> Path:

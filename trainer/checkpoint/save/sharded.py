@@ -1,4 +1,4 @@
-"""Sharded saves as collectives: every rank writes its own part of the state, in a folder that all ranks share."""
+"""Which part of the state each rank writes of a sharded checkpoint, in a folder that all ranks share."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import json
 import os
 import secrets
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, Tuple
 
 import torch
 
 from trainer.checkpoint.format import files, shards
 from trainer.checkpoint.format.intervals import Interval, split_evenly
-from trainer.checkpoint.save.shared_memory import SharedMemory
-from trainer.errors import StorageError
 from trainer.parallel.parts import LocalState, replicated_sizes
 from trainer.runtime.group import Group
 from trainer.safetensors import DTYPES
@@ -47,49 +45,6 @@ def unsupported(state: LocalState) -> str:
     return f"{found.key}: shards do not hold {found.tensor.dtype}" if found else ""
 
 
-def save(
-    group: Group,
-    out: Path,
-    *,
-    step: int,
-    state: LocalState,
-    random_state: bytes,
-    metadata: Mapping[str, Any],
-    retain: Callable[[], object],
-) -> None:
-    """
-    Write step_<step> by all ranks.
-
-    Args:
-        group: of all ranks.
-        out: the folder of checkpoints.
-        step: names the folder.
-        state: of this rank.
-        random_state: of this rank, as JSON.
-        metadata: JSON values kept in the manifest; rank 0's count.
-        retain: called on rank 0 after the rename, to remove older checkpoints.
-
-    Raises:
-        StorageError: on all ranks alike; earlier checkpoints are still there.
-    """
-    temporary, problem = _create_temporary(group, out, step)
-    record: Dict[str, Any] = {}
-    if temporary is not None:
-        try:
-            record = write_own_shard(temporary, group, state)
-        except OSError as exc:
-            problem = f"cannot save {out / f'step_{step}'}: {files.reason(exc)}"
-    records, rng = gather_records(group, record, random_state)
-    if temporary is not None and records and all(records):
-        everything = {**metadata, **state_metadata(state)}
-        try:
-            shards.commit(out, temporary, step=step, records=records, rng=rng, metadata=everything)
-            retain()
-        except OSError as exc:
-            problem = f"cannot save {out / f'step_{step}'}: {files.reason(exc)}"
-    group.raise_if_any(problem, kind=StorageError)
-
-
 def state_metadata(state: LocalState) -> Dict[str, Any]:
     """Return the values of the state that the manifest has beside the tensors."""
     further = {shards.FURTHER: state.further} if state.further else {}
@@ -110,31 +65,6 @@ def gather_records(group: Group, record: Mapping[str, Any], random_state: bytes)
         return [], b""
     found = [json.loads(answer) for answer in answers]
     return [each for each, _ in found], b"[" + b",\n".join(state.encode() for _, state in found) + b"]"
-
-
-def _create_temporary(group: Group, out: Path, step: int) -> Tuple[Path | None, str]:
-    """The folder that rank 0 creates for all; None if it cannot, with the problem on rank 0."""
-    temporary, problem = out, ""
-    if group.rank.is_main:
-        try:
-            temporary = files.create_temporary(out, step)
-        except OSError as exc:
-            problem = f"cannot save {out / f'step_{step}'}: {files.reason(exc)}"
-    text = group.broadcast_bytes(b"" if problem else str(temporary).encode()).decode()
-    return (Path(text) if text else None), problem
-
-
-def write_own_shard(temporary: Path, group: Group, state: LocalState) -> Dict[str, Any]:
-    """Write this rank's parts, and its share of those that all ranks have; returns its record (shards.py)."""
-    tensors, intervals = own_tensors(group, state)
-    memory = SharedMemory.anonymous(group.accelerator)
-    try:
-        size = memory.fill(tensors)
-        group.accelerator.synchronize()
-        written = shards.write_shard(temporary, group.rank.global_rank, memory.view(size))
-    finally:
-        memory.close()
-    return {**written, "tensors": intervals}
 
 
 def own_tensors(

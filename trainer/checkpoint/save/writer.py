@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping
+from typing import Any, Callable, Dict, Mapping, Protocol
 
 from trainer.checkpoint.format import files, shards
 
@@ -24,8 +24,15 @@ PR_SET_PDEATHSIG = 1
 IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
+class View(Protocol):
+    """The memory that the rank has filled."""
+
+    def view(self, size: int) -> memoryview:
+        """The first `size` bytes."""
+
+
 class Memory:
-    """The memory that the rank has filled, mapped once per size."""
+    """Maps it once per size."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -37,14 +44,14 @@ class Memory:
         return memoryview(self._mapped)[:size]
 
 
-def write_shard(memory: Memory, request: Mapping[str, Any]) -> Dict[str, Any]:
+def write_shard(memory: View, request: Mapping[str, Any]) -> Dict[str, Any]:
     """Write `size` bytes as the shard of `rank` in `folder`; returns its size and hash."""
     folder = Path(request["folder"])
     folder.mkdir(mode=0o700, exist_ok=True)
     return shards.write_shard(folder, request["rank"], memory.view(request["size"]))
 
 
-def commit(_memory: Memory, request: Mapping[str, Any]) -> Dict[str, Any]:
+def commit(_memory: View, request: Mapping[str, Any]) -> Dict[str, Any]:
     """Complete a checkpoint, and remove older ones."""
     out, kept = Path(request["out"]), request["kept"]
     rng = request["rng"].encode()
@@ -54,16 +61,24 @@ def commit(_memory: Memory, request: Mapping[str, Any]) -> Dict[str, Any]:
     return {}
 
 
-def hash_file(_memory: Memory, request: Mapping[str, Any]) -> Dict[str, Any]:
+def hash_file(_memory: View, request: Mapping[str, Any]) -> Dict[str, Any]:
     """Hash the first `size` bytes of the file at `path`."""
     return {"sha256": files.hash_of(Path(request["path"]), request["size"])}
 
 
-REQUESTS: Dict[str, Callable[[Memory, Mapping[str, Any]], Dict[str, Any]]] = {
+REQUESTS: Dict[str, Callable[[View, Mapping[str, Any]], Dict[str, Any]]] = {
     "write": write_shard,
     "commit": commit,
     "hash": hash_file,
 }
+
+
+def answer_to(memory: View, request: Mapping[str, Any]) -> Dict[str, Any]:
+    """The answer has a "problem", if there was one."""
+    try:
+        return REQUESTS[request["do"]](memory, request)
+    except OSError as exc:
+        return {"problem": files.reason(exc)}
 
 
 def main() -> None:
@@ -76,12 +91,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     memory = Memory(int(sys.argv[1]))
     for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            answer = REQUESTS[request["do"]](memory, request)
-        except OSError as exc:
-            answer = {"problem": files.reason(exc)}
-        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.write(json.dumps(answer_to(memory, json.loads(line))) + "\n")
         sys.stdout.flush()
 
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from tests.grounds.checkpoints import DAMAGES, TINY, Session, flip
-from trainer.checkpoint.format import files, lock
+from trainer.checkpoint.format import files
 from trainer.checkpoint.format.files import DamagedError
 from trainer.checkpoint.load.compatibility import differences
 from trainer.checkpoint.load.whole import allocate, load_state, outline
@@ -31,7 +31,7 @@ from trainer.errors import StorageError, TrainerError, UserError
 
 
 def _names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.name != lock.NAME)
+    return sorted(path.name for path in folder.iterdir() if path.name != files.LOCK)
 
 
 def test_resume_restores_everything_that_was_saved(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_full_disk_is_named_with_the_next_step(tmp_path: Path, monkeypatch: pyte
     def fail(*_: object) -> Path:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(files, "create_temporary", fail)
+    monkeypatch.setattr(os, "mkdir", fail)
     with pytest.raises(
         StorageError, match=r"cannot save .*step_1: No space left on device; free some space, and start again$"
     ):
@@ -494,7 +494,7 @@ def test_folder_in_use_is_refused_until_its_process_has_ended(tmp_path: Path) ->
     if not child:
         try:
             os.close(writing)
-            lock.acquire(tmp_path, "20260101-000000-abcd")
+            files.lock(tmp_path, "20260101-000000-abcd")
             os.write(release, b"x")
             os.read(reading, 1)
         finally:
@@ -505,7 +505,7 @@ def test_folder_in_use_is_refused_until_its_process_has_ended(tmp_path: Path) ->
             UserError, match=rf"out=.* is in use by run 20260101-000000-abcd, pid {child} on .*: choose"
         ):
             Session.start(tmp_path)
-        assert lock.acquire(tmp_path, "20260101-000000-abcd") == ""  # the next attempt of the same run
+        assert files.lock(tmp_path, "20260101-000000-abcd") == ""  # the next attempt of the same run
     finally:
         os.close(writing)
         os.waitpid(child, 0)

@@ -15,7 +15,7 @@ from tests.grounds.llama_logits import TOKENS, VARIANTS
 from tests.grounds.trainings import train_alone
 from tests.trainer.checkpoint.interop.test_initial import INDEX, weights, write_shards
 from trainer.checkpoint.__main__ import main
-from trainer.checkpoint.interop.export_folder import export_folder
+from trainer.checkpoint.interop.export import export_folder
 from trainer.checkpoint.interop.initial import read_weights, shapes_of
 from trainer.config.config import load_config
 from trainer.tasks.llama import Llama

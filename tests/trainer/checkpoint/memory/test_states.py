@@ -15,16 +15,13 @@ import torch
 from tests.grounds.checkpoints import Session, flip
 from trainer.checkpoint.format.files import DamagedError
 from trainer.checkpoint.manager import TrainState
-from trainer.checkpoint.memory import states as memory_states
+from trainer.checkpoint.memory import exchange as exchange_module
+from trainer.checkpoint.memory.exchange import Exchange, Neighbours, receive_state, send_state
 from trainer.checkpoint.memory.memory_file import MemoryFile
 from trainer.checkpoint.memory.states import (
     VARIABLE,
-    Exchange,
     MemoryStates,
-    Neighbours,
     Offer,
-    _receive,
-    _send,
     choose,
 )
 from trainer.errors import UserError
@@ -204,7 +201,7 @@ class _Wire:
 
 
 def test_copy_that_cannot_be_kept_costs_that_state_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_states, "CHUNK_BYTES", 3)
+    monkeypatch.setattr(exchange_module, "CHUNK_BYTES", 3)
     accelerator: Accelerator = Cpu(torch)
     group: Any = SimpleNamespace(accelerator=SimpleNamespace(distributed=_Wire()))
     exchange = Exchange(group)
@@ -212,15 +209,15 @@ def test_copy_that_cannot_be_kept_costs_that_state_only(tmp_path: Path, monkeypa
     copies = [MemoryFile(tmp_path / "copies", 0, slot, accelerator) for slot in (0, 1)]
     record = {"size": 10, "step": 5}
     mine.memory.view(10)[:] = b"0123456789"
-    _send(exchange, 0, mine, record)
-    assert _receive(exchange, 0, copies) == f"{tmp_path}/copies/r00000-1.safetensors: No such file or directory"
+    send_state(exchange, 0, mine, record)
+    assert receive_state(exchange, 0, copies) == f"{tmp_path}/copies/r00000-1.safetensors: No such file or directory"
     (tmp_path / "copies").mkdir()
-    _send(exchange, 0, mine, record)
-    assert _receive(exchange, 0, copies) == ""
+    send_state(exchange, 0, mine, record)
+    assert receive_state(exchange, 0, copies) == ""
     assert copies[1].path.read_bytes() == b"0123456789"
     assert (copies[1].read_record() or {})["step"] == 5
-    _send(exchange, 0, mine, {})  # there is no such state
-    assert _receive(exchange, 0, copies) == ""
+    send_state(exchange, 0, mine, {})  # there is no such state
+    assert receive_state(exchange, 0, copies) == ""
     assert copies[1].read_record() is None
 
 
