@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import sys
-from typing import Any, Mapping, NoReturn, Sequence
+from typing import NoReturn, Sequence
 
 from trainer.config.config import TrainConfig, load_config, schemas_by_key
 from trainer.errors import UserError, report
@@ -40,16 +40,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _keys() -> list[dict[str, object]]:
     """Every key with its default and the allowed values."""
-    defaults = load_config().as_dict()
-    return [
-        {"key": key, "default": _value_of(defaults, key), "values": schema.allowed}
-        for key, schema in schemas_by_key().items()
-    ]
-
-
-def _value_of(tree: Mapping[str, Any], key: str) -> object:
-    group, _, name = key.partition(".")
-    return tree[group][name] if name else tree[group]
+    defaults, found = load_config().as_dict(), []
+    for key, schema in schemas_by_key().items():
+        group, _, name = key.partition(".")
+        default = defaults[group][name] if name else defaults[group]
+        found.append({"key": key, "default": default, "values": schema.allowed})
+    return found
 
 
 def _train(config: TrainConfig) -> int:

@@ -9,8 +9,7 @@ from trainer.console import log_line
 from trainer.runtime.group import Group
 from trainer.runtime.rank import Rank
 from trainer.runtime.seeds import determinism_warning
-from trainer.tasks.attention import AttentionShape
-from trainer.tasks.attention_kernel import attention_lines
+from trainer.tasks.attention import AttentionShape, attention_lines
 
 
 def announce(group: Group, config: TrainConfig, *, sizes: Mapping[str, int], data: str, work_per_step: str) -> None:

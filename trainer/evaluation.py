@@ -65,7 +65,9 @@ class Evaluation:
             for batch, samples in batches.first_batches(limit):
                 found = self.task.evaluate(model, batch)
                 terms = self._terms(found, samples)
-                mine.append(terms if samples else {name: _zeros(pair) for name, pair in terms.items()})
+                if not samples:  # nothing: another rank has counted them
+                    terms = {name: ([0.0] * len(sums), [0.0] * len(counts)) for name, (sums, counts) in terms.items()}
+                mine.append(terms)
         added = {name: add([terms[name] for terms in mine if name in terms]) for terms in mine for name in terms}
         means = self._over_ranks(added, "evaluate()")
         values = {f"eval_{name}": value for name, value in means.items()}
@@ -118,11 +120,6 @@ class Evaluation:
 def _numbers(part: object) -> List[float]:
     numbers: List[float] = torch.as_tensor(part).detach().cpu().double().flatten().tolist()  # a device may lack fp64
     return numbers
-
-
-def _zeros(terms: Terms) -> Terms:
-    """Nothing, for a batch whose samples another rank has counted."""
-    return [0.0] * len(terms[0]), [0.0] * len(terms[1])
 
 
 def add(terms: Sequence[Terms]) -> Terms:

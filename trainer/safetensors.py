@@ -88,7 +88,8 @@ def _check(entries: Mapping[str, Entry], start: int, file_bytes: int) -> None:
     end = start
     for name, entry in entries.items():
         dtype = KINDS.get(entry.kind)  # the size of other types is unknown
-        if entry.start != end or entry.end < end or (dtype and entry.end - end != _bytes(dtype, entry.shape)):
+        size = math.prod(entry.shape) * torch.empty((), dtype=dtype).element_size() if dtype else entry.end - end
+        if entry.start != end or entry.end < end or entry.end - end != size:
             raise FormatError(
                 f"{name}: {entry.kind} of shape {list(entry.shape)} at bytes {entry.start} to {entry.end}, "
                 "which is another size, or does not follow the tensor before it"
@@ -96,10 +97,6 @@ def _check(entries: Mapping[str, Entry], start: int, file_bytes: int) -> None:
         end = entry.end
     if end != file_bytes:
         raise FormatError(f"{file_bytes} bytes, its header says {end}: cut short, or still being written?")
-
-
-def _bytes(dtype: torch.dtype, shape: Tuple[int, ...]) -> int:
-    return math.prod(shape) * torch.empty((), dtype=dtype).element_size()
 
 
 class SafetensorsFile:

@@ -91,7 +91,12 @@ class Trainer:
         announce(self.group, self.config, sizes=sizes, data=self.data_description, work_per_step=work_per_step)
         self.progress.reached("restore")
         # loading a checkpoint has the whole time limit
-        self.progress.write("init", 0, restart_at_once=self._may_leave_ranks())
+        # The next attempt need not wait for ranks of this one on a node that was cut off: without rank 0, no step, checkpoint or
+        # record of metrics is complete, and they write nothing that it reads or writes. Alone they write only their shards, to a
+        # folder of their attempt, their progress, logs and traces, to that of their node, and states in its memory. DeepSpeed may
+        # write what a file of the user's demands.
+        restart_at_once = writes_no_files(self.task) and not self.config.deepspeed
+        self.progress.write("init", 0, restart_at_once=restart_at_once)
         state = self._resume()
         if self.config.evaluate_only:
             return self._evaluate(state, started)
@@ -110,17 +115,6 @@ class Trainer:
                     self.profiler.after_step(state.step)
                     garbage.after_step(state.step)
         return self._finish(state, time.perf_counter() - started)
-
-    def _may_leave_ranks(self) -> bool:
-        """
-        Return True if the next attempt need not wait for ranks of this one on a node that was cut off: without rank 0, they write
-        nothing that it reads or writes.
-
-        No step, checkpoint or record of metrics is complete without rank 0. The others alone write only their shards, to a folder of their
-        attempt, their progress, logs and traces, to that of their node, and states in its memory. DeepSpeed may write what a file of
-        the user's demands.
-        """
-        return writes_no_files(self.task) and not self.config.deepspeed
 
     def _resume(self) -> TrainState:
         """Load the checkpoint to continue from, if any, and prepare the first step, if there is to be one."""

@@ -14,7 +14,7 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.config import TrainConfig, load_config
-from trainer.tasks.gpt_model import GPT
+from trainer.tasks.gpt import GPT
 
 LOG_STEPS = 10
 UNCOUNTED = 10  # as in bench/trainer.py

@@ -15,7 +15,7 @@ import transformers
 from torch import nn
 
 from trainer.config.config import TrainConfig, load_config
-from trainer.tasks.gpt_model import GPT
+from trainer.tasks.gpt import GPT
 
 UNCOUNTED = 10  # as in bench/trainer.py
 

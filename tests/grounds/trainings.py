@@ -14,7 +14,7 @@ from trainer.config.config import TrainConfig
 from trainer.metrics.jsonl import Summary
 from trainer.runtime.init import initialise
 from trainer.runtime.progress import Progress
-from trainer.tasks.gpt_model import GPT
+from trainer.tasks.gpt import GPT
 from trainer.train import Trainer
 
 TINY = ("model.layers=1", "model.width=8", "model.heads=1", "model.context=8", "micro_batch=1", "device=cpu", "report=")

@@ -22,7 +22,7 @@ from trainer.checkpoint.format import files
 from trainer.checkpoint.format.named import named
 from trainer.config.config import load_config
 from trainer.data.order import Order
-from trainer.parallel.checks import MOST_SKIPS
+from trainer.outcomes import MOST_SKIPS
 from trainer.parallel.deepspeed.package import search_path
 from trainer.state_keys import MOMENTS
 

@@ -18,8 +18,8 @@ from trainer.errors import NumbersError, TrainerError, UserError
 from trainer.metrics.jsonl import Summary
 from trainer.optim.optimizer import make_optimizer, named_state
 from trainer.optim.schedule import Schedule
+from trainer.outcomes import MOST_SKIPS, Skips, check_finite
 from trainer.parallel.building import build_whole, warn_if_on_cpu
-from trainer.parallel.checks import MOST_SKIPS, Skips, check_finite
 from trainer.runtime.accelerators import choose
 from trainer.runtime.group import CHUNK_BYTES, Group
 from trainer.runtime.init import initialise
@@ -27,8 +27,7 @@ from trainer.runtime.progress import Progress
 from trainer.runtime.seeds import seed_everything, seeded_rng
 from trainer.runtime.signals import Flag, Received, Signals
 from trainer.tasks.attention import FUSED_ATTENTION, causal_attention, manual_causal_attention
-from trainer.tasks.gpt import Gpt
-from trainer.tasks.gpt_model import GPT
+from trainer.tasks.gpt import GPT, Gpt
 from trainer.train import Trainer
 
 TINY = ModelConfig(layers=1, width=16, heads=2, context=8)

@@ -43,7 +43,9 @@ def rounds(config: CommConfig, positions: Mapping[int, Position]) -> list[Round]
 
 def _groups(kind: str, positions: Mapping[int, Position]) -> list[Tuple[Tuple[int, ...], ...]]:
     ranks = sorted(positions)
-    by_node = _by_node(positions)
+    by_node: Dict[str, List[int]] = {}  # nodes in the order of their first rank
+    for rank in ranks:
+        by_node.setdefault(positions[rank].node, []).append(rank)
     if kind == ALL:
         return [_whole([ranks])]
     if kind == NODE:
@@ -60,14 +62,6 @@ def _groups(kind: str, positions: Mapping[int, Position]) -> list[Tuple[Tuple[in
 def _whole(groups: Sequence[Sequence[int]]) -> Tuple[Tuple[int, ...], ...]:
     """The groups with at least two ranks: one rank alone has nobody to communicate with."""
     return tuple(tuple(group) for group in groups if len(group) > 1)
-
-
-def _by_node(positions: Mapping[int, Position]) -> Dict[str, List[int]]:
-    """Node -> its ranks, nodes in the order of their first rank."""
-    nodes: Dict[str, List[int]] = {}
-    for rank in sorted(positions):
-        nodes.setdefault(positions[rank].node, []).append(rank)
-    return nodes
 
 
 def _rank_pairs(

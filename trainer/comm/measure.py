@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from dataclasses import dataclass, field
+from typing import Any, Callable, List, Sequence, Tuple
 
 import torch
 
@@ -24,10 +24,6 @@ class Measured:
     size_bytes: int
     times_s: List[float] = field(default_factory=list)
     error: str = ""
-
-    def to_json(self) -> Dict[str, Any]:
-        """JSON-able form."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ output and reduce-scatter's input have that size. Buffers hold at most twice the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Iterator, Sequence, Tuple
 
 import torch
 
@@ -57,10 +57,10 @@ class Operation:
         reuses_input = case.op in (ALL_REDUCE, BROADCAST)
         self.result = self.given if reuses_input else self._empty(case.elements if case.op == ALL_GATHER else count)
         self._communicate: Callable[[], Sequence[Any]] = {
-            ALL_REDUCE: self._all_reduce,
+            ALL_REDUCE: lambda: [self._dist.all_reduce(self.result, **self._options)],
             ALL_GATHER: self._all_gather,
             REDUCE_SCATTER: self._reduce_scatter,
-            BROADCAST: self._broadcast,
+            BROADCAST: lambda: [self._dist.broadcast(self.result, 0, **self._options)],
             SEND_RECV: self._send_recv,
         }[case.op]
 
@@ -70,7 +70,10 @@ class Operation:
 
     def fill(self) -> None:
         """Set this rank's values."""
-        _write(self.given, self._tile([self.case.number]))
+        tile = self._tile([self.case.number])
+        for start, part in _parts(self.given):
+            part.copy_(tile[: part.numel()])
+            assert start % PERIOD == 0
         if self.result is not self.given:
             self.result.zero_()
 
@@ -101,12 +104,6 @@ class Operation:
                 total += (position >> (number % BITS)) & 1
         return total.repeat(TILE // PERIOD).to(self.case.dtype).to(self.case.device)
 
-    def _all_reduce(self) -> Sequence[Any]:
-        return [self._dist.all_reduce(self.result, **self._options)]
-
-    def _broadcast(self) -> Sequence[Any]:
-        return [self._dist.broadcast(self.result, 0, **self._options)]
-
     def _all_gather(self) -> Sequence[Any]:
         flat = self._flat("all_gather_single", "all_gather_into_tensor", "_all_gather_base")
         if flat is None:
@@ -133,12 +130,6 @@ class Operation:
         return works
 
 
-def _write(target: torch.Tensor, tile: torch.Tensor) -> None:
-    for start, part in _parts(target):
-        part.copy_(tile[: part.numel()])
-        assert start % PERIOD == 0
-
-
 def _parts(tensor: torch.Tensor) -> Iterator[Tuple[int, torch.Tensor]]:
     for start in range(0, tensor.numel(), TILE):
         yield start, tensor[start : start + TILE]
@@ -157,6 +148,4 @@ def _difference(found: torch.Tensor, tile: torch.Tensor, offset: int) -> Tuple[i
 
 
 def type_of(name: str) -> torch.dtype:
-    """torch's type of fp32, bf16 or fp16."""
-    types: List[torch.dtype] = [torch.float32, torch.bfloat16, torch.float16]
-    return types[("fp32", "bf16", "fp16").index(name)]
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]

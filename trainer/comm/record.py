@@ -62,7 +62,12 @@ class Record:
             self.write()
         active = [rank for group in groups for rank in group]
         silent = [rank for rank in active if rank not in reports]
-        return {"excluded": [*silent, *self._hopeless(active)], "has_failed": has_failed}
+        hopeless = [rank for rank in active if self._failures[rank] >= MOST_FAILURES and not self._successes[rank]]
+        for rank in hopeless:
+            log_line(
+                f"rank {rank} is left out from now on: {self._failures[rank]} groups with it failed, none succeeded"
+            )
+        return {"excluded": [*silent, *hopeless], "has_failed": has_failed}
 
     def failures(self) -> str:
         """Sum up what failed; "" if nothing did."""
@@ -83,15 +88,6 @@ class Record:
         replace_text(self.path, json.dumps(record))
         self._written_s = time.monotonic()
         self._write_s = self._written_s - begun_s
-
-    def _hopeless(self, ranks: Sequence[int]) -> list[int]:
-        """The ranks with several failures and no success."""
-        found = [rank for rank in ranks if self._failures[rank] >= MOST_FAILURES and not self._successes[rank]]
-        for rank in found:
-            log_line(
-                f"rank {rank} is left out from now on: {self._failures[rank]} groups with it failed, none succeeded"
-            )
-        return found
 
 
 def rank_rows(reports: Mapping[int, Mapping[str, Any]], world_size: int) -> list[Dict[str, Any]]:

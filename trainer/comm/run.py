@@ -11,6 +11,7 @@ import faulthandler
 import functools
 import json
 import socket
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Dict, Mapping, MutableMapping, NoReturn, Sequence, Set, Tuple
@@ -71,15 +72,6 @@ def run_rank(config: CommConfig, env: MutableMapping[str, str]) -> NoReturn:
     exit_now(code)
 
 
-def _device_test(config: CommConfig, rank: Rank) -> Dict[str, Any]:
-    """Test the device of this rank, if configured; its figures and `error`. A CPU has no driver that could block this process."""
-    if not config.devices:
-        return {"error": ""}
-    if config.device == "cpu":
-        return compute(choose("cpu", torch), torch.device("cpu"))
-    return check_device(config.device, rank.local_rank, config.timeout)
-
-
 class _Benchmark:
     """The rounds of a benchmark on one rank."""
 
@@ -92,13 +84,7 @@ class _Benchmark:
         device: torch.device,
         reports: Mapping[int, Mapping[str, Any]],
     ) -> None:
-        """
-        Prepare the rounds.
-
-        Args:
-            accelerator: None if this rank has none.
-            reports: the report of each rank that has come.
-        """
+        """`accelerator`: None if this rank has none; `reports`: of each rank that has come."""
         self.config, self.rendezvous, self.rank = config, rendezvous, rendezvous.rank
         self.accelerator, self.device, self.reports = accelerator, device, reports
         self.positions = {rank: Position(found["node"], found["local_rank"]) for rank, found in reports.items()}
@@ -123,7 +109,11 @@ class _Benchmark:
             TrainerError: a rank is missing or has no device, unless `devices` is set: then it is left out.
         """
         rank = rendezvous.rank
-        test = _device_test(config, rank)
+        test: Dict[str, Any] = {"error": ""}
+        if config.devices and config.device == "cpu":  # it has no driver that could block this process
+            test = compute(choose("cpu", torch), torch.device("cpu"))
+        elif config.devices:
+            test = check_device(config.device, rank.local_rank, config.timeout)
         accelerator, device, problem = None, torch.device("cpu"), ""
         if not test["error"]:  # a device that does not answer would block this rank, too
             accelerator, device, problem = prepare(lambda: choose(config.device, torch), rank)
@@ -174,7 +164,7 @@ class _Benchmark:
         stage = f"round-{number}"
         if group:
             measured = self._measure(stage, round_.op, group)
-            self.rendezvous.store.set(f"{stage}/{self.rank.global_rank}", json.dumps([m.to_json() for m in measured]))
+            self.rendezvous.store.set(f"{stage}/{self.rank.global_rank}", json.dumps(list(map(asdict, measured))))
         verdict: Dict[str, Any] = {}
         if self.rank.is_main:
             active = [rank for group in groups for rank in group]

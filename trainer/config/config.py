@@ -28,26 +28,29 @@ SELECTIVE = "selective"  # of activation_checkpointing
 BY_BATCH = 0  # accumulation is derived from batch once the world size is known
 
 
+def _field(kind: str, default: object, **limits: Any) -> FieldDefault:
+    """A key whose value may also be None if that is the default."""
+    return field(default=default, metadata={"schema": KeySchema(kind, optional=default is None, **limits)})
+
+
 def _int_field(default: int | None, *, low: int = 1) -> FieldDefault:
-    return field(default=default, metadata={"schema": KeySchema("int", low=low, optional=default is None)})
+    return _field("int", default, low=low)
 
 
 def _text_list_field(*default: str, choices: Sequence[str] = ()) -> FieldDefault:
-    return field(default=default, metadata={"schema": KeySchema("texts", choices=tuple(choices))})
+    return _field("texts", default, choices=tuple(choices))
 
 
-def _float_field(default: float, *, low: float = 0.0, above: bool = False) -> FieldDefault:
-    return field(default=default, metadata={"schema": KeySchema("float", low=low, above=above)})
+def _float_field(default: float | None, *, above: bool = False) -> FieldDefault:
+    return _field("float", default, above=above)
 
 
 def _flag_field(*, default: bool | None = False) -> FieldDefault:
-    return field(default=default, metadata={"schema": KeySchema("flag", optional=default is None)})
+    return _field("flag", default)
 
 
 def _text_field(default: str | None, *, choices: Sequence[str] = ()) -> FieldDefault:
-    return field(
-        default=default, metadata={"schema": KeySchema("text", choices=tuple(choices), optional=default is None)}
-    )
+    return _field("text", default, choices=tuple(choices))
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,8 @@ class OptimConfig:
 
     name: str = _text_field("adamw", choices=OPTIMIZERS)
     weight_decay: float = _float_field(0.1)
-    betas: tuple[float, float] = field(default=(0.9, 0.95), metadata={"schema": KeySchema("betas")})
-    momentum: float | None = field(default=None, metadata={"schema": KeySchema("float", optional=True)})
+    betas: tuple[float, float] = _field("betas", (0.9, 0.95))
+    momentum: float | None = _float_field(None)
     nesterov: bool | None = _flag_field(default=None)
     ema: float = _float_field(0.0)
     grad_clip: float = _float_field(1.0)
@@ -132,12 +135,12 @@ class TrainConfig:
     resume: str = _text_field("auto")
     init: str | None = _text_field(None)
     save_steps: int = _int_field(50)
-    save_minutes: float | None = field(default=None, metadata={"schema": KeySchema("float", above=True, optional=True)})
-    save_share: float | None = field(default=None, metadata={"schema": KeySchema("float", above=True, optional=True)})
+    save_minutes: float | None = _float_field(None, above=True)
+    save_share: float | None = _float_field(None, above=True)
     memory_steps: int | None = _int_field(None)
     save_total_limit: int = _int_field(3, low=2)
     keep_best: int = _int_field(0, low=0)
-    keep_every: int | None = field(default=None, metadata={"schema": KeySchema("int", low=1, optional=True)})
+    keep_every: int | None = _int_field(None)
     async_save: bool = _flag_field()
     checkpoint: str = _text_field("auto", choices=CHECKPOINTS)
     roll_back: int = _int_field(0, low=0)
@@ -152,9 +155,7 @@ class TrainConfig:
     precision: str = _text_field("fp32", choices=("fp32", "bf16", "fp16"))
     tf32: bool = _flag_field()
     fp8: bool = _flag_field()
-    activation_checkpointing: bool | str = field(
-        default=False, metadata={"schema": KeySchema("flag", choices=(SELECTIVE,))}
-    )
+    activation_checkpointing: bool | str = _field("flag", default=False, choices=(SELECTIVE,))
     compile: bool = _flag_field()
     micro_batch: int = _int_field(8)
     accumulation: int = field(default=1, metadata={"schema": KeySchema("int", low=1, optional=True)})
@@ -172,7 +173,7 @@ class TrainConfig:
     eval_batches: int = _int_field(20)
     evaluate_only: bool = _flag_field()
     report: tuple[str, ...] = _text_list_field("plot", choices=REPORTS)
-    peak_tflops: float | None = field(default=None, metadata={"schema": KeySchema("float", above=True, optional=True)})
+    peak_tflops: float | None = _float_field(None, above=True)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -439,7 +440,6 @@ def _check_optimizer(config: TrainConfig) -> None:
 
 
 def _check_strategy(config: TrainConfig) -> None:
-    """Check the settings that only some strategies have."""
     for key, strategies in BELONGS_TO.items():
         if getattr(config, key) and config.strategy not in strategies:
             value = config.deepspeed if key == "deepspeed" else "true"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from typing import Any, Dict, Iterator, MutableMapping, Sequence, Tuple
+from typing import Any, Dict, Iterator, Mapping, MutableMapping, Sequence, Tuple
 
 from trainer.config.config import TrainConfig, with_values
 
@@ -33,10 +33,7 @@ def with_device(config: TrainConfig, device: str, precisions: Sequence[str]) -> 
         wanted["tf32"] = True
     if "bf16" in precisions:
         wanted["precision"] = "bf16"
-    found = {key: value for key, value in wanted.items() if key not in config.given}
-    words = [f"{key}={str(value).lower()}" for key, value in found.items()]
-    config = with_values(config, found)
-    return config, f"defaults for {device}: {' '.join(words)}" if words else ""
+    return _unless_given(config, wanted)
 
 
 def with_shards(config: TrainConfig, device: str, *, has_memory: bool) -> Tuple[TrainConfig, str]:
@@ -53,9 +50,13 @@ def with_shards(config: TrainConfig, device: str, *, has_memory: bool) -> Tuple[
     wanted: Dict[str, Any] = {"async_save": True} if has_memory else {}
     if not {"save_steps", "save_minutes"} & config.given:
         wanted["save_share"] = SAVE_SHARE
+    return _unless_given(config, wanted)
+
+
+def _unless_given(config: TrainConfig, wanted: Mapping[str, Any]) -> Tuple[TrainConfig, str]:
     found = {key: value for key, value in wanted.items() if key not in config.given}
     words = [f"{key}={str(value).lower()}" for key, value in found.items()]
-    return with_values(config, found), f"defaults for {device}: {' '.join(words)}" if words else ""
+    return with_values(config, found), f"defaults for cuda: {' '.join(words)}" if words else ""
 
 
 def expand_segments(torch_version: str, env: MutableMapping[str, str]) -> None:

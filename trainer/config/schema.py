@@ -53,7 +53,10 @@ class KeySchema:
         if self.kind == "flag":
             return self.check(key, {"true": True, "false": False}.get(text, text))
         if self.kind == "value":
-            return _json_or_text(text)
+            try:
+                return json.loads(text)
+            except ValueError:
+                return text
         if self.kind == "text":
             return self.check(key, text)
         return self.check(key, _parse_list(text, numbers=self.kind == "betas"), shown=text)
@@ -69,13 +72,13 @@ class KeySchema:
         if value is None and self.optional:
             return None
         is_valid = {
-            "int": _is_int(value) and value >= self.low,
+            "int": type(value) is int and value >= self.low,
             "float": _is_number(value) and (value > self.low or (value == self.low and not self.above)),
             "flag": isinstance(value, bool) or value in self.choices,
             "text": self._is_text(value),
             "value": True,
             "texts": isinstance(value, (list, tuple)) and all(self._is_text(item) for item in value),
-            "betas": isinstance(value, (list, tuple)) and len(value) == 2 and all(_is_beta(item) for item in value),  # noqa: PLR2004
+            "betas": isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_is_beta, value)),  # noqa: PLR2004
         }
         if not is_valid[self.kind]:
             self._refuse(key, shown, source=source)
@@ -92,15 +95,7 @@ class KeySchema:
         shown = value if isinstance(value, str) else json.dumps(value, default=str)
         if source and isinstance(value, str) and self.kind in ("int", "float", "flag"):
             shown = f"{json.dumps(value)} is text"  # PyYAML, too, reads 1e-4 as text
-        raise UserError(f"{_start(source)}{key}={shown}: allowed: {self.allowed}")
-
-
-def _start(source: str) -> str:
-    return f"{source}: " if source else ""
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+        raise UserError(f"{f'{source}: ' if source else ''}{key}={shown}: allowed: {self.allowed}")
 
 
 def _is_number(value: object) -> bool:
@@ -109,13 +104,6 @@ def _is_number(value: object) -> bool:
 
 def _is_beta(value: object) -> bool:
     return _is_number(value) and 0 <= value < 1  # type: ignore[operator]  # _is_number narrows
-
-
-def _json_or_text(text: str) -> JsonValue:  # whatever the user typed
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _parse_list(text: str, *, numbers: bool) -> JsonValue:  # a list, or whatever JSON the user typed

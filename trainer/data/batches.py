@@ -136,7 +136,10 @@ class Batches:
         source: Any = self.source
         if self.worker_start == "spawn":
             more["multiprocessing_context"] = "spawn"
-            _start_tracker()
+            # Before Python 3.13 this start unblocks SIGTERM (trainer/runtime/preemption.py).
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+            resource_tracker.ensure_running()
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         return DataLoader(
             source,
             batch_size=None,
@@ -154,7 +157,6 @@ class Batches:
 
 
 def to_device(batch: Batch, device: torch.device, *, non_blocking: bool) -> Batch:
-    """Return the same nesting with all tensors on the device."""
     move = functools.partial(to_device, device=device, non_blocking=non_blocking)
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=non_blocking)
@@ -166,7 +168,6 @@ def to_device(batch: Batch, device: torch.device, *, non_blocking: bool) -> Batc
 
 
 def tensors_in(batch: Batch) -> Iterator[torch.Tensor]:
-    """All tensors of a batch."""
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, (dict, list, tuple)):
@@ -184,10 +185,3 @@ def _pickling_problem(source: Source) -> str:
             "keep lambdas, open files and the like out of both, or set data.workers=0"
         )
     return ""
-
-
-def _start_tracker() -> None:
-    """Keep blocked signals blocked: before Python 3.13 this start unblocks SIGTERM (trainer/runtime/preemption.py)."""
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    resource_tracker.ensure_running()
-    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

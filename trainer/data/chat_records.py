@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Sequence
 
 from trainer.errors import UserError
 from trainer.values import JsonValue
@@ -51,24 +51,18 @@ def read_records(path: Path, key: str) -> List[Record]:
     records: List[Record] = []
     problems: List[str] = []
     try:
-        for number, line in _lines(path):
-            try:
-                records.append(_record(_json(line), f"{path}, line {number}"))
-            except (ValueError, RecursionError) as exc:  # also of UTF-8 and JSON
-                problems.append(f"line {number}: {_reason(exc)}")
+        with path.open("rb") as file:
+            for number, line in ((number, line) for number, line in enumerate(file, 1) if line.strip()):
+                try:
+                    records.append(_record(_json(line), f"{path}, line {number}"))
+                except (ValueError, RecursionError) as exc:  # also of UTF-8 and JSON
+                    problems.append(f"line {number}: {_reason(exc)}")
     except OSError as exc:
         raise UserError(f"{key}: {path}: {exc.strerror}") from exc
     if problems:
         more = f"; and {len(problems) - NAMED_AT_MOST} more lines" if len(problems) > NAMED_AT_MOST else ""
         raise UserError(f"{key}: {path}: {'; '.join(problems[:NAMED_AT_MOST])}{more}; a line has to be {FORMS}")
     return records
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                yield number, line
 
 
 def _json(line: bytes) -> JsonValue:

@@ -128,8 +128,16 @@ def _environment() -> Foreign:
     environment = sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_generation_tag(), "jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
+
+    def to_json(value: JsonValue, indent: int | str | None = None, **options: Any) -> str:
+        """Jinja's own filter escapes HTML."""
+        return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+
+    def raise_exception(message: str) -> None:
+        raise importlib.import_module("jinja2").TemplateError(message)
+
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = raise_exception
     return environment
 
 
@@ -146,12 +154,3 @@ def _generation_tag() -> Foreign:
         return f"{START}{_unmarked(caller())}{END}"
 
     return type("Generation", (ext.Extension,), {"tags": {"generation"}, "parse": parse, "_enclose": enclose})
-
-
-def _to_json(value: JsonValue, indent: int | str | None = None, **options: Any) -> str:
-    """Jinja's own filter escapes HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
-
-
-def _raise_exception(message: str) -> None:
-    raise importlib.import_module("jinja2").TemplateError(message)

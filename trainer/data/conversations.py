@@ -11,7 +11,7 @@ import tempfile
 from array import array
 from bisect import bisect_right
 from pathlib import Path
-from typing import BinaryIO, Callable, Iterator, List, Sequence, Tuple
+from typing import Any, BinaryIO, Callable, Iterator, List, Sequence, Tuple
 
 import torch
 
@@ -39,20 +39,12 @@ class Conversations:
 
     def __init__(self, path: Path) -> None:
         """Raises FormatError and OSError."""
-        self.path = path
-        self._open()
-
-    def _open(self) -> None:
-        file = SafetensorsFile(self.path)
+        self.path, file = path, SafetensorsFile(path)
         self.digest = file.header.metadata["sha256"]
         self.tokens, self.trained, self.ends = (file.tensor(name) for name in ("tokens", "trained", "ends"))
 
-    def __getstate__(self) -> Path:
-        return self.path  # a process that makes batches maps the file itself
-
-    def __setstate__(self, path: Path) -> None:
-        self.path = path
-        self._open()
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return Conversations, (self.path,)  # a process that makes batches maps the file itself
 
 
 def load_conversations(paths: Sequence[Path], tokenizer: Tokenizer, key: str) -> Conversations:
@@ -62,7 +54,8 @@ def load_conversations(paths: Sequence[Path], tokenizer: Tokenizer, key: str) ->
     Raises:
         UserError: a record or the template is invalid, or the tokens cannot be kept.
     """
-    kept = _cache_folder() / f"{_digest(paths, tokenizer, key)}.safetensors"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "orch" / "chat"
+    kept = cache / f"{_digest(paths, tokenizer, key)}.safetensors"
     try:
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _make_once(kept, lambda: _write(kept, paths, tokenizer, key))
@@ -71,10 +64,6 @@ def load_conversations(paths: Sequence[Path], tokenizer: Tokenizer, key: str) ->
         raise UserError(
             f"{key}: its tokens cannot be kept in {kept}: {exc.strerror}; name another folder in XDG_CACHE_HOME"
         ) from exc
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "orch" / "chat"
 
 
 def _digest(paths: Sequence[Path], tokenizer: Tokenizer, key: str) -> str:
@@ -199,7 +188,7 @@ def tokenized(records: Sequence[Record], tokenizer: Tokenizer) -> Iterator[Tuple
     template = ChatTemplate(tokenizer.template, tokenizer.special, str(tokenizer.path)) if has_chats else None
     for first in range(0, len(records), TOGETHER):
         some = records[first : first + TOGETHER]
-        rendered = [_plain(record) if not record.messages else _render(record, template) for record in some]
+        rendered = [_rendered(record, template) for record in some]
         encoded = tokenizer.encode_with_offsets([text for text, _ in rendered])
         for record, (text, parts), (ids, offsets) in zip(some, rendered, encoded):
             if not ids:
@@ -213,12 +202,10 @@ def tokenized(records: Sequence[Record], tokenizer: Tokenizer) -> Iterator[Tuple
             yield (ids, bytes(mask)) if record.messages else _framed(record, ids, bytes(mask), tokenizer)
 
 
-def _render(record: Record, template: ChatTemplate | None) -> Tuple[str, List[Tuple[int, int]]]:
-    assert template is not None
-    return template.render(record)
-
-
-def _plain(record: Record) -> Tuple[str, List[Tuple[int, int]]]:
+def _rendered(record: Record, template: ChatTemplate | None) -> Tuple[str, List[Tuple[int, int]]]:
+    if record.messages:
+        assert template is not None
+        return template.render(record)
     text = record.prompt + record.completion
     return text, [(len(record.prompt), len(text))]
 

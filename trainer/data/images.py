@@ -82,7 +82,7 @@ class ImageFolders:
         # A damaged PNG is a SyntaxError.
         except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as exc:
             raise UserError(f"{path}: cannot be read as an image: {exc}") from exc
-        box = _random_square(*image.size) if self.is_random else _middle_square(*image.size)
+        box = _square(*image.size, is_random=self.is_random)
         image = image.resize((self.size, self.size), pillow.Resampling.BILINEAR, box=box)
         if self.is_random and random.random() < 0.5:  # noqa: PLR2004 -- half of them
             image = image.transpose(pillow.Transpose.FLIP_LEFT_RIGHT)
@@ -102,25 +102,19 @@ def _images_below(root: Path) -> List[Path]:
     files: List[Path] = []
     for text, below, names in os.walk(str(root), followlinks=True):
         folder = Path(text)
-        around = {os.path.realpath(root.joinpath(*parts)) for parts in _beginnings(folder.relative_to(root).parts)}
+        parts = folder.relative_to(root).parts
+        around = {os.path.realpath(root.joinpath(*parts[:count])) for count in range(len(parts) + 1)}
         below[:] = [name for name in below if os.path.realpath(folder / name) not in around]
         if folder != root:
             files += [folder / name for name in names if Path(name).suffix.lower() in SUFFIXES]
     return sorted(files, key=lambda path: path.relative_to(root).parts)
 
 
-def _beginnings(parts: Sequence[str]) -> List[Sequence[str]]:
-    return [parts[:count] for count in range(len(parts) + 1)]
-
-
-def _middle_square(width: int, height: int) -> Tuple[int, int, int, int]:
+def _square(width: int, height: int, *, is_random: bool) -> Tuple[int, int, int, int]:
+    """A random square, or the one in the middle: left, top, right and bottom."""
     side = min(width, height)
     left, top = (width - side) // 2, (height - side) // 2
-    return left, top, left + side, top + side
-
-
-def _random_square(width: int, height: int) -> Tuple[int, int, int, int]:
-    shorter = min(width, height)
-    side = max(1, round(shorter * random.uniform(LEAST_SHARE, 1.0)))  # seeded by the trainer
-    left, top = random.randint(0, width - side), random.randint(0, height - side)
+    if is_random:  # seeded by the trainer
+        side = max(1, round(side * random.uniform(LEAST_SHARE, 1.0)))
+        left, top = random.randint(0, width - side), random.randint(0, height - side)
     return left, top, left + side, top + side

@@ -52,12 +52,7 @@ def open_language(
             raise UserError(f"data.tokenizer: {tokenizer.path} does not fit the model: {misfit}")
         return PackedConversations(load_conversations(records, tokenizer, key), context, key)
     samples = Windows(
-        paths,
-        data.format,
-        key=key,
-        context=context,
-        vocabulary=vocabulary,
-        size_keys=("options.context", "vocab_size"),
+        paths, data.format, key=key, context=context, vocabulary=vocabulary, size_keys=("options.context", "vocab_size")
     )
     if config.init and samples.tokens.has_text and data.format == "auto" and vocabulary > BYTES:
         raise UserError(

@@ -29,7 +29,10 @@ def open_split(task: DataTask, split: str, group: Group) -> Tuple[Any, str, str]
     try:
         samples = task.build_data(split)
         problem = _data_problem(samples, split, task.config.task)
-        digest = "" if samples is None or problem else _digest(samples)
+        if samples is not None and not problem:
+            known = getattr(samples, "digest", None)
+            text = known() if callable(known) else f"{type(samples).__name__} {len(samples)}"
+            digest = hashlib.sha256(text.encode()).hexdigest()
     except (UserError, OSError) as exc:
         problem = str(exc)
     group.raise_if_any(problem)
@@ -37,7 +40,8 @@ def open_split(task: DataTask, split: str, group: Group) -> Tuple[Any, str, str]
     if samples is None:
         return None, "", ""
     size = getattr(samples, "description", "") or f"{len(samples)} samples"
-    return samples, digest, f"{size} {f'sha256 {digest[:12]}' if _has_digest(samples) else UNKNOWN}"
+    has_digest = callable(getattr(samples, "digest", None))
+    return samples, digest, f"{size} {f'sha256 {digest[:12]}' if has_digest else UNKNOWN}"
 
 
 def _data_problem(samples: Samples | None, split: str, task: str) -> str:
@@ -51,16 +55,6 @@ def _data_problem(samples: Samples | None, split: str, task: str) -> str:
             "assigned to ranks, and found again by a resumed training, by their index: give a data set with __len__ and __getitem__"
         )
     return "" if len(samples) else f"{start} no samples"
-
-
-def _has_digest(samples: Samples) -> bool:
-    return callable(getattr(samples, "digest", None))
-
-
-def _digest(samples: Samples) -> str:
-    digest = getattr(samples, "digest", None)
-    text = digest() if callable(digest) else f"{type(samples).__name__} {len(samples)}"
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _compare(samples: Samples | None, digest: str, split: str, group: Group) -> None:

@@ -65,7 +65,7 @@ class Tokenizer:
 
     @property
     def starts_with_bos(self) -> bool:
-        """True if plain text begins with the bos token."""
+        """Plain text begins with the bos token."""
         return self.token("bos_token") in self._begins_with
 
     def misfit(self, config: Mapping[str, Any], vocabulary: int) -> str:

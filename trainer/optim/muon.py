@@ -16,24 +16,17 @@ class MuonAndAdamW(torch.optim.Optimizer):
     def __init__(self, muon: torch.optim.Optimizer, adamw: torch.optim.Optimizer) -> None:
         super().__init__([*muon.param_groups, *adamw.param_groups], {})
         self.inner = (muon, adamw)
-        self._share()
-
-    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._share()
+        begin = 0
+        for optimizer in self.inner:
+            end = begin + len(optimizer.param_groups)
+            optimizer.state, optimizer.param_groups = self.state, self.param_groups[begin:end]
+            begin = end
 
     def step(self, closure: Callable[[], Any] | None = None) -> Foreign:  # a loss
         loss = closure() if closure else None
         for optimizer in self.inner:
             optimizer.step()
         return loss
-
-    def _share(self) -> None:
-        begin = 0
-        for optimizer in self.inner:
-            end = begin + len(optimizer.param_groups)
-            optimizer.state, optimizer.param_groups = self.state, self.param_groups[begin:end]
-            begin = end
 
 
 def muon_and_adamw(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any, Callable, FrozenSet, Mapping, Sequence
+from typing import Any, Callable, FrozenSet, Sequence
 
 import torch
 import torch.utils.checkpoint
@@ -38,19 +38,15 @@ def recompute(config: TrainConfig, blocks: Sequence[torch.nn.Module]) -> None:
 def _policy(_: object, operation: Foreign, *inputs: Any, **named: Any) -> Foreign:
     """Keep the result of an operation, or recompute it."""
     policies: Any = torch.utils.checkpoint
-    keeps = operation in kept_operations() and not _draws(operation, inputs, named)
-    return policies.CheckpointPolicy.MUST_SAVE if keeps else policies.CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _draws(operation: Foreign, inputs: Sequence[Any], named: Mapping[str, Any]) -> bool:
-    """Return True for attention with dropout: if it were not recomputed, later operations would draw other numbers than before."""
+    # Attention with dropout: if it were not recomputed, later operations would draw other numbers than before.
     names = [argument.name for argument in operation._schema.arguments]  # noqa: SLF001 -- has no public name
-    return bool({**dict(zip(names, inputs)), **named}.get("dropout_p"))
+    draws = bool({**dict(zip(names, inputs)), **named}.get("dropout_p"))
+    keeps = operation in kept_operations() and not draws
+    return policies.CheckpointPolicy.MUST_SAVE if keeps else policies.CheckpointPolicy.PREFER_RECOMPUTE
 
 
 @functools.lru_cache(maxsize=None)
 def kept_operations() -> FrozenSet[Any]:
-    """The operations of KEPT that this torch has."""
     found = (getattr(torch.ops.aten, name, None) for name in KEPT)
     return frozenset(operation.default for operation in found if operation is not None)
 
@@ -79,11 +75,9 @@ def _reentrant(forward: Callable[..., Any]) -> Callable[..., Any]:
     return recomputed
 
 
-def can_recompute_selectively() -> bool:
-    """Return True from torch 2.4 on."""
+def can_recompute_selectively() -> bool:  # torch >= 2.4
     return hasattr(torch.utils.checkpoint, "create_selective_checkpoint_contexts")
 
 
-def can_recompute_without_reentry() -> bool:
-    """Return True from torch 1.11 on."""
+def can_recompute_without_reentry() -> bool:  # torch >= 1.11
     return "use_reentrant" in inspect.signature(torch.utils.checkpoint.checkpoint).parameters

@@ -129,18 +129,16 @@ class TorchStrategy(abc.ABC):
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_factor", 1.0)
         limit = self.config.optim.grad_clip or math.inf
-        norm = self._fused_step(limit, is_good) if self.decides_on_device else self._read_and_step(limit, loss, is_good)
+        if self.decides_on_device:  # without waiting: torch's GradScaler hands the fused AdamW the same two values
+            norm = self.norm()
+            fused: Any = self.optimizer
+            fused.grad_scale = ((norm + CLIP_MARGIN) / limit).clamp(min=1.0).float()
+            fused.found_inf = torch.logical_not(torch.isfinite(norm) & is_good).float()
+            fused.step()
+        else:
+            norm = self._read_and_step(limit, loss, is_good)
         self.ema.update(torch.isfinite(norm) & is_good)
         self.optimizer.zero_grad(set_to_none=True)
-        return norm
-
-    def _fused_step(self, limit: float, is_good: torch.Tensor) -> torch.Tensor:
-        """Clip and update without waiting for the device: torch's GradScaler hands the fused AdamW the same two values."""
-        norm, optimizer = self.norm(), self.optimizer
-        fused: Any = optimizer
-        fused.grad_scale = ((norm + CLIP_MARGIN) / limit).clamp(min=1.0).float()
-        fused.found_inf = torch.logical_not(torch.isfinite(norm) & is_good).float()
-        optimizer.step()
         return norm
 
     def _read_and_step(self, limit: float, loss: torch.Tensor, is_good: torch.Tensor) -> torch.Tensor:
@@ -205,7 +203,6 @@ class TorchStrategy(abc.ABC):
         """Return the block of the forward pass."""
 
     def norm(self) -> torch.Tensor:
-        """The norm of the gradients over the whole model."""
         return gradient_norm(self.unwrapped_model.parameters())
 
     @abc.abstractmethod

@@ -49,26 +49,17 @@ def build_fillable(task: Task, config: TrainConfig) -> torch.nn.Module | None:
     """
     if not has_initialise(task) or not hasattr(torch.device, "__enter__"):  # torch >= 2.0
         return None
-    model = build_empty(task, config)
-    return None if _has_other_tensors(model) or any(count > 1 for count in name_counts(model).values()) else model
+    with torch.device("meta"):
+        model = build_plain(task, config)
+    attributes = (value for module in model.modules() for value in vars(module).values())
+    has_others = any(True for _ in model.buffers()) or any(isinstance(value, torch.Tensor) for value in attributes)
+    return None if has_others or any(count > 1 for count in name_counts(model).values()) else model
 
 
 def name_counts(model: torch.nn.Module) -> Counter[torch.nn.Parameter]:
     """Count the names of each parameter: a tied one has several; torch >= 2.0."""
     modules = model.named_modules(remove_duplicate=False)
     return Counter(parameter for _, module in modules for parameter in module.parameters(recurse=False))
-
-
-def _has_other_tensors(model: torch.nn.Module) -> bool:
-    """Return True if there are buffers, or tensors as plain attributes."""
-    attributes = (value for module in model.modules() for value in vars(module).values())
-    return any(True for _ in model.buffers()) or any(isinstance(value, torch.Tensor) for value in attributes)
-
-
-def build_empty(task: Task, config: TrainConfig) -> torch.nn.Module:
-    """Build on `meta`."""
-    with torch.device("meta"):
-        return build_plain(task, config)
 
 
 def build_plain(task: Task, config: TrainConfig) -> torch.nn.Module:

@@ -88,7 +88,6 @@ class Fsdp2(TorchStrategy):
                 module.reshard()
 
     def put(self, shards: DTensor, whole: Callable[[], torch.Tensor]) -> None:
-        """Scatter the shards of the tensor that `whole` returns on rank 0."""
         distribute = importlib.import_module("torch.distributed.tensor").distribute_tensor
         mine = scattered(shards, whole, is_main=self.group.rank.is_main)
         shards.copy_(distribute(mine.to(self.group.device), shards.device_mesh, shards.placements))

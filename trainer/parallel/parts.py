@@ -104,7 +104,7 @@ def tied_names(model: torch.nn.Module) -> Dict[str, str]:
 
 
 def first_names(model: torch.nn.Module) -> Dict[str, str]:
-    """The result of tied_names(), without its check."""
+    """As tied_names(), without its check."""
     first = {tensor: name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     everything = {
         name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)

@@ -59,7 +59,7 @@ def _precision_problem(accelerator: Accelerator, config: TrainConfig) -> str:
 
 
 def has_fully_shard() -> bool:
-    """Return True if torch has FSDP2 under its public name."""
+    """FSDP2 under its public name."""
     found = importlib.util.find_spec("torch.distributed.fsdp")
     return found is not None and hasattr(importlib.import_module("torch.distributed.fsdp"), "fully_shard")
 

@@ -478,9 +478,10 @@ def choose(requested: str, torch: Foreign, load_gcu: Callable[[], tuple[Any, str
     if requested == "cuda":
         raise UserError(f"device=cuda: {_why_no_cuda(torch)}, or use device=cpu")
     gcu, problem = load_gcu()
-    if gcu is not None and _has_devices(torch, gcu):
-        return GcuI3x(torch) if hasattr(torch, "gcu") else GcuT2x(torch, gcu)
     if gcu is not None:
+        module = torch.gcu if hasattr(torch, "gcu") else gcu
+        if module.is_available() and int(module.device_count()) > 0:
+            return GcuI3x(torch) if hasattr(torch, "gcu") else GcuT2x(torch, gcu)
         problem = NO_CARD
     if requested == "gcu":
         raise UserError(f"device=gcu: {problem}; {INSTALL_GCU}, or use device=cpu")
@@ -498,8 +499,3 @@ def _why_no_cuda(torch: Foreign) -> str:
     if getattr(torch.version, "cuda", None):
         return "no NVIDIA device or driver is visible to torch (see nvidia-smi, CUDA_VISIBLE_DEVICES)"
     return f"torch {torch.__version__} is built without CUDA; install a CUDA build"
-
-
-def _has_devices(torch: Foreign, gcu: Foreign) -> bool:
-    module = torch.gcu if hasattr(torch, "gcu") else gcu
-    return bool(module.is_available()) and int(module.device_count()) > 0

@@ -13,7 +13,7 @@ import sys
 import time
 from bisect import bisect_right
 from collections import Counter, deque
-from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, Optional, Sequence, Tuple
 
 from .channel import flight_entries
 from .cpu_limits import Counts, limit_periods, limited_share
@@ -122,9 +122,10 @@ def measure(entries: Sequence[Json], syncs_ns: Sequence[int]) -> Json:
     step_s = statistics.median(end - begin for begin, end in zip(syncs_ns, syncs_ns[1:])) * NS
     found: Json = {"step_s": round(step_s, 6), "calls": calls}
     if all(entry["profiling_name"].startswith("gloo:") for _, step in usual for entry in step):
+        # the first and the last collective of a step, and some between them
+        points = sorted({round(point * (calls - 1) / (POINTS - 1)) for point in range(POINTS)})
         samples = [
-            [(int(step[index]["time_created_ns"]) - begin_ns) * NS for begin_ns, step in usual]
-            for index in _points(calls)
+            [(int(step[index]["time_created_ns"]) - begin_ns) * NS for begin_ns, step in usual] for index in points
         ]
         found["at_s"] = [round(statistics.median(times_s), 6) for times_s in samples]
     else:  # torch's watchdog thread writes the durations later, so the newest steps may have none
@@ -150,11 +151,6 @@ def describe_slowest(measured: Sequence[Json], step: int) -> str:
         f"slowest rank {arrivals_s.index(last_s)}: it came {waited_s * 1000:.1f} ms of a step of {step_s * 1000:.1f} ms after the median rank, "
         f"by steps {step - STEPS + 1} to {step}"
     )
-
-
-def _points(calls: int) -> List[int]:
-    """The first and the last collective of a step, and some between them."""
-    return sorted({round(point * (calls - 1) / (POINTS - 1)) for point in range(POINTS)})
 
 
 def _error(samples: Sequence[float]) -> float:

@@ -40,7 +40,9 @@ def exit_on_unexpected_errors(rendezvous: Rendezvous | None = None) -> None:
             write_error_file(os.environ, reported.message, kind=reported.kind, callstack=callstack)
             if rendezvous and not lost:
                 rendezvous.report_failure(failure)
-            sys.stderr.write(_line(cause.message) if cause else _text_of(error, callstack, failure))
+            text = "interrupted\n" if isinstance(error, KeyboardInterrupt) else callstack
+            text += _line(failure.message) if failure.kind == "memory" else ""
+            sys.stderr.write(_line(cause.message) if cause else text)
             if lost and cause:
                 lost.leave()  # rank 0 keeps its store for the ranks that look for a cause now
         finally:  # also if a step above fails, as writing does when the disk of the log is full
@@ -96,12 +98,6 @@ def _failure_of(error: BaseException) -> Failure:
         return Failure(f"out of memory: {error}; {SMALLER}", kind, NO_RETRY)
     code = 130 if isinstance(error, KeyboardInterrupt) else 1
     return Failure(f"{type(error).__name__}: {error}", kind, code)
-
-
-def _text_of(error: BaseException, callstack: str, failure: Failure) -> str:
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted\n"
-    return callstack + (_line(failure.message) if failure.kind == "memory" else "")
 
 
 def _line(message: str) -> str:

@@ -25,7 +25,7 @@ class PreemptionSignal:
 
     @property
     def is_received(self) -> bool:
-        """True from the first signal on."""
+        """From the first signal on."""
         return self._received.is_set()
 
     def _wait(self) -> None:

@@ -93,7 +93,11 @@ def _enter(request: Json, descriptors: List[int], changes: Changes) -> None:
     os.read(permission, 1)  # nothing: the agent closes its end
     for number in descriptors:
         os.close(number)
-    _die_with(request["agent_pid"])
+    import ctypes  # as socket
+
+    libc = ctypes.CDLL(None, use_errno=True)  # the kernel kills this process when the agent ends
+    if libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(SIGKILL), 0, 0, 0) != 0 or os.getppid() != request["agent_pid"]:
+        os._exit(1)
     os.chdir(request["cwd"])
     if request["cpus"]:
         with contextlib.suppress(OSError):  # the cgroup has just changed: an unbound rank is better than none
@@ -110,15 +114,6 @@ def _enter(request: Json, descriptors: List[int], changes: Changes) -> None:
             os.environb[name] = value
     if "numpy.random" in sys.modules:  # each rank would draw the same numbers; Python's own are seeded at every fork
         sys.modules["numpy.random"].seed()
-
-
-def _die_with(agent_pid: int) -> None:
-    """Let the kernel kill this process when the agent ends."""
-    import ctypes  # as socket
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(SIGKILL), 0, 0, 0) != 0 or os.getppid() != agent_pid:
-        os._exit(1)
 
 
 def _rename(name: str) -> str:

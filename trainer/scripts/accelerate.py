@@ -29,17 +29,10 @@ def share_the_cpu(module: Any) -> None:  # accelerate.state
                 warn_cpu_only("accelerate", accelerator)
         construct(self, cpu, **kwargs)
         if is_first and os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
-            _join_deepspeed()
+            # accelerate lets DeepSpeed know the group of the ranks only without `cpu`. Otherwise zero.Init counts one rank, and
+            # a batch size of the configuration, also "auto", does not match.
+            group, comm = importlib.import_module("torch.distributed"), importlib.import_module("deepspeed.comm")
+            if group.is_initialized() and not comm.is_initialized():
+                comm.init_distributed(auto_mpi_discovery=False)  # takes the group that exists
 
     state.__init__ = construct_on_the_cpu
-
-
-def _join_deepspeed() -> None:
-    """
-    Let DeepSpeed know the group of the ranks, which accelerate does only without `cpu`.
-
-    Otherwise zero.Init counts one rank, and a batch size of the configuration, also "auto", does not match.
-    """
-    group, comm = importlib.import_module("torch.distributed"), importlib.import_module("deepspeed.comm")
-    if group.is_initialized() and not comm.is_initialized():
-        comm.init_distributed(auto_mpi_discovery=False)  # takes the group that exists

@@ -16,7 +16,7 @@ _RANK: Dict[str, Any] = {"is_joined": False, "exit_code": None}  # the process i
 
 
 def is_by_hand() -> bool:
-    """True if this process is a rank that neither orch nor torchrun has started."""
+    """This process is a rank that neither orch nor torchrun has started."""
     env = os.environ
     return all(name in env for name in ("RANK", "PET_NNODES", "ORCH_RUN_DIR")) and "TORCHELASTIC_RUN_ID" not in env
 
@@ -25,15 +25,20 @@ def watch() -> None:
     """Note the error with which this process ends, if it is a rank that was started by hand."""
     if not is_by_hand():
         return
+    remember_exit_code(functools.partial(_RANK.__setitem__, "exit_code"))
+    atexit.register(note)
+
+
+def remember_exit_code(remember: Callable[[object], None]) -> None:
+    """Call `remember` with the code that the script passes to sys.exit(): an exit handler cannot find it."""
     exit_ = sys.exit
 
     @functools.wraps(exit_)
     def exit_with(status: object = None, /) -> None:
-        _RANK["exit_code"] = status
+        remember(status)
         exit_(status)  # type: ignore[arg-type]
 
     sys.exit = exit_with  # type: ignore[assignment]
-    atexit.register(note)
 
 
 def watch_groups(module: Any) -> None:
@@ -59,19 +64,14 @@ def begin() -> None:
 
 def note() -> None:
     """Write the error of a rank that has failed after it had joined a group; remove it if a later process of the rank has not failed."""
-    error = _error()
+    exception, code = getattr(sys, "last_value", None), _RANK["exit_code"]
+    error = f"{type(exception).__name__}: {exception}" if exception is not None else ""
+    if exception is None and code not in (None, 0):
+        error = f"exit code {code}" if isinstance(code, int) else str(code)
     if error and _RANK["is_joined"]:
         _write_note(error[:1000])
     elif not error and _path().exists():
         _warn_on_failure(_path().unlink)
-
-
-def _error() -> str:
-    """The exception that ends this process, or its exit code; empty if it ends well."""
-    error, code = getattr(sys, "last_value", None), _RANK["exit_code"]
-    if error is not None:
-        return f"{type(error).__name__}: {error}"
-    return "" if code in (None, 0) else f"exit code {code}" if isinstance(code, int) else str(code)
 
 
 def _path() -> Path:

@@ -96,22 +96,12 @@ class StepCount:
     def _begin(self, optimizer: Any) -> None:
         self.accelerator = accelerator_of_script()
         warn_of_idle_cards(self.accelerator, _parameters(optimizer))
-        self.progress.extra["saved"] = _saved_before(self.path)
+        saved = _report_of(self.path).get("saved")  # by an earlier process of this attempt, as with torchrun's restarts
+        self.progress.extra["saved"] = saved if isinstance(saved, int) else None
         atexit.register(self.finish)
-        self._watch_exit()
+        lost_errors.remember_exit_code(functools.partial(setattr, self, "exit_code"))
         lost_errors.begin()
         self.on_first_step()
-
-    def _watch_exit(self) -> None:
-        """Remember the code that the script passes to sys.exit(): an exit handler cannot find it."""
-        exit_ = sys.exit
-
-        @functools.wraps(exit_)
-        def exit_with(status: object = None, /) -> None:
-            self.exit_code = status
-            exit_(status)  # type: ignore[arg-type]
-
-        sys.exit = exit_with  # type: ignore[assignment]
 
     def follow(self, step: int, total: Optional[int] = None) -> None:
         """Take the step from the framework, and the number of steps that there will be."""
@@ -119,7 +109,7 @@ class StepCount:
         self.progress.steps = total or self.progress.steps
 
     def is_reporting(self) -> bool:
-        """True if this process writes the rank's progress: it has made a step, and the script writes none itself."""
+        """This process writes the rank's progress: it has made a step, and the script writes none itself."""
         return self.step > 0 and self.pid == os.getpid() and not math.isinf(self.due_s) and _is_ours(self.path)
 
     @contextlib.contextmanager
@@ -191,7 +181,10 @@ def count_steps(module: Any) -> None:
     count = step_count()
     if count is None:
         return
-    _continue_after_done(count.path)
+    report = _report_of(count.path)
+    if report.get("phase") == "done":  # of an earlier process of this rank, which is not done
+        with contextlib.suppress(OSError):
+            replace_text(count.path, json.dumps({**report, "phase": "init"}))
     open_channel(count.progress.rank, lambda: (count.progress.phase, count.position))
     if hasattr(module, "register_optimizer_step_post_hook"):
         # torch does the same in optimizers: torch.compile warns of code that it cannot trace
@@ -226,7 +219,7 @@ def _wrap_steps(optimizer: Any, count: StepCount) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Return True if the file is absent or was written by this counter, also in an earlier process, not by the script itself."""
+    """The file is absent, or was written by this counter, also in an earlier process, not by the script itself."""
     try:
         return bool(json.loads(path.read_text(encoding="utf-8"))["source"] == SOURCE)
     except FileNotFoundError:
@@ -242,20 +235,6 @@ def _report_of(path: Path) -> Dict[str, Any]:
         return dict(report) if report["source"] == SOURCE else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-
-
-def _saved_before(path: Path) -> Optional[int]:
-    """The step that an earlier process of this rank has saved in this attempt, as with torchrun's restarts."""
-    saved = _report_of(path).get("saved")
-    return saved if isinstance(saved, int) else None
-
-
-def _continue_after_done(path: Path) -> None:
-    """Another process of a rank begins after one has ended: the rank is not done."""
-    report = _report_of(path)
-    if report.get("phase") == "done":
-        with contextlib.suppress(OSError):
-            replace_text(path, json.dumps({**report, "phase": "init"}))
 
 
 def _steps_of_state(optimizer: Any) -> int:

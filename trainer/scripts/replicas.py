@@ -129,13 +129,13 @@ class DdpReplicas:
 
 
 def _is_captured() -> bool:
-    """True while a CUDA graph is captured, which reading a value would end."""
+    """While a CUDA graph is captured, which reading a value would end."""
     cuda = sys.modules["torch"].cuda
     return bool(cuda.is_available() and cuda.is_current_stream_capturing())
 
 
 def _keeps_equal(model: Any, world_size: int) -> bool:
-    """True if all ranks have a replica of this model, with equal gradients."""
+    """All ranks have a replica of this model, with equal gradients."""
     hooks = {getattr(hook, "__name__", "") for hook, _ in getattr(model, "_comm_hooks", ())}
     return model.process_group.size() == world_size and hooks <= EQUAL_HOOKS and AVERAGERS not in sys.modules
 

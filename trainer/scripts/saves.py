@@ -369,13 +369,7 @@ def watch_runner(module: Any) -> None:  # mmengine.runner.runner
             _follow(found, runner.iter + 1, runner.max_iters)  # it counts after its hooks
         yield
 
-    def save(
-        found: Saves,
-        runner: Any,
-        *_: object,
-        save_optimizer: bool = True,
-        **__: object,
-    ) -> ContextManager[None]:
+    def save(found: Saves, runner: Any, *_: object, save_optimizer: bool = True, **__: object) -> ContextManager[None]:
         found.warn_of_unshared(runner.work_dir, SHARED)
         return found.save(lambda: save_optimizer and runner.rank == 0)
 

@@ -147,25 +147,22 @@ def loss_of(task: Task, model: Model, batch: Batch) -> torch.Tensor:
 
 
 def has_initialise(task: Task) -> bool:
-    """Return True if the task overrides `initialise`."""
     return type(task).initialise is not Task.initialise
 
 
 def draws_weights(task: Task) -> bool:
-    """Return True if `initialise` gives the weights to start from; False if a checkpoint or init= does."""
+    """`initialise` gives the weights to start from, not a checkpoint or init=."""
     return not task.weights_are_loaded and task.config.init is None
 
 
 def has_metrics(task: Task) -> bool:
-    """Return True if the task overrides `metrics`."""
     return type(task).metrics is not Task.metrics
 
 
 def writes_no_files(task: Task) -> bool:
-    """Return True for the trainer's own tasks, and for those that declare it; not for other classes derived from the former."""
+    """The trainer's own tasks, and those that declare it; not other classes derived from the former."""
     return task.writes_no_files or type(task).__module__.startswith(f"{__package__}.")
 
 
 def counts_terms(task: Task) -> bool:
-    """Return True if the task overrides `count_terms`."""
     return type(task).count_terms is not Task.count_terms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Callable, Iterator, Tuple, TypeVar
+from typing import Callable, Tuple, TypeVar
 
 import torch
 from torch.nn import functional
@@ -38,10 +38,8 @@ def head_loss(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> to
     return functional.cross_entropy(logits.float(), targets, reduction="sum")
 
 
-def _uncompiled(function: T) -> T:
-    """Keep torch.compile from writing each part of a loss into its graph."""
-    disable: Callable[[T], T] = getattr(torch, "_disable_dynamo", lambda same: same)
-    return disable(function)
+# keeps torch.compile from writing each part of a loss into its graph
+_uncompiled: Callable[[T], T] = getattr(torch, "_disable_dynamo", lambda same: same)
 
 
 @_uncompiled
@@ -77,11 +75,7 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: PLR0917 -- torch calls it so
-        ctx: Foreign,
-        rows: torch.Tensor,
-        weight: torch.Tensor,
-        targets: torch.Tensor,
-        narrow: torch.dtype,
+        ctx: Foreign, rows: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, narrow: torch.dtype
     ) -> torch.Tensor:
         """`narrow`: the type of the logits."""
         total = torch.zeros((), device=rows.device)
@@ -90,7 +84,9 @@ class _HeadLoss(torch.autograd.Function):
         weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if of_weight else None
         vocabulary, stored = len(weight), weight.dtype
         weight = padded(weight.to(narrow))
-        for begin, end in _parts(len(rows), len(weight)):
+        step = max(1, MOST_LOGITS // len(weight))
+        for begin in range(0, len(rows), step):
+            end = min(len(rows), begin + step)
             part, wanted = rows[begin:end], targets[begin:end]
             logits = functional.linear(part, weight).float()
             logits[:, vocabulary:] = -math.inf
@@ -110,11 +106,6 @@ class _HeadLoss(torch.autograd.Function):
         # A scale without dimensions keeps its own precision: rounded to bf16 it would be wrong by up to 0.4 %.
         of_rows, of_weight = (None if gradient is None else gradient * scale for gradient in ctx.saved_tensors)
         return of_rows, of_weight, None, None
-
-
-def _parts(rows: int, vocabulary: int) -> Iterator[Tuple[int, int]]:
-    step = max(1, MOST_LOGITS // vocabulary)
-    return ((begin, min(rows, begin + step)) for begin in range(0, rows, step))
 
 
 def _logits_gradient(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

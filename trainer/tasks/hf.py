@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Mapping, Sequence, cast
 
 import torch
+from torch.nn import functional
 
 from trainer.config.config import HF_TASK, TrainConfig
 from trainer.data.language import count_targets, inputs_of, open_language
@@ -20,7 +21,7 @@ from trainer.data.windows import Windows
 from trainer.errors import UserError
 from trainer.tasks.attention import AttentionShape
 from trainer.tasks.base import Task
-from trainer.tasks.hf_loss import add_loss
+from trainer.tasks.cross_entropy import IGNORED, Head
 from trainer.tasks.llama_shape import CONFIG_FILE
 from trainer.tasks.lora import add_adapters, frozen_weights
 from trainer.values import Foreign, Model
@@ -197,16 +198,12 @@ def _packing_known(*, is_packed: bool) -> Iterator[None]:
     masks: Any = importlib.import_module("transformers.masking_utils")
     name = "find_packed_sequence_indices"
     before = getattr(masks, name, None)
-    setattr(masks, name, _conversations if is_packed else lambda _: None)
+    # the number of each token's conversation
+    setattr(masks, name, lambda positions: (positions == 0).cumsum(-1) if is_packed else None)
     try:
         yield
     finally:
         setattr(masks, name, before)
-
-
-def _conversations(positions: torch.Tensor) -> torch.Tensor:
-    """The number of each token's conversation."""
-    return (positions == 0).cumsum(-1)
 
 
 def keep_buffers(model: torch.nn.Module) -> None:
@@ -226,3 +223,37 @@ def _apply(
         if buffer.dtype != before[name].dtype:
             setattr(module, name, before[name].to(buffer.device))
     return module
+
+
+def add_loss(model: Model) -> None:  # changes its class
+    """Let the model return the loss when it is called with targets. Names and values of parameters stay."""
+    model.get_output_embeddings().__class__ = LogitsOrLoss
+    model.__class__ = type(type(model).__name__, (WithLoss, type(model)), {})
+
+
+class LogitsOrLoss(Head):
+    """A head that returns logits, unless there are targets."""
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor | None = None) -> torch.Tensor:
+        return functional.linear(x, self.weight) if target is None else super().forward(x, target)
+
+
+class WithLoss(torch.nn.Module):
+    """A part of the class of a model of transformers: its forward() takes targets as well."""
+
+    config: Any
+    base_model: Any
+    get_output_embeddings: Any
+
+    def forward(self, *inputs: Any, target: torch.Tensor | None = None, **options: Any) -> Foreign:  # transformers'
+        """With int64 targets [batch, length]: the sum of the cross entropies over all but -100, in fp32. `options` has return_dict=False."""
+        if target is None:
+            return super().forward(*inputs, **options)
+        if getattr(self.config, "final_logit_softcapping", None) is not None:
+            logits = super().forward(*inputs, **options)[0]
+            return functional.cross_entropy(
+                logits.float().flatten(0, 1), target.flatten(), ignore_index=IGNORED, reduction="sum"
+            )
+        x = self.base_model(*inputs, **options)[0]
+        scaling = getattr(self.config, "logits_scaling", 1.0)  # granite divides its logits
+        return self.get_output_embeddings()(x if scaling == 1.0 else x / scaling, target)

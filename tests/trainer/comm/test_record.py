@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,11 +17,11 @@ from trainer.comm.record import Record, rank_rows
 from trainer.comm.results import UNSUPPORTED
 from trainer.io import replace_text
 
-SOUND = [Measured(1024, [1e-3]).to_json()]
+SOUND = [asdict(Measured(1024, [1e-3]))]
 
 
 def _failed(error: str) -> list[dict[str, object]]:
-    return [Measured(1024, error=error).to_json()]
+    return [asdict(Measured(1024, error=error))]
 
 
 def _record(path: Path) -> Record:

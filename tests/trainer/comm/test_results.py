@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 from trainer.comm.measure import Measured
@@ -12,7 +14,7 @@ TIMEOUT = "RuntimeError: Timed out waiting 5000ms for recv operation to complete
 
 
 def _report(*measured: Measured) -> list[dict[str, object]]:
-    return [each.to_json() for each in measured]
+    return [asdict(each) for each in measured]
 
 
 # The summary of github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md; sendrecv is 1 in src/sendrecv.cu.

@@ -32,7 +32,7 @@ from trainer.runtime.group import Group
 from trainer.runtime.init import initialise
 from trainer.runtime.progress import Progress
 from trainer.tasks.attention import manual_causal_attention
-from trainer.tasks.gpt_model import GPT
+from trainer.tasks.gpt import GPT
 from trainer.train import Trainer
 
 BF16 = load_config(words=["precision=bf16"])
@@ -49,7 +49,7 @@ def _hide(monkeypatch: pytest.MonkeyPatch, *hidden: str) -> None:
 
 def test_flops_of_the_formula_are_those_that_torch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch counts the matrix products that run; the formula also counts biases and norms, 1 to 2 % more."""
-    monkeypatch.setattr("trainer.tasks.gpt_model.causal_attention", manual_causal_attention)
+    monkeypatch.setattr("trainer.tasks.gpt.causal_attention", manual_causal_attention)
     shape = ModelConfig(layers=2, width=64, heads=4, context=48)
     model = GPT(shape)
     tokens = torch.zeros(3, shape.context, dtype=torch.long)

@@ -17,7 +17,7 @@ from trainer.checkpoint.load.whole import load_whole
 from trainer.config.config import TrainConfig, load_config
 from trainer.config.presets import SIZES
 from trainer.errors import UserError
-from trainer.parallel.building import build_empty, build_whole, sizes_of
+from trainer.parallel.building import build_fillable, build_whole, sizes_of
 from trainer.parallel.ddp import Ddp
 from trainer.runtime.group import Group
 from trainer.runtime.init import initialise
@@ -65,7 +65,9 @@ def _load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, name: str 
 @pytest.mark.parametrize("size", SIZES)
 def test_size_matches_its_name_and_the_documentation(size: str) -> None:
     config = load_config(words=[f"model.size={size}"])
-    sizes = sizes_of(build_empty(Gpt(config), config))
+    model = build_fillable(Gpt(config), config)
+    assert model is not None
+    sizes = sizes_of(model)
     count = sum(sizes.values())
     named = float(size[:-1]) * {"m": 1e6, "b": 1e9}[size[-1]]
     assert count == pytest.approx(named, rel=0.15)
@@ -77,7 +79,9 @@ def test_size_matches_its_name_and_the_documentation(size: str) -> None:
 def test_model_keys_win_over_model_size() -> None:
     config = load_config(words=["model.layers=3", "model.size=7b", "model.vocabulary=50304"])
     assert (config.model.layers, config.model.width, config.model.vocabulary) == (3, 4096, 50304)
-    sizes = sizes_of(build_empty(Gpt(config), config))
+    model = build_fillable(Gpt(config), config)
+    assert model is not None
+    sizes = sizes_of(model)
     assert sizes["token.weight"] == sizes["head.weight"] == 50304 * 4096
     assert load_config().model == load_config(words=["model.size=1m"]).model
 

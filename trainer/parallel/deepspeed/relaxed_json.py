@@ -38,22 +38,18 @@ def read_relaxed_json(path: str) -> Dict[str, Any]:
     def refuse(name: str) -> None:
         raise UserError(f"{path}: {name} is not a JSON number")
 
+    def blank(match: re.Match[str]) -> str:
+        """A comment as blanks of the same length, so that errors name the right line."""
+        return match.group(1) or re.sub(r"[^\n]", " ", match.group())
+
     try:
-        tree = json.loads(_strict(text), object_pairs_hook=no_duplicates, parse_float=_number, parse_constant=refuse)
+        strict = TRAILING.sub(blank, TOKEN.sub(blank, text))
+        tree = json.loads(strict, object_pairs_hook=no_duplicates, parse_float=_number, parse_constant=refuse)
     except ValueError as exc:
         raise UserError(f"{path}: not valid JSON (comments and trailing commas may stand in it): {exc}") from exc
     if not isinstance(tree, dict):
         raise UserError(f"{path}: the file must hold a mapping of keys to values, got {type(tree).__name__}")
     return tree
-
-
-def _strict(text: str) -> str:
-    """Replace comments by blanks of the same length, so that errors name the right line."""
-
-    def blank(match: re.Match[str]) -> str:
-        return match.group(1) or re.sub(r"[^\n]", " ", match.group())
-
-    return TRAILING.sub(blank, TOKEN.sub(blank, text))
 
 
 def _number(text: str) -> float:

@@ -126,7 +126,9 @@ class Zero:
         """Make DeepSpeed's step, for which the host waits for the device."""
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
-        norm = self._plain_norm() if self.stage == 0 else None
+        norm = None
+        if self.stage == 0:  # in fp32, for which the engine reports none
+            norm = float(torch.nn.utils.clip_grad_norm_(self.engine.module.parameters(), float("inf")))
         if not bool(is_good):
             norm = math.inf
             if self.stage == 0:
@@ -193,10 +195,6 @@ class Zero:
         if self.stage > 0:
             zero_state.load_scale(self.engine, scaler)
 
-    def _plain_norm(self) -> float:
-        """Norm for stage 0 in fp32, for which the engine reports none."""
-        return float(torch.nn.utils.clip_grad_norm_(self.engine.module.parameters(), float("inf")))
-
 
 def _build_split(group: Group, config: TrainConfig, task: Task, settings: Mapping[str, Any]) -> torch.nn.Module:
     """Shard each parameter when it is created, and initialise one at a time."""
@@ -248,7 +246,6 @@ def _cast_inputs(model: torch.nn.Module, inputs: Tuple[Any, ...]) -> Tuple[Any, 
 
 
 def load_deepspeed(group: Group) -> ModuleType:
-    """Import deepspeed for the trainer's device."""
     device = group.accelerator.name
     if not device.startswith("gcu"):  # the vendor's fork detects its own
         os.environ["DS_ACCELERATOR"] = device
@@ -280,7 +277,6 @@ def agreed_settings(group: Group, config: TrainConfig, out: Path) -> Dict[str, A
 
 
 def _check(group: Group, deepspeed: ModuleType, settings: Mapping[str, Any], name: str) -> None:
-    """Raise UserError for a configuration that DeepSpeed refuses."""
     problem = ""
     device = importlib.import_module("deepspeed.accelerator").get_accelerator()
     for precision, supported in (("bf16", device.is_bf16_supported), ("fp16", device.is_fp16_supported)):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.parallel.deepspeed import threads
-from trainer.parallel.deepspeed.threads import cpus_here, quotas, share, take_share_of_cpus
+from trainer.parallel.deepspeed import cpu_adam
+from trainer.parallel.deepspeed.cpu_adam import cpus_here, quotas, share, take_share_of_cpus
 from trainer.runtime.init import initialise
 
 
@@ -59,7 +59,7 @@ def test_share_replaces_the_threads_that_a_launcher_set(
     """torch's own OpenMP has read the variable long before; that of an extension reads it when it is loaded."""
     given: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", given.append)
-    monkeypatch.setattr(threads, "cpus_here", lambda: rank(range(6)))
+    monkeypatch.setattr(cpu_adam, "cpus_here", lambda: rank(range(6)))
     env = {"OMP_NUM_THREADS": "1"}
     take_share_of_cpus(initialise("cpu", 60.0, {}), env)
     assert (env, given) == ({"OMP_NUM_THREADS": "6"}, [6])
