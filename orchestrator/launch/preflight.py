@@ -15,7 +15,7 @@ from orchestrator.endpoint.connection import ANSWER_S
 from orchestrator.environment.request import NodeRequest
 from orchestrator.errors import LaunchError, NodeError, OrchError
 from orchestrator.fanout import map_within
-from orchestrator.launchers.direct import INTERFACES, check_reachable, parse_rendezvous
+from orchestrator.launchers.rendezvous import INTERFACES, check_reachable, parse_rendezvous
 from orchestrator.node.rendezvous import is_loopback
 
 if TYPE_CHECKING:

@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from orchestrator.connections.pool import ConnectionPool
 from orchestrator.endpoint.access import TransportFactory
-from orchestrator.endpoint.client import Endpoint, FileContent, RunContent
+from orchestrator.endpoint.client import Endpoint
 from orchestrator.endpoint.connection import RendezvousPortTaken
-from orchestrator.errors import LaunchError, NodeError, NodesError, folded
+from orchestrator.errors import NodeError, NodesError, folded
 from orchestrator.fanout import map_parallel, successes
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.launchers.job import JobStatus
 from orchestrator.launchers.newest_plan import NewestPlan
+from orchestrator.launchers.push import run_content, send_bundle, space_warnings, write_files
+from orchestrator.launchers.rendezvous import INTERFACES, check_reachable, parse_rendezvous
 from orchestrator.names.hostlist import fold
-from orchestrator.node.number_text import three_digits
 from orchestrator.node.run.code_folder import SHARED
 from orchestrator.plan.files import (
     PlannedFile,
     agent_start,
     node_script_file,
-    shared_files,
     start_command,
 )
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.plan.resolve import Facts
-from orchestrator.progress import OnProgress, OnShare, Reporter, no_progress
+from orchestrator.progress import OnProgress, Reporter, no_progress
 
 if TYPE_CHECKING:
     from orchestrator.code.bundle import Bundle
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
 START_WAIT_S = 30.0
 SETUP_WAIT_S = 120.0  # in addition, for all setup lines together
 PORT_TRIES = 3
-MUCH_SPACE_BYTES = 2_000_000_000
-LARGE_BYTES = 4 << 20  # a smaller bundle is sent as a whole, without a request for what the node lacks
 UNSHARED = "does not share the folder of the run"
 
 Result = TypeVar("Result")
@@ -111,7 +108,7 @@ class DirectLauncher:
         """
 
         def put_run(node: NodePlan, *, claim: bool) -> PutRunReply:
-            return self.reach(node).put_run(_run_content(plan, node, bundle), claim=claim)
+            return self.reach(node).put_run(run_content(plan, node, bundle), claim=claim)
 
         def push(node: NodePlan) -> PutRunReply:
             on_sent = partial(self._reporter.advanced, node.name)
@@ -153,7 +150,7 @@ class DirectLauncher:
             if endpoint.find(node.workdir, plan.run_id) is None:
                 return False
         else:
-            run = _run_content(plan, node, bundle)
+            run = run_content(plan, node, bundle)
             if not endpoint.put_run(run, claim=False)["is_written"]:
                 send_bundle(endpoint, node.workdir, bundle)
                 endpoint.put_run(run, claim=False)
@@ -339,86 +336,3 @@ def with_last_rank(plan: LaunchPlan, spare: NodePlan) -> NodePlan:
     """A spare node with the ranks of the last node, and with the default variables that were found there: on most clusters, those of any node."""
     last = plan.nodes[-1]
     return replace(spare, node_rank=last.node_rank, ranks=last.ranks, defaults=last.defaults)
-
-
-def space_warnings(replies: Sequence[tuple[NodePlan, PutRunReply]]) -> tuple[str, ...]:
-    """A sentence about the node on which the copies of the code of runs take the most space, if that is much."""
-    node, most = max(replies, key=lambda item: item[1]["runs_code_bytes"])
-    if most["runs_code_bytes"] < MUCH_SPACE_BYTES:
-        return ()
-    size = f"{three_digits(most['runs_code_bytes'] / 10**9)} GB"
-    text = f"the code of {most['runs']} runs takes up to {size} in {node.workdir}"
-    return (f"{node.name}: {text}; `orch gc` removes runs that have ended",)
-
-
-def push_bundle(
-    endpoint: Endpoint, workdir: str, bundle: Bundle, *, bytes_more: int = 0, on_sent: OnShare = no_progress
-) -> None:
-    """Write the bundle to a workdir, unless it is there already; `bytes_more` is the disk space for what follows it."""
-    if not endpoint.prepare(workdir, bundle.digest, bytes_unpacked=bundle.size_bytes, bytes_more=bytes_more):
-        send_bundle(endpoint, workdir, bundle, on_sent)
-
-
-def send_bundle(endpoint: Endpoint, workdir: str, bundle: Bundle, on_sent: OnShare = no_progress) -> None:
-    """Send a bundle; of a large one only the files that no bundle on the node has."""
-    if bundle.size_bytes >= LARGE_BYTES:
-        part = bundle.part(endpoint.lacking(workdir, bundle.digest, bundle.manifest))
-        if endpoint.put_part(workdir, bundle.digest, bundle.manifest, part, on_sent=on_sent):
-            return
-    endpoint.put_bundle(workdir, bundle.digest, *bundle.archive, on_sent=on_sent)
-
-
-def write_files(endpoint: Endpoint, run_dir: str, files: Sequence[PlannedFile]) -> None:
-    """Write files of a run, in that order, by one request."""
-    endpoint.put_files(run_dir, _contents(files, run_dir))
-
-
-def _run_content(plan: LaunchPlan, node: NodePlan, bundle: Bundle) -> RunContent:
-    contents = _contents(shared_files(plan, node), plan.run_dir(node))
-    sizes = bundle.size_bytes, bundle.code_size_bytes
-    return RunContent(node.workdir, plan.run_id, bundle.digest, contents, *sizes)
-
-
-def _contents(files: Sequence[PlannedFile], run_dir: str) -> list[FileContent]:
-    return [(file.path.removeprefix(f"{run_dir}/"), file.text, file.mode) for file in files]
-
-
-INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-"""Variables that name the network cards of a training; the address of such a card on the head is preferred."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rendezvous:
-    """Address and port on the head node; `host_id` identifies the machine (and network namespace)."""
-
-    address: str
-    port: int
-    host_id: str
-
-
-def parse_rendezvous(text: str) -> Rendezvous:
-    """Parse the head's record: "ADDRESS PORT HOST_ID"."""
-    address, port, host_id = text.split(maxsplit=2)
-    return Rendezvous(address, int(port), host_id)
-
-
-def check_reachable(rendezvous: Rendezvous, head: str, hosts: Mapping[str, str]) -> None:
-    """
-    Refuse a head address that leads to another machine when used on another node.
-
-    Args:
-        hosts: node -> host id; nodes with the same id share a loopback interface.
-
-    Raises:
-        LaunchError: the address is loopback, and at least one node is on another machine.
-    """
-    if not ipaddress.ip_address(rendezvous.address).is_loopback:
-        return
-    remote = [node for node, host_id in hosts.items() if host_id != rendezvous.host_id]
-    if remote:
-        raise LaunchError(
-            f"the rendezvous address of {head} is {rendezvous.address}, a loopback address, "
-            f"but {', '.join(remote[:3])} {'is' if len(remote) == 1 else 'are'} on other machines",
-            hint=f"give {head} a routable address: in the inventory, or name its network card in env: NCCL_SOCKET_IFNAME "
-            "(GLOO_SOCKET_IFNAME on CPU); a 127.0.1.1 line in its /etc/hosts is the usual cause",
-        )

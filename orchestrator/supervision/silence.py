@@ -9,7 +9,8 @@ from orchestrator.endpoint.observation import AgentRecord
 from orchestrator.errors import OrchError
 from orchestrator.failure_class import FailureClass
 from orchestrator.fanout import map_parallel
-from orchestrator.launchers.direct import DirectLauncher, parse_rendezvous
+from orchestrator.launchers.direct import DirectLauncher
+from orchestrator.launchers.rendezvous import parse_rendezvous
 from orchestrator.node.isolation import SILENT_S
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.records.store import RunFolder

@@ -17,7 +17,7 @@ from orchestrator.environment.request import NodeRequest
 from orchestrator.fanout import map_within
 from orchestrator.launch import preflight
 from orchestrator.launch.preflight import FACTS_S, PORT_S, TOKEN_S, CheckedNode, survey
-from orchestrator.launchers.direct import INTERFACES
+from orchestrator.launchers.rendezvous import INTERFACES
 from tests.checks.facts import cluster, cpu_node, gpu_node
 from tests.environment.nodes import infiniband
 from tests.usecases.stub_nodes import StubNodes

@@ -22,7 +22,8 @@ from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.endpoint.replies import StopResult
 from orchestrator.errors import LaunchError, NodesError, Unreachable
 from orchestrator.inventory.model import Inventory, Node, SshOptions
-from orchestrator.launchers.direct import PORT_TRIES, DirectLauncher, space_warnings
+from orchestrator.launchers.direct import PORT_TRIES, DirectLauncher
+from orchestrator.launchers.push import space_warnings
 from orchestrator.node.protocol.push import PutRunReply
 from orchestrator.node.run.memory_folder import memory_folder
 from orchestrator.plan.make import make_plan

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import LaunchError, NodeError, NodesError
 from orchestrator.launchers.base import AttemptFolder
-from orchestrator.launchers.direct import DirectLauncher, push_bundle, write_files
+from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.launchers.job import GONE, SILENT, JobStatus
+from orchestrator.launchers.push import push_bundle, write_files
 from orchestrator.launchers.slurm import environment, unshared_workdir
 from orchestrator.launchers.slurm.host import SlurmHost
 from orchestrator.launchers.slurm.queue import array_id, job_statuses, queue_position

@@ -17,7 +17,7 @@ import pytest
 from orchestrator.code import bundle as bundles
 from orchestrator.endpoint.client import Endpoint, RunContent
 from orchestrator.errors import NodeError
-from orchestrator.launchers.direct import send_bundle
+from orchestrator.launchers.push import send_bundle
 from orchestrator.node.endpoint import push as receive
 from orchestrator.node.run.code_folder import copy_file, copy_folder
 from orchestrator.transports.local import LocalTransport
