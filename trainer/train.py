@@ -94,7 +94,7 @@ class Trainer:
         # The next attempt need not wait for ranks of this one on a node that was cut off: without rank 0, no step, checkpoint or
         # record of metrics is complete, and they write nothing that it reads or writes. Alone they write only their shards, to a
         # folder of their attempt, their progress, logs and traces, to that of their node, and states in its memory. DeepSpeed may
-        # write what a file of the user's demands.
+        # write what the user's configuration file demands.
         restart_at_once = writes_no_files(self.task) and not self.config.deepspeed
         self.progress.write("init", 0, restart_at_once=restart_at_once)
         state = self._resume()
