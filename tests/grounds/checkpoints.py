@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from trainer.checkpoint.format.files import MANIFEST_BYTES
+from trainer.checkpoint.format import files
+from trainer.checkpoint.format.files import MANIFEST_BYTES, Checkpoint
+from trainer.checkpoint.load.sharded import read_state
+from trainer.checkpoint.load.state_pt import numbered_names
 from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.config.config import ModelConfig, TrainConfig
 from trainer.parallel.base import Strategy
@@ -39,14 +43,58 @@ def _edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
+SHARD, STATE_PT = "r00000.safetensors", "state.pt"
+
+
+def state_of(folder: Path) -> Path:
+    """The file with the state of a checkpoint that one rank has written, in the present form or the earlier one."""
+    return folder / (STATE_PT if (folder / STATE_PT).exists() else SHARD)
+
+
+def saved_state(folder: Path) -> dict[str, Any]:
+    """The whole state of a checkpoint, by names."""
+    return read_state(Checkpoint(folder, files.read_manifest(folder, None)), keep_scale=True, keep_ema=True)
+
+
+def to_state_pt(folder: Path, *without: str, sizes: Sequence[str] = (), state: object = None) -> None:
+    """
+    Give a checkpoint the form of earlier versions, which kept the state in state.pt.
+
+    Args:
+        folder: step_N.
+        without: entries of the manifest to leave out.
+        sizes: the parameters in the order of the model; with them, Adam's state is numbered as under DDP, else named as under FSDP2.
+        state: the content of state.pt, if another one.
+    """
+    manifest, saved = files.read_manifest(folder, None), saved_state(folder)
+    model = {name: value.clone() for name, value in saved["model"].items()}
+    order = numbered_names({name: model[name].dim() for name in sizes})
+    moments = {
+        order.index(name) if order else name: {kind: value.clone() for kind, value in values.items()}
+        for name, values in saved["moments"].items()
+    }
+    (folder / SHARD).unlink()
+    content = state or {"model": model, "optimizer": {"state": moments}}
+    file = io.BytesIO()
+    torch.save(content, file)
+    written = {STATE_PT: files.write_hashed(folder / STATE_PT, file.getvalue())}
+    written["rng.json"] = manifest["files"]["rng.json"]
+    newer = {"files", "seal", "version", "tensors", "optimizer_steps", *without}
+    kept = {key: value for key, value in manifest.items() if key not in newer}
+    (folder / "manifest.json").unlink()
+    files.write_manifest(folder, {**kept, "version": files.STATE_PT_VERSION, "files": written})
+
+
 def _replace_by_pipe(folder: Path) -> None:
-    (folder / "state.pt").unlink()
-    os.mkfifo(folder / "state.pt", 0o600)
+    state = state_of(folder)
+    state.unlink()
+    os.mkfifo(state, 0o600)
 
 
 def _replace_by_link(folder: Path) -> None:
-    (folder / "state.pt").rename(folder / "elsewhere")
-    (folder / "state.pt").symlink_to("elsewhere")
+    state = state_of(folder)
+    state.rename(folder / "elsewhere")
+    state.symlink_to("elsewhere")
 
 
 def _link_folder(folder: Path) -> None:
@@ -55,30 +103,27 @@ def _link_folder(folder: Path) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
-    "flipped bits in state.pt": lambda path: flip(path / "state.pt"),
+    "flipped bits in the state": lambda path: flip(state_of(path)),
     "flipped bits in rng.json": lambda path: flip(path / "rng.json"),
     "flipped bits in manifest.json": lambda path: flip(path / "manifest.json"),
     "changed number in manifest.json": lambda path: _edit(path / "manifest.json", '"tokens": 4', '"tokens": 5'),
-    "truncated state.pt": lambda path: (path / "state.pt").write_bytes((path / "state.pt").read_bytes()[:-1]),
-    "empty state.pt": lambda path: (path / "state.pt").write_bytes(b""),
+    "truncated state": lambda path: state_of(path).write_bytes(state_of(path).read_bytes()[:-1]),
+    "empty state": lambda path: state_of(path).write_bytes(b""),
     "empty manifest.json": lambda path: (path / "manifest.json").write_bytes(b""),
-    "missing state.pt": lambda path: (path / "state.pt").unlink(),
+    "missing state": lambda path: state_of(path).unlink(),
     "missing manifest.json": lambda path: (path / "manifest.json").unlink(),
     "no file": _empty,
     "garbled manifest.json": lambda path: (path / "manifest.json").write_bytes(b"\xff\x00{" * 99),
     "deep manifest.json": lambda path: (path / "manifest.json").write_text("[" * 100_000),
     "huge manifest.json": lambda path: os.truncate(path / "manifest.json", MANIFEST_BYTES + 1),
-    "pipe in place of state.pt": _replace_by_pipe,
-    "link in place of state.pt": _replace_by_link,
+    "pipe in place of the state": _replace_by_pipe,
+    "link in place of the state": _replace_by_link,
     "link in place of the folder": _link_folder,
     "folder that others may write": lambda path: path.chmod(0o770),
-    "state.pt that others may write": lambda path: (path / "state.pt").chmod(0o602),
+    "state that others may write": lambda path: state_of(path).chmod(0o602),
     **({"foreign owner of the folder": lambda path: os.chown(path, 4711, -1)} if os.geteuid() == 0 else {}),
-    **({"foreign owner of state.pt": lambda path: os.chown(path / "state.pt", 4711, -1)} if os.geteuid() == 0 else {}),
+    **({"foreign owner of the state": lambda path: os.chown(state_of(path), 4711, -1)} if os.geteuid() == 0 else {}),
 }
-
-
-SHARD = "r00000.safetensors"
 
 
 def _flip_header(path: Path) -> None:

@@ -32,7 +32,9 @@ WORDS = ("model.layers=1", "model.width=16", "model.heads=1", "model.context=8",
 COMMON_DAMAGES = tuple(
     name
     for name in DAMAGES
-    if name.startswith(("flipped bits in state", "truncated", "missing", "empty", "garbled", "foreign owner of the"))
+    if name.startswith(
+        ("flipped bits in the state", "truncated", "missing", "empty", "garbled", "foreign owner of the")
+    )
 )
 COMMON_SHARD_DAMAGES = ("flipped bits in a shard", "missing shard", "swapped shards", "manifest of another save")
 FULLY_TESTED = "fsdp2"  # tested with all damages, as DDP is in tests/trainer/checkpoint/format/test_files.py

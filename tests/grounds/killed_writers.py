@@ -4,7 +4,7 @@ Writers of tiny checkpoints that are killed with SIGKILL, in a process without t
     python -m tests.grounds.killed_writers moments FOLDER COUNT SEED     at random moments, one writer at a time
     python -m tests.grounds.killed_writers calls FOLDER                  before each system call of a save, in turn
 
-Of two saves one is a whole file and one sharded. The processes that write the ranks' shards in the background take turns in one
+Of two saves one has a single shard and one has two. The processes that write the ranks' shards in the background take turns in one
 process: rank 0's completes the checkpoint after the last, so a kill of any of them leaves what a kill of that process leaves.
 
 Exits with 0 and one line of JSON if after every kill all checkpoints were complete and none was lost.
@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from trainer.checkpoint.format import files, shards
 from trainer.checkpoint.save import writer
@@ -38,23 +38,19 @@ def content(step: int) -> bytes:
 
 
 def save(out: Path, step: int) -> None:
-    if step % 2:
-        save_shards(out, step)
-    else:
-        files.write(out, step, {}, {"state.pt": lambda file: file.write(content(step)), "rng.json": _empty_list})
-        files.retain(out, LIMIT)
+    save_shards(out, step, ranks=RANKS if step % 2 else 1)
 
 
-def save_shards(out: Path, step: int, *, size: int = 60_000, lost: int | None = None) -> None:
-    """Let the writers of two ranks write their shards, and rank 0's complete them; that of rank `lost` is removed before."""
-    temporary, half = out / f"step_{step}.tmp-{os.getpid()}", size // RANKS
+def save_shards(out: Path, step: int, *, size: int = 60_000, ranks: int = RANKS, lost: int | None = None) -> None:
+    """Let the writers of the ranks write their shards, and rank 0's complete them; that of rank `lost` is removed before."""
+    temporary, part = out / f"step_{step}.tmp-{os.getpid()}", size // ranks
     records = []
-    for rank in range(RANKS):
+    for rank in range(ranks):
         with SHARED.open("wb") as file:
-            file.write(content(step)[rank * half :][:half])
-        request = {"folder": str(temporary), "rank": rank, "size": half}
+            file.write(content(step)[rank * part :][:part])
+        request = {"folder": str(temporary), "rank": rank, "size": part}
         written = writer.write_shard(writer.Memory(MEMORY), request)
-        records.append({**written, "tensors": {"model/a": ["U8", [size], rank * half, (rank + 1) * half]}})
+        records.append({**written, "tensors": {"model/a": ["U8", [size], rank * part, (rank + 1) * part]}})
     if lost is not None:
         (temporary / shards.shard_name(lost)).unlink()
     kept = {"limit": LIMIT, "best": 0, "every": None}
@@ -63,12 +59,8 @@ def save_shards(out: Path, step: int, *, size: int = 60_000, lost: int | None = 
 
 
 def saved_content(path: Path) -> bytes:
-    """The content that a checkpoint holds, in either form."""
-    return b"".join(file.read_bytes() for file in sorted((*path.glob("state.pt"), *path.glob("r*.safetensors"))))
-
-
-def _empty_list(file: BinaryIO) -> None:
-    file.write(b"[]")
+    """The content that a checkpoint holds."""
+    return b"".join(file.read_bytes() for file in sorted(path.glob("r*.safetensors")))
 
 
 def fork(work: Callable[[], object]) -> int:

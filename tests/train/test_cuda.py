@@ -46,7 +46,9 @@ def test_resumed_run_on_a_gpu_repeats_an_uninterrupted_one_bit_for_bit(torchrun:
     assert f"resuming from {resumed / 'step_4'}, step 4" in done.stdout
     losses = [[record["loss"] for record in read_metrics(out)] for out in (uninterrupted, resumed)]
     assert losses[1] == losses[0][4:]
-    assert (resumed / "step_8/state.pt").read_bytes() == (uninterrupted / "step_8/state.pt").read_bytes()
+    assert (resumed / "step_8/r00000.safetensors").read_bytes() == (
+        uninterrupted / "step_8/r00000.safetensors"
+    ).read_bytes()
 
 
 def test_compiled_training_on_a_gpu_keeps_the_losses(torchrun: Torchrun, tmp_path: Path) -> None:

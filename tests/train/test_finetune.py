@@ -14,6 +14,7 @@ import torch
 from transformers import AutoTokenizer
 
 from tests.grounds.chats import sums, write_records
+from tests.grounds.checkpoints import saved_state
 from tests.grounds.cli import Orch
 from tests.grounds.hf_models import build, logits, write_model
 from tests.grounds.sshd import Farm
@@ -50,7 +51,7 @@ def test_example_of_the_page_runs_and_transformers_loads_the_same_model(farm: Fa
     for path in (folder / "shared").rglob("*"):
         os.chown(path, os.getuid(), os.getgid())  # checkpoints of another account are not trusted
     assert main(export) == 0
-    saved = torch.load(folder / "shared" / "out" / "step_6" / "state.pt")["model"]
+    saved = saved_state(folder / "shared" / "out" / "step_6")["model"]
     trained: Any = build(tie_word_embeddings=True)
     trained.load_state_dict({name: tensor.to(torch.bfloat16) for name, tensor in saved.items()})
     tuned, tokens = folder / "models" / "tuned", torch.arange(3, 90)[None]

@@ -83,7 +83,9 @@ def test_training_killed_at_random_moments_of_a_save_loses_and_repeats_no_batch(
     assert amid > KILLS // 4  # or the kills did not hit the saves
     assert [rank.wait() for rank in start_ranks(*WORDS, f"out={killed}")] == [0, 0]
     assert step_numbers(killed) == step_numbers(uninterrupted)
-    assert (killed / "step_100/state.pt").read_bytes() == (uninterrupted / "step_100/state.pt").read_bytes()
+    assert (killed / "step_100/r00000.safetensors").read_bytes() == (
+        uninterrupted / "step_100/r00000.safetensors"
+    ).read_bytes()
 
 
 def test_kills_of_ranks_and_of_processes_that_write_leave_the_checkpoints_of_an_undisturbed_training(

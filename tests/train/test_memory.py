@@ -104,7 +104,7 @@ def records_of(folder: Path, rank: int, step: int) -> list[Path]:
 
 
 def _result(folder: Path) -> bytes:
-    return (folder / "step_20" / "state.pt").read_bytes()
+    return (folder / "step_20" / "r00000.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize(

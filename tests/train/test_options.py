@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from tests.grounds import components
+from tests.grounds.checkpoints import saved_state
 from tests.grounds.metrics import StepNumbers, read_metrics, step_numbers
 from tests.grounds.tasks import COUNT, Masked
 from tests.grounds.trainings import train_alone
 from tests.train.conftest import TINY, StartRanks, Warm, codes, ranks_below
 from trainer.checkpoint.format import files
-from trainer.checkpoint.format.named import named
 from trainer.config.config import load_config
 from trainer.data.order import Order
 from trainer.outcomes import MOST_SKIPS
@@ -54,7 +54,9 @@ def _check_resumed(start: StartRanks, folder: Path, base: tuple[str, ...], *word
     assert codes(ranks) == [0, 0], ranks[0].err
     assert f"resuming from {resumed / 'step_1'}, step 1" in ranks[0].out
     assert step_numbers(resumed) == step_numbers(uninterrupted)[1:]
-    assert (resumed / "step_3/state.pt").read_bytes() == (uninterrupted / "step_3/state.pt").read_bytes()
+    assert (resumed / "step_3/r00000.safetensors").read_bytes() == (
+        uninterrupted / "step_3/r00000.safetensors"
+    ).read_bytes()
     return step_numbers(uninterrupted)
 
 
@@ -170,9 +172,8 @@ def test_deepspeeds_cpu_adam_trains_as_torchs_adam_and_resumes_bit_for_bit(
 
 def _moments(out: Path) -> dict[str, Any]:
     """Adam's state after the last step, by the names of the parameters."""
-    manifest = files.verified(out / "step_3").manifest
-    state = torch.load(out / "step_3" / "state.pt", weights_only=True)
-    moments: dict[str, Any] = named(state, manifest["sizes"], keep_scale=False)["moments"]
+    files.verify(out / "step_3", 3)
+    moments: dict[str, Any] = saved_state(out / "step_3")["moments"]
     return moments
 
 
@@ -184,7 +185,7 @@ def test_16_bit_zero_begins_with_weights_that_are_not_rounded(start_ranks: Start
         for strategy, more in words.items()
     }
     assert [codes(ranks) for ranks in started.values()] == [[0], [0], [0]], started["zero3"][0].err
-    begun = {strategy: torch.load(tmp_path / strategy / "step_1" / "state.pt")["model"] for strategy in started}
+    begun = {strategy: saved_state(tmp_path / strategy / "step_1")["model"] for strategy in started}
     assert any(not torch.equal(weight, weight.bfloat16().float()) for weight in begun["ddp"].values())
     for strategy in ("zero2", "zero3"):
         torch.testing.assert_close(begun[strategy], begun["ddp"], atol=1e-7, rtol=0.0)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.grounds import components, held_task
+from tests.grounds.checkpoints import saved_state
 from tests.grounds.cli import Orch
 from tests.grounds.metrics import read_metrics
 from tests.grounds.sshd import Farm
@@ -74,8 +75,8 @@ def test_killed_segmentation_repeats_an_uninterrupted_run_bit_for_bit(
         steps,
     ]
     assert files.read_manifest(killed / f"step_{steps}", steps)["eval_loss"] == read_metrics(killed)[-1]["eval_loss"]
-    assert (killed / f"step_{steps}" / "state.pt").read_bytes() == (
-        uninterrupted / f"step_{steps}" / "state.pt"
+    assert (killed / f"step_{steps}" / "r00000.safetensors").read_bytes() == (
+        uninterrupted / f"step_{steps}" / "r00000.safetensors"
     ).read_bytes()
 
 
@@ -189,7 +190,7 @@ def test_shared_weights_and_buffers_train_alike_under_every_strategy(start_ranks
     assert losses["ddp"][-1] < 0.9 * losses["ddp"][0]
     assert losses["fsdp2"] == pytest.approx(losses["ddp"], rel=1e-4)
     assert losses["zero3"] == pytest.approx(losses["ddp"], rel=1e-4)
-    states = {name: torch.load(tmp_path / name / "step_6" / "state.pt")["model"] for name in started}
+    states = {name: saved_state(tmp_path / name / "step_6")["model"] for name in started}
     for state in states.values():
         assert set(state) == set(states["ddp"])
         assert torch.equal(state["head.weight"], state["token.weight"])

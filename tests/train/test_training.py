@@ -16,7 +16,6 @@ from tests.grounds import held_task
 from tests.grounds.metrics import read_metrics, step_numbers
 from tests.train.conftest import DEADLINE_S, HELD, StartRanks, Torchrun
 from tests.until import until
-from trainer.checkpoint.load.whole import load_state
 from trainer.config.config import OptimConfig
 from trainer.optim.schedule import Schedule
 
@@ -36,9 +35,6 @@ def test_loss_falls_under_torchrun(torchrun: Torchrun, tmp_path: Path) -> None:
     assert rates == pytest.approx(
         [5e-3, 1e-2, *(Schedule(OptimConfig(warmup_steps=2), 1e-2, 60).rate(step) for step in range(3, 61))]
     )
-    for step in (40, 60):  # the rate in the optimizer, not the reported one
-        state = load_state(tmp_path / "out" / f"step_{step}" / "state.pt", "")
-        assert {group["lr"] for group in state["optimizer"]["param_groups"]} == {rates[step - 1]}
     assert len(re.findall(r"^step=20 loss=\d\.\d{4}", done.stdout, re.MULTILINE)) == 2
     summary = re.search(r"^summary steps=60 first_loss=(\S+) last_loss=(\S+) tokens/s=\d+ wall_s=\S+ .*checkpoint=(\S+)$",
                         done.stdout, re.MULTILINE)  # fmt: skip
@@ -57,7 +53,9 @@ def test_resumed_run_repeats_an_uninterrupted_one_bit_for_bit(start_ranks: Start
     assert [rank.wait() for rank in ranks] == [0, 0, 0]
     assert f"resuming from {resumed / 'step_4'}, step 4" in ranks[0].out
     assert step_numbers(resumed) == step_numbers(uninterrupted)[4:]
-    assert (resumed / "step_8" / "state.pt").read_bytes() == (uninterrupted / "step_8" / "state.pt").read_bytes()
+    assert (resumed / "step_8" / "r00000.safetensors").read_bytes() == (
+        uninterrupted / "step_8" / "r00000.safetensors"
+    ).read_bytes()
 
 
 def test_killed_run_resumes_from_its_checkpoint_under_orch(start_ranks: StartRanks, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """
-Saving and resuming as collectives, in one of two forms: a whole file, for which only rank 0 uses the disk and exchanges bytes with the
-other ranks; or a shard per rank (sharded.py).
+Saving and resuming as collectives: one shard with the whole state, for which only rank 0 uses the disk and exchanges bytes with the
+other ranks; or a shard per rank.
 """
 
 from __future__ import annotations
@@ -9,29 +9,34 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Dict, Mapping
+from typing import Any, Callable, Dict, Mapping
 
 import torch
 
-from trainer.checkpoint.format import files
+from trainer.checkpoint.format import files, shards
 from trainer.checkpoint.format.files import Checkpoint
-from trainer.checkpoint.format.named import named
 from trainer.checkpoint.format.random_state import random_state, restore_random_state
 from trainer.checkpoint.interop.initial import base_digest
 from trainer.checkpoint.load.compatibility import check_parameters
 from trainer.checkpoint.load.find import Finder, out_folder
 from trainer.checkpoint.load.sharded import load as load_sharded
+from trainer.checkpoint.load.sharded import read_state
+from trainer.checkpoint.load.state_pt import load_state, named
 from trainer.checkpoint.load.verifier import Verifier
-from trainer.checkpoint.load.whole import load_state, load_whole
+from trainer.checkpoint.load.whole import load_whole
 from trainer.checkpoint.memory.host_memory import available_memory
 from trainer.checkpoint.memory.states import MemoryStates
 from trainer.checkpoint.save import sharded
 from trainer.checkpoint.save.background import ImmediateWriter, ShardedSave, Writer
 from trainer.checkpoint.save.code import code_version
+from trainer.checkpoint.save.shared_memory import SharedMemory
 from trainer.checkpoint.save.space import checkpoint_bytes, checkpoints_to_hold
+from trainer.checkpoint.save.whole import whole_state
+from trainer.checkpoint.save.writer import answer_to
 from trainer.config.config import TrainConfig
 from trainer.config.defaults import with_shards
 from trainer.console import log_line
@@ -39,9 +44,8 @@ from trainer.errors import StorageError, StorageUserError, UserError
 from trainer.parallel.base import Strategy
 from trainer.parallel.parts import first_names
 from trainer.runtime.group import Group
-from trainer.tensors import copy_to_cpu, on_cpu
+from trainer.safetensors import FormatError
 from trainer.text import gigabytes
-from trainer.values import Tree
 
 FREE_COPIES = 3  # of a node's shards that must fit into its memory, to keep one there by default
 
@@ -87,12 +91,19 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The data of one save, in memory that stays unchanged until it is written."""
+    """
+    A whole state as one shard, in memory that stays unchanged until it is written.
+
+    intervals: as in a record (shards.py). rng: the random states of all ranks. problem: why the state could not be copied, or "".
+    """
 
     step: int
     metadata: Mapping[str, Any]
-    writers: Mapping[str, Callable[[BinaryIO], object]]
-    tensors: Any
+    memory: SharedMemory
+    size: int
+    intervals: Mapping[str, Any]
+    rng: bytes
+    problem: str
 
 
 @dataclass(frozen=True)
@@ -236,13 +247,15 @@ class Checkpoints:
                 save.complete()
                 self.group.raise_if_any(save.problem(), kind=StorageError)
             return self.path(state.step)
-        snapshot = self.snapshot(state, strategy, is_async=False)
-        self.group.raise_if_any(self.write(snapshot) if snapshot else "", kind=StorageError)
+        snapshot, problem = self.snapshot(state, strategy), ""
+        if snapshot:
+            problem = self.write(snapshot)
+            snapshot.memory.close()
+        self.group.raise_if_any(problem, kind=StorageError)
         return self.path(state.step)
 
     def begin_shards(self, state: TrainState, strategy: Strategy, writer: Writer | ImmediateWriter) -> ShardedSave:
         """On every rank, as save() does, while training continues."""
-        config = self.config
         return ShardedSave(
             self.group,
             writer,
@@ -251,7 +264,7 @@ class Checkpoints:
             state=strategy.local_state(),
             random_state=random_state(self.group.accelerator),
             metadata=self._metadata(state, strategy),
-            kept={"limit": config.save_total_limit, "best": config.keep_best, "every": config.keep_every},
+            kept=self._kept,
         )
 
     @property
@@ -261,41 +274,51 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         return self.out / f"step_{step}"
 
-    def snapshot(
-        self, state: TrainState, strategy: Strategy, *, is_async: bool, staging: Tree = None
-    ) -> Snapshot | None:
-        """
-        Collect the data that save() writes, on rank 0; a collective.
-
-        Args:
-            state: for the manifest.
-            strategy: its state is saved.
-            is_async: training continues while it is written.
-            staging: tensors of an earlier, written snapshot, whose memory is reused.
-        """
-        random_states = self.group.gather_bytes(random_state(self.group.accelerator))
-        whole = strategy.state()
+    def snapshot(self, state: TrainState, strategy: Strategy, memory: SharedMemory | None = None) -> Snapshot | None:
+        """Copy a whole state on rank 0, to the `memory` of an earlier, written snapshot if there is one; a collective."""
+        accelerator = self.group.accelerator
+        random_states = self.group.gather_bytes(random_state(accelerator))
+        saved = strategy.state()
         if not self.group.rank.is_main:
             return None
-        tensors = copy_to_cpu(whole, staging) if is_async and strategy.state_is_live else on_cpu(whole)
-        writers: Dict[str, Callable[[BinaryIO], object]] = {
-            "state.pt": lambda file: torch.save(tensors, file),
-            "rng.json": lambda file: file.write(b"[" + b",\n".join(random_states) + b"]"),
-        }
-        return Snapshot(state.step, self._metadata(state, strategy), writers, tensors)
+        whole, others = whole_state(saved, strategy)
+        tensors, intervals = sharded.own_tensors(self.group, whole)
+        memory, size, problem = memory or SharedMemory.anonymous(accelerator), 0, ""
+        try:
+            size = memory.fill(tensors)
+            accelerator.synchronize()
+        except OSError as exc:
+            problem = files.reason(exc)
+        further = {**sharded.state_metadata(whole), **({shards.OTHERS: others} if others else {})}
+        metadata = {**self._metadata(state, strategy), **further}
+        rng = b"[" + b",\n".join(random_states) + b"]"
+        return Snapshot(state.step, metadata, memory, size, intervals, rng, problem)
 
     def write(self, snapshot: Snapshot) -> str:
-        """On rank 0; returns the error message, or ""."""
-        try:
-            files.write(self.out, snapshot.step, snapshot.metadata, snapshot.writers)
-            self._retain()
-        except (OSError, RuntimeError) as exc:  # torch.save turns a full disk into RuntimeError
-            return f"cannot save {self.path(snapshot.step)}: {files.reason(exc)}"
-        return ""
+        """On rank 0, as the writer of a shard does; returns the error message, or ""."""
+        folder = str(files.temporary_path(self.out, snapshot.step, secrets.token_hex(files.TOKEN_BYTES)))
+        answer = {"problem": snapshot.problem}
+        if not snapshot.problem:
+            request = {"do": "write", "folder": folder, "rank": 0, "size": snapshot.size}
+            answer = answer_to(snapshot.memory, request)
+        if "problem" not in answer:
+            records = [{**answer, "tensors": snapshot.intervals}]
+            request = {
+                "do": "commit",
+                "out": str(self.out),
+                "temporary": folder,
+                "step": snapshot.step,
+                "records": records,
+            }
+            rest = {"rng": snapshot.rng.decode(), "metadata": snapshot.metadata, "kept": self._kept}
+            answer = answer_to(snapshot.memory, {**request, **rest})
+        return f"cannot save {self.path(snapshot.step)}: {answer['problem']}" if "problem" in answer else ""
 
-    def _retain(self) -> None:
+    @property
+    def _kept(self) -> Dict[str, Any]:
+        """The limits of files.retain()."""
         config = self.config
-        files.retain(self.out, config.save_total_limit, config.keep_best, every=config.keep_every)
+        return {"limit": config.save_total_limit, "best": config.keep_best, "every": config.keep_every}
 
     def resume(self, strategy: Strategy) -> TrainState:
         """
@@ -345,7 +368,7 @@ class Checkpoints:
                     state = None if files.is_sharded(found.manifest) else self._read_whole(found, strategy)
                     random_states = (found.path / "rng.json").read_bytes()
                     header.update(path=str(found.path.absolute()), manifest=found.manifest)
-            except (UserError, OSError) as exc:
+            except (UserError, OSError, FormatError) as exc:
                 header["problem"] = str(exc)
         header = verifier.finish(header)
         if header["problem"]:
@@ -364,12 +387,15 @@ class Checkpoints:
         return manifest
 
     def _read_whole(self, found: Checkpoint, strategy: Strategy) -> Dict[str, Any]:
-        """The state in a whole file, in the form of named.py. Raises UserError: it has another model."""
+        """The state that rank 0 has written alone, in the form of Strategy.state(). Raises UserError: it has another model."""
+        keep_scale, keep_ema = self._keeps_scale(found.manifest), bool(self.config.optim.ema)
+        if found.manifest["version"] == files.VERSION:
+            state = read_state(found, keep_scale=keep_scale, keep_ema=keep_ema)
+            check_parameters(state["model"], strategy.sizes, found.manifest["step"])
+            return state
         saved = load_state(found.path / "state.pt", found.path.name)
         check_parameters(saved["model"], strategy.sizes, found.manifest["step"])
-        return named(
-            saved, strategy.sizes, keep_scale=self._keeps_scale(found.manifest), keep_ema=bool(self.config.optim.ema)
-        )
+        return named(saved, strategy.sizes, keep_scale=keep_scale, keep_ema=keep_ema)
 
     def _keeps_scale(self, manifest: Mapping[str, Any]) -> bool:
         return bool(manifest["config"].get("precision") == self.config.precision == "fp16")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Callable, List, Mapping
+from typing import Callable, List, Mapping
 
 from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.checkpoint.save.background import ShardedSave, Writer
+from trainer.checkpoint.save.shared_memory import SharedMemory
 from trainer.console import log_line
 from trainer.errors import StorageError
 from trainer.parallel.base import Strategy
@@ -18,7 +19,7 @@ from trainer.runtime.signals import Flag
 
 @dataclass(frozen=True)
 class _WholeSave:
-    """A whole file that a thread of rank 0 writes; the future returns the problem, or ""."""
+    """A whole state that a thread of rank 0 writes; the future returns the problem, or ""."""
 
     future: Future[str]
     is_busy = False  # for the other ranks
@@ -58,7 +59,9 @@ class Saver:
         self._writing: _Writing | None = None
         self._problem = ""  # of a save that ended and is not reported yet
         self._postponed = False
-        self._staging: Any = None  # the tensors of the last snapshot; it is written before the next one is taken
+        self._snapshot_memory: SharedMemory | None = (
+            None  # of the last snapshot, which is written before the next one is taken
+        )
         self._writer: Writer | None = None  # of shards
         self._cost_s = 0.0  # of the last save: the time for which training stood still
         self._saved_at = time.monotonic()
@@ -248,10 +251,10 @@ class Saver:
         if self._in_shards:
             assert self._writer is not None
             return self.checkpoints.begin_shards(state, self.strategy, self._writer)
-        snapshot = self.checkpoints.snapshot(state, self.strategy, is_async=True, staging=self._staging)
+        snapshot = self.checkpoints.snapshot(state, self.strategy, self._snapshot_memory)
         if not snapshot:
             return None
-        self._staging = snapshot.tensors if self.strategy.state_is_live else None
+        self._snapshot_memory = snapshot.memory
         return _WholeSave(self._thread.submit(self.checkpoints.write, snapshot))
 
     @property

@@ -9,8 +9,7 @@ import torch
 
 from trainer.config.config import OptimConfig
 from trainer.errors import UserError
-from trainer.optim.muon import MuonAndAdamW, hidden_matrices, muon_and_adamw
-from trainer.state_keys import EMA
+from trainer.optim.muon import hidden_matrices, muon_and_adamw
 
 Settings = Callable[[str], Mapping[str, float]]
 """The settings of a parameter, by its name, as from Task.param_group."""
@@ -105,21 +104,6 @@ def _check(name: str, found: Mapping[str, Any]) -> None:
             raise UserError.agreed(
                 f"param_group({name!r}) gave {key}={value!r}: allowed: {' and '.join(SETTINGS)}, numbers from 0 on"
             )
-
-
-def named_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> Dict[str, Any]:
-    """
-    The state of the optimizer, with the names of the parameters if their order is not the usual one, of decay_groups().
-
-    Also with averages, which an export takes without the model.
-    """
-    state: Dict[str, Any] = optimizer.state_dict()
-    is_unusual = isinstance(optimizer, MuonAndAdamW) or any("lr_factor" in group for group in optimizer.param_groups)
-    if is_unusual or any(EMA in values for values in optimizer.state.values()):
-        names = {parameter: name for name, parameter in model.named_parameters()}
-        ordered = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
-        state = {**state, "names": ordered}
-    return state
 
 
 def decay_groups(model: torch.nn.Module, weight_decay: float) -> List[Dict[str, Any]]:

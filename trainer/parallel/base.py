@@ -17,11 +17,11 @@ from trainer.parallel.parts import (
     Part,
     allocate_moments,
     buffer_parts,
-    further_moments,
+    described,
+    named_moments,
     saved_buffers,
     tied_names,
     torch_parts,
-    torch_steps,
 )
 from trainer.runtime.group import Group
 from trainer.tasks.base import Task, loss_of
@@ -35,13 +35,11 @@ class Strategy(Protocol):
     One model on all ranks. Every rank calls every method, in the same order.
 
     unwrapped_model: it may be sharded.
-    state_is_live: state() returns tensors that the next step may change; copy them before it.
     sizes: number of elements of each parameter of the whole model, by name; kept in checkpoints.
     replicated: the parameters of which each rank has the same whole copy; none if they are sharded.
     """
 
     unwrapped_model: torch.nn.Module
-    state_is_live: bool
     sizes: Mapping[str, int]
     replicated: Sequence[torch.Tensor]
 
@@ -77,7 +75,12 @@ class Strategy(Protocol):
         """Return the block of an evaluation, which yields the model in evaluation mode and without gradients."""
 
     def state(self) -> Dict[str, Any]:
-        """Return the training state as plain values and tensors; complete on rank 0, partial or empty elsewhere."""
+        """
+        Return the training state, which the next step may change; complete on rank 0, partial or empty elsewhere.
+
+        "model": name -> value, buffers included. "moments": name -> the optimizer's state, Adam's with its step; nothing before the
+        first step. "scaler", if there is one: as torch or DeepSpeed save it.
+        """
 
     def local_state(self) -> LocalState:
         """Return what this rank writes of a sharded checkpoint. The parts of all ranks make up the training state."""
@@ -98,7 +101,6 @@ class Strategy(Protocol):
 class TorchStrategy(abc.ABC):
     """A model and one of torch's optimizers."""
 
-    state_is_live = True
     model: Any  # a module, wrapped or not
     unwrapped_model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -164,7 +166,7 @@ class TorchStrategy(abc.ABC):
         model, scaler = self.unwrapped_model, self.scaler.state_dict() if self.scaler else {}
         buffers = saved_buffers(model, self.group)
         parts = [*torch_parts(model, self.optimizer, self.part), *buffers]
-        steps, further = torch_steps(model, self.optimizer), further_moments(model, self.optimizer)
+        steps, further = described(named_moments(model, self.optimizer))
         return LocalState(parts, steps, scaler, tied_names(model), further)
 
     def parts_to_load(self, steps: Mapping[str, float], further: Mapping[str, Sequence[str]]) -> Sequence[Part]:

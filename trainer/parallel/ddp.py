@@ -10,11 +10,11 @@ import torch
 from trainer.config.config import TrainConfig
 from trainer.optim.clip import clip_gradients
 from trainer.optim.ema import Ema
-from trainer.optim.optimizer import make_optimizer, named_state
+from trainer.optim.optimizer import make_optimizer
 from trainer.parallel.base import TorchStrategy
 from trainer.parallel.building import build_whole, sizes_of, warn_if_on_cpu
 from trainer.parallel.compiling import compile_blocks
-from trainer.parallel.parts import Part, whole_part
+from trainer.parallel.parts import Part, named_moments, whole_part
 from trainer.runtime.group import STOCK_BACKENDS, Group
 from trainer.runtime.seeds import preserve_device_rng, seeded_rng
 from trainer.tasks.base import Task, loss_of
@@ -68,7 +68,7 @@ class Ddp(TorchStrategy):
     def state(self) -> Dict[str, Any]:
         state: Dict[str, Any] = {
             "model": self.unwrapped_model.state_dict(),
-            "optimizer": named_state(self.optimizer, self.unwrapped_model),
+            "moments": named_moments(self.unwrapped_model, self.optimizer),
         }
         return {**state, "scaler": self.scaler.state_dict()} if self.scaler else state
 

@@ -54,7 +54,8 @@ class Fsdp2(TorchStrategy):
         api = importlib.import_module("torch.distributed.checkpoint.state_dict")
         options = api.StateDictOptions(full_state_dict=True, cpu_offload=True)
         model, optimizer = api.get_state_dict(self.model, self.optimizer, options=options)
-        state: Dict[str, Any] = {"model": model, "optimizer": optimizer}
+        moments = {name: of_name for name, of_name in optimizer.get("state", {}).items() if of_name}
+        state: Dict[str, Any] = {"model": model, "moments": moments}
         return {**state, "scaler": self.scaler.state_dict()} if self.scaler else state
 
     def part(self, key: str, tensor: DTensor) -> Part:

@@ -134,16 +134,21 @@ def saved_buffers(model: torch.nn.Module, group: Group) -> List[Part]:
     return [replace(part, is_replicated=False) for part in buffer_parts(model)] if group.rank.is_main else []
 
 
-def torch_steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Dict[str, float]:
+def named_moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Dict[str, Dict[str, Any]]:
+    """The state of one of torch's optimizers by the names of the parameters that have one."""
     states = {name: optimizer.state.get(parameter, {}) for name, parameter in model.named_parameters()}
-    return {name: float(values["step"]) for name, values in states.items() if "step" in values}
+    # an older SGD without momentum keeps None
+    kept = {
+        name: {key: value for key, value in of_name.items() if value is not None} for name, of_name in states.items()
+    }
+    return {name: of_name for name, of_name in kept.items() if of_name}
 
 
-def further_moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Dict[str, List[str]]:
-    """LocalState.further of one of torch's optimizers."""
-    states = {name: optimizer.state.get(parameter, {}) for name, parameter in model.named_parameters()}
-    found = {key: [name for name, values in states.items() if values.get(key) is not None] for key in FURTHER_MOMENTS}
-    return {key: names for key, names in found.items() if names}
+def described(moments: Mapping[str, Mapping[str, Any]]) -> Tuple[Dict[str, float], Dict[str, List[str]]]:
+    """LocalState's steps and further moments of the state of an optimizer by names."""
+    steps = {name: float(of_name["step"]) for name, of_name in moments.items() if "step" in of_name}
+    having = {kind: [name for name, of_name in moments.items() if kind in of_name] for kind in FURTHER_MOMENTS}
+    return steps, {kind: names for kind, names in having.items() if names}
 
 
 def allocate_moments(

@@ -32,7 +32,7 @@ def test_list_shows_step_size_loss_ranks_and_strategy(out: Path, capsys: pytest.
 
 
 def test_list_counts_quarantined_checkpoints(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flip(out / "step_2" / "state.pt")
+    flip(out / "step_2" / "r00000.safetensors")
     Session.start(out).resume()
     capsys.readouterr()
     assert main(["list", str(out)]) == 0
@@ -79,10 +79,10 @@ def test_export_writes_the_newest_weights_as_safetensors(
 def test_export_refuses_a_damaged_checkpoint_and_writes_nothing(
     out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flip(out / "step_2" / "state.pt")
+    flip(out / "step_2" / "r00000.safetensors")
     target = tmp_path / "weights.safetensors"
     assert main(["export", str(out), str(target)]) == 2
-    message = f"error: {out / 'step_2'}: damaged: state.pt: its hash does not match; name an older one\n"
+    message = f"error: {out / 'step_2'}: damaged: r00000.safetensors: its hash does not match; name an older one\n"
     assert capsys.readouterr().err == message
     assert list(tmp_path.glob("weights*")) == []
 

@@ -26,7 +26,7 @@ def test_resume_draws_no_weights_and_continues_bit_for_bit(tmp_path: Path, monke
 
     monkeypatch.setattr(Gpt, "initialise", draw)
     train_alone(load_config(words=[*WORDS, f"out={resumed}"]))
-    for name in ("state.pt", "rng.json"):
+    for name in ("r00000.safetensors", "rng.json"):
         assert (resumed / "step_4" / name).read_bytes() == (whole / "step_4" / name).read_bytes()
 
 

@@ -66,10 +66,10 @@ def test_resumed_run_skips_the_same_batches(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.undo()
     resumed = Breaking(monkeypatch)
     (tmp_path / "one" / "step_10").rename(tmp_path / "whole")
-    (_, records), whole = _train(tmp_path / "one", "steps=10"), (tmp_path / "whole" / "state.pt").read_bytes()
+    (_, records), whole = _train(tmp_path / "one", "steps=10"), (tmp_path / "whole" / "r00000.safetensors").read_bytes()
     assert len(resumed.inputs) == 2
     assert [record["step"] for record in records] == list(range(1, 11))
-    assert (tmp_path / "one" / "step_10" / "state.pt").read_bytes() == whole
+    assert (tmp_path / "one" / "step_10" / "r00000.safetensors").read_bytes() == whole
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import torch
 from tests.grounds.checkpoints import Session
 from trainer.checkpoint.format import files
 from trainer.checkpoint.manager import Checkpoints, Snapshot, TrainState
+from trainer.checkpoint.save import shared_memory
 from trainer.checkpoint.saver import Saver
 from trainer.errors import StorageError, TrainerError
 from trainer.runtime.progress import Progress
@@ -97,10 +98,13 @@ def test_memory_of_the_last_snapshot_is_reused(tmp_path: Path) -> None:
     """Allocating fresh memory takes several times as long, and training is paused for that time."""
     loop = _open(tmp_path, async_save=True)
     loop.train(2)
-    first = loop.saver._staging["model"]["head.weight"].data_ptr()  # its address is visible nowhere else
+    memory = loop.saver._snapshot_memory  # its address is visible nowhere else
+    assert memory is not None
+    first = shared_memory._address(memory._reserve(1))
     loop.saver.finish()
     loop.train(2)
-    assert loop.saver._staging["model"]["head.weight"].data_ptr() == first
+    assert loop.saver._snapshot_memory is memory
+    assert shared_memory._address(memory._reserve(1)) == first
     loop.saver.finish()
     weights = Session.start(tmp_path)
     assert weights.resume().step == 4

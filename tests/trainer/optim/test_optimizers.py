@@ -13,7 +13,6 @@ import torch
 from tests.grounds.checkpoints import Session, add_gradient, update
 from tests.grounds.tied_task import Tied
 from tests.grounds.trainings import world_of_one
-from trainer.checkpoint.format.named import named
 from trainer.checkpoint.interop.export import export
 from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.config.config import OptimConfig, load_config
@@ -53,7 +52,7 @@ def group() -> Iterator[Group]:
 
 def state_of(strategy: Strategy) -> dict[str, torch.Tensor]:
     """Every tensor of the training state, by kind and name."""
-    found = named(strategy.state(), strategy.sizes, keep_scale=False, keep_ema=True)
+    found = strategy.state()
     moments = {f"{key}/{name}": value for name, values in found["moments"].items() for key, value in values.items()}
     return map_tensors({**found["model"], **moments}, torch.clone)  # type: ignore[no-any-return]  # as given
 

@@ -14,7 +14,6 @@ from torch.distributed.fsdp import FSDPModule
 from tests.grounds.checkpoints import add_gradient, update
 from tests.grounds.tied_task import Model, Sentences, Tied
 from tests.grounds.trainings import world_of_one
-from trainer.checkpoint.format.named import named
 from trainer.checkpoint.load.whole import load_whole
 from trainer.config.config import load_config
 from trainer.parallel.building import build_fillable, build_whole
@@ -135,7 +134,7 @@ def test_shared_weights_train_under_fsdp2_as_under_ddp_and_resume_from_its_state
     split = replace(CONFIG, strategy="fsdp2")
     first = Fsdp2(group, split, Tied(split))
     assert losses(first, 3) == pytest.approx(expected[:3], rel=1e-5)
-    state = named(first.state(), first.sizes, keep_scale=False)
+    state = first.state()
     reseeded = replace(CONFIG, seed=1)
     alone = Ddp(group, reseeded, Tied(reseeded))
     load_whole(group, map_tensors(state, torch.clone), alone, "state")
@@ -144,7 +143,7 @@ def test_shared_weights_train_under_fsdp2_as_under_ddp_and_resume_from_its_state
     load_whole(group, state, second, "state")
     assert losses(second, 1) == pytest.approx(expected[3:4], rel=1e-5)
     third = Fsdp2(group, split, Tied(split))
-    load_whole(group, named(alone.state(), alone.sizes, keep_scale=False), third, "state")  # six steps
+    load_whole(group, alone.state(), third, "state")  # six steps
     assert losses(third, 1) == pytest.approx(losses(alone, 1), rel=1e-5)
 
 
@@ -161,7 +160,7 @@ def test_settings_of_parameters_train_and_resume_under_fsdp2_as_under_ddp(group:
     assert expected != pytest.approx(losses(Ddp(group, CONFIG, Tied(CONFIG)), 4), rel=1e-3)
     first = Fsdp2(group, split, Halved(split))
     assert losses(first, 2) == pytest.approx(expected[:2], rel=1e-5)
-    state = map_tensors(named(first.state(), first.sizes, keep_scale=False), torch.clone)
+    state = map_tensors(first.state(), torch.clone)
     second, third = Ddp(group, CONFIG, Halved(CONFIG)), Fsdp2(group, split, Halved(split))
     load_whole(group, map_tensors(state, torch.clone), second, "state")
     load_whole(group, state, third, "state")

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from tests.grounds.chats import TOKENS, sums, write_records
+from tests.grounds.checkpoints import saved_state
 from tests.grounds.hf_models import build, logits, write_config, write_model
 from tests.grounds.host_reads import HostReads
 from tests.grounds.largest_result import LargestResult
@@ -128,7 +129,7 @@ def test_trained_model_is_exported_as_transformers_loads_it(tmp_path: Path, is_t
     after = logits(exported, tokens)
     assert 1e-4 < float((after - before).abs().max()) < 0.5  # bf16, and two small steps
     assert load_file(exported / WEIGHTS).keys() == load_file(folder / WEIGHTS).keys()
-    saved = torch.load(tmp_path / "out" / "step_2" / "state.pt")["model"]
+    saved = saved_state(tmp_path / "out" / "step_2")["model"]
     model = build("qwen3", tie_word_embeddings=is_tied)
     model.load_state_dict({name: tensor.to(torch.bfloat16) for name, tensor in saved.items()})
     with torch.no_grad():

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.grounds import components
+from tests.grounds.checkpoints import saved_state
 from tests.grounds.hf_models import build, logits, write_model
 from tests.grounds.trainings import train_alone
 from tests.trainer.tasks.test_hf import _cache, settings
@@ -36,7 +37,7 @@ def run(tmp_path: Path, *words: str) -> dict[str, Any]:
     """Train and return the weights of the checkpoint and its manifest."""
     train_alone(settings(tmp_path / "model", tmp_path / "out", *LORA, *words))
     newest = max((tmp_path / "out").glob("step_*"), key=lambda path: int(path.name[5:]))
-    return {**torch.load(newest / "state.pt"), "manifest": json.loads((newest / "manifest.json").read_text())}
+    return {**saved_state(newest), "manifest": json.loads((newest / "manifest.json").read_text())}
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks transformers for it
@@ -49,7 +50,7 @@ def test_adapters_are_trained_saved_and_exported_in_both_forms(tmp_path: Path) -
         for module in ("self_attn.q_proj", "mlp.down_proj")
         for part in "AB"
     )
-    assert len(saved["optimizer"]["state"]) == len(saved["model"])
+    assert len(saved["moments"]) == len(saved["model"])
     assert all(tensor.any() for tensor in saved["model"].values())
     assert main(["export", str(tmp_path / "out"), str(tmp_path / "adapter"), "--adapter"]) == 0
     assert main(["export", str(tmp_path / "out"), str(tmp_path / "merged"), "--hf"]) == 0
@@ -71,7 +72,7 @@ def test_resumed_adapters_repeat_an_uninterrupted_run(tmp_path: Path) -> None:
         for steps in parts:
             out = tmp_path / folder
             train_alone(settings(tmp_path / "model", out, *LORA, f"steps={steps}", "optim.schedule_steps=4"))
-    states = [torch.load(tmp_path / folder / "step_4" / "state.pt")["model"] for folder in ("whole", "parts")]
+    states = [saved_state(tmp_path / folder / "step_4")["model"] for folder in ("whole", "parts")]
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
 
 

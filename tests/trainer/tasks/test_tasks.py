@@ -12,7 +12,6 @@ import torch
 
 from tests.grounds.trainings import world_of_one
 from tests.paths import ROOT
-from trainer.checkpoint.format.named import named
 from trainer.checkpoint.load.whole import load_whole
 from trainer.config.config import TrainConfig, load_config
 from trainer.config.presets import SIZES
@@ -278,7 +277,7 @@ def test_parameters_with_other_settings_are_stepped_and_resumed_by_them() -> Non
     _step(first)
     changed = [not torch.equal(old, new) for old, new in zip(before, first.model.parameters(), strict=True)]
     assert changed == [False, False, True, True]
-    state = named(copy.deepcopy(first.state()), first.sizes, keep_scale=False)
+    state = copy.deepcopy(first.state())
     load_whole(second.group, state, second, "state")
     assert torch.equal(_step(second), _step(first))
     for mine, resumed in zip(first.model.parameters(), second.model.parameters(), strict=True):

@@ -1,12 +1,12 @@
 """
 Checkpoints on disk: one folder per step, complete or absent, verified by size and hash. No torch, one process.
 
-    <out>/step_20/{state.pt, rng.json, manifest.json}   <out>/latest   <out>/quarantine/   <out>/step_40.tmp-<token>/
+    <out>/step_20/{r00000.safetensors, …, rng.json, manifest.json}   <out>/latest   <out>/quarantine/   <out>/step_40.tmp-<token>/
 
 The folder of an unfinished save has a name that no other save ever has: a rank on a node that was cut off may still write there
 while the next attempt saves the same step.
 
-A sharded checkpoint (shards.py) has r00000.safetensors, r00001.safetensors, … in place of state.pt.
+The state is in shards (shards.py), a whole one in a single shard. Earlier versions wrote state.pt instead, which is still read.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import socket
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, BinaryIO, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from trainer.io import replace_text
 
 MANIFEST = "manifest.json"
-VERSION = 1
-SHARDED_VERSION = 2  # also lists tensors and the intervals of them in the shards
+STATE_PT_VERSION = 1  # no longer written
+VERSION = 2  # lists tensors and the intervals of them in the shards
 STEP_FOLDER = re.compile(r"step_(\d+)\Z")
 STALE = re.compile(r"(step_\d+|latest|\.shared|metrics\.jsonl|summary\.json|deepspeed\.json)\.tmp-")
 TOKEN_BYTES = 8
@@ -55,71 +55,17 @@ class Checkpoint:
     manifest: Mapping[str, Any]
 
 
-class _HashedFile:
-    """A file that hashes the bytes written to it, which are only appended."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.sha256, self.size = file, hashlib.sha256(), 0
-
-    def write(self, data: bytes) -> int:
-        self.sha256.update(data)
-        written = self.file.write(data)
-        self.size += written
-        return written
-
-    def writelines(self, parts: Iterable[bytes]) -> None:
-        for part in parts:
-            self.write(part)
-
-    def flush(self) -> None:
-        self.file.flush()
-
-
-def write(out: Path, step: int, metadata: Mapping[str, Any], writers: Mapping[str, Callable[[Any], object]]) -> Path:
-    """
-    Write to a temporary folder, flush to disk, read back, and only then rename it.
-
-    Args:
-        out: exists.
-        step: names the folder; no checkpoint of that step may be there.
-        metadata: JSON values kept in the manifest.
-        writers: file name -> called with an object that has write(bytes).
-
-    Returns:
-        <out>/step_<step>, verified.
-
-    Raises:
-        OSError: no space, no permission, or the data read back differ from the data written.
-    """
-    temporary = create_temporary(out, step)
-    files = {name: write_hashed(temporary / name, write_to) for name, write_to in writers.items()}
-    write_manifest(temporary, {"version": VERSION, "step": step, "files": files, **metadata})
-    try:
-        verify(temporary, step)
-    except DamagedError as exc:
-        raise OSError(f"{temporary} reads back differently: {exc}") from exc
-    return publish(out, temporary, step)
-
-
-def create_temporary(out: Path, step: int) -> Path:
-    """Create the folder to write a checkpoint to."""
-    temporary = temporary_path(out, step, secrets.token_hex(TOKEN_BYTES))
-    temporary.mkdir(mode=0o700)
-    return temporary
-
-
 def temporary_path(out: Path, step: int, token: str) -> Path:
     """The folder of a save; every attempt draws its token, while pids repeat."""
     return out / f"step_{step}.tmp-{token}"
 
 
-def write_hashed(path: Path, write_to: Callable[[Any], object]) -> Dict[str, Any]:
+def write_hashed(path: Path, content: bytes) -> Dict[str, Any]:
     """Write a new file and flush it to disk; returns its size and hash."""
     with create(path) as file:
-        hashed = _HashedFile(file)
-        write_to(hashed)
+        file.write(content)
         flush_to_disk(file)
-    return {"bytes": hashed.size, "sha256": hashed.sha256.hexdigest()}
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def write_manifest(temporary: Path, manifest: Mapping[str, Any]) -> None:
@@ -173,7 +119,8 @@ def hash_of(path: Path, size: int) -> str:
 
 
 def is_sharded(manifest: Mapping[str, Any]) -> bool:
-    return bool(manifest["version"] == SHARDED_VERSION)
+    """Several ranks have written it, and all ranks read it; else rank 0 alone."""
+    return len([name for name in manifest["files"] if name.endswith(".safetensors")]) > 1
 
 
 def check_sizes(path: Path, manifest: Mapping[str, Any]) -> None:
@@ -304,7 +251,7 @@ def seal(manifest: Mapping[str, Any]) -> str:
     body = json.dumps(manifest, sort_keys=True)
     sealed = {**manifest, "seal": hashlib.sha256(body.encode()).hexdigest()}
     # The intervals of a sharded checkpoint are too many for a line each.
-    return json.dumps(sealed, sort_keys=True, indent=1 if manifest.get("version") == VERSION else None)
+    return json.dumps(sealed, sort_keys=True, indent=1 if manifest.get("version") == STATE_PT_VERSION else None)
 
 
 def read_manifest(path: Path, step: int | None) -> dict[str, Any]:
@@ -317,9 +264,9 @@ def read_manifest(path: Path, step: int | None) -> dict[str, Any]:
         raise DamagedError(f"{MANIFEST}: not readable: {exc}") from exc
     if not isinstance(manifest, dict) or seal({k: v for k, v in manifest.items() if k != "seal"}) != text:
         raise DamagedError(f"{MANIFEST}: its own hash does not match")
-    if manifest["version"] not in (VERSION, SHARDED_VERSION):
+    if manifest["version"] not in (STATE_PT_VERSION, VERSION):
         raise DamagedError(
-            f"{MANIFEST}: of version {manifest['version']}, this trainer reads {VERSION} and {SHARDED_VERSION}"
+            f"{MANIFEST}: of version {manifest['version']}, this trainer reads {STATE_PT_VERSION} and {VERSION}"
         )
     if step is not None and manifest["step"] != step:
         raise DamagedError(f"{MANIFEST}: is of step {manifest['step']}")

@@ -21,6 +21,7 @@ from trainer.state_keys import MODEL, MOMENTS
 
 RNG = "rng.json"
 FURTHER = "further_moments"  # in the manifest: LocalState.further, if there are any
+OTHERS = "others"  # in the manifest: the keys of what is under REST, if there are any
 
 # A record is what one rank wrote: {"bytes", "sha256", "tensors": {key: [dtype, shape, start, stop]}}, as JSON.
 
@@ -61,9 +62,9 @@ def commit(
         shard_name(rank): {key: record[key] for key in ("bytes", "sha256")} for rank, record in enumerate(records)
     }
     manifest = {
-        "version": files.SHARDED_VERSION,
+        "version": files.VERSION,
         "step": step,
-        "files": {**written, RNG: files.write_hashed(temporary / RNG, lambda file: file.write(rng))},
+        "files": {**written, RNG: files.write_hashed(temporary / RNG, rng)},
         "tensors": merged([record["tensors"] for record in records]),
         **metadata,
     }
@@ -97,7 +98,8 @@ def check_tensors(manifest: Mapping[str, Any]) -> None:
     sizes, with_adams = manifest.get("sizes", {}), manifest.get("optimizer_steps", {})
     having = {MODEL: sizes, **dict.fromkeys(MOMENTS, with_adams), **manifest.get(FURTHER, {})}
     for kind, names in having.items():
-        for name, size in ((name, sizes[name]) for name in names if name in sizes):
+        others = manifest.get(OTHERS, ())
+        for name, size in ((name, sizes[name]) for name in names if name in sizes and f"{kind}/{name}" not in others):
             found = manifest["tensors"].get(f"{kind}/{name}", {"shape": [0]})
             if math.prod(found["shape"]) != size:
                 raise DamagedError(f"{kind}/{name}: {math.prod(found['shape'])} of {size} elements are in the shards")

@@ -23,10 +23,9 @@ import torch
 from trainer import safetensors
 from trainer.checkpoint.format import files
 from trainer.checkpoint.format.files import Checkpoint
-from trainer.checkpoint.format.named import named
 from trainer.checkpoint.interop.initial import INDEX_FILE, WEIGHTS_FILE, digest_of, read_tensors, shapes_of
 from trainer.checkpoint.load.sharded import read_weights
-from trainer.checkpoint.load.whole import load_state
+from trainer.checkpoint.load.state_pt import load_state, named
 from trainer.config.config import HF_TASK
 from trainer.errors import UserError
 from trainer.io import appearing_whole
@@ -68,8 +67,8 @@ def _weights_for(target: Path, path: Path, *, averaged: bool) -> Tuple[Dict[str,
     if target.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
     manifest = files.verify(path, files.step_of(path))
-    if files.is_sharded(manifest):
-        return manifest, dict(read_weights(Checkpoint(path, manifest), averaged=averaged))
+    if manifest["version"] == files.VERSION:
+        return manifest, read_weights(Checkpoint(path, manifest), averaged=averaged)
     with (path / "state.pt").open("rb") as file:
         state = load_state(file, path.name)
     if not averaged or not manifest["config"]["optim"].get("ema"):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
-from typing import Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import torch
 
@@ -12,11 +13,12 @@ from trainer.checkpoint.format import shards
 from trainer.checkpoint.format.files import Checkpoint
 from trainer.checkpoint.format.intervals import Interval, Overlap, overlaps, split_evenly
 from trainer.checkpoint.format.shards import intervals_of, shard_name
+from trainer.checkpoint.load.state_pt import load_state
 from trainer.parallel.base import Strategy
 from trainer.parallel.parts import Part, replicated_sizes
 from trainer.runtime.group import Group
 from trainer.safetensors import KINDS, FormatError, SafetensorsFile
-from trainer.state_keys import EMA, MODEL, MOMENTS
+from trainer.state_keys import EMA, MODEL, MOMENTS, REST
 
 OPEN_FILES = 64  # of 1,024 that many systems allow
 
@@ -116,6 +118,10 @@ class Shards:
         return self.path / shard_name(rank)
 
     def whole(self, key: str) -> torch.Tensor:
+        """The tensor; mapped from the file if it is in one shard."""
+        parts = intervals_of(self.tensors[key])
+        if len(parts) == 1:
+            return self._open(parts[0].rank).tensor(key).view(self.tensors[key]["shape"])
         values = torch.empty(math.prod(self.tensors[key]["shape"]), dtype=self.dtype(key))
         self.read(key, 0, values)
         return values.view(self.tensors[key]["shape"])
@@ -144,14 +150,41 @@ class OwnShard(Shards):
         return self.path
 
 
-def read_weights(found: Checkpoint, *, averaged: bool = False) -> Dict[str, torch.Tensor]:
+def read_all(found: Checkpoint) -> Dict[str, Any]:
+    """Key -> value of everything in a verified checkpoint. Raises OSError, FormatError and UserError."""
+    source = Shards(found)
+    values = {key: source.whole(key) for key in source.tensors if key != REST}
+    if REST in source.tensors:
+        content = bytes(source.whole(REST).tolist())
+        values.update(load_state(io.BytesIO(content), found.path.name))
+    return values
+
+
+def read_state(found: Checkpoint, *, keep_scale: bool, keep_ema: bool) -> Dict[str, Any]:
+    """The whole state of a verified checkpoint, in the form of Strategy.state(). Raises as read_all()."""
+    manifest, model = found.manifest, {}
+    moments: Dict[str, Dict[str, Any]] = {}
+    for name, step in manifest["optimizer_steps"].items():
+        moments[name] = {"step": torch.tensor(step)}
+    for key, value in read_all(found).items():
+        kind, _, name = key.partition("/")
+        if kind == MODEL:
+            model[name] = value
+        elif kind != EMA or keep_ema:
+            moments.setdefault(name, {})[kind] = value
+    model.update({alias: model[name] for alias, name in manifest["aliases"].items() if name in model})
+    scaler = {"scaler": manifest["scaler"]} if keep_scale and manifest["scaler"] else {}
+    return {"model": model, "moments": moments, **scaler}
+
+
+def read_weights(found: Checkpoint, *, averaged: bool = False) -> Dict[str, Any]:
     """
-    The weights and buffers of a verified sharded checkpoint, by all their names. Raises OSError and FormatError.
+    The weights and buffers of a verified checkpoint, by all their names. Raises as read_all().
 
     averaged: read the averages of those that have one.
     """
-    source, start = Shards(found), f"{MODEL}/"
-    names = [key[len(start) :] for key in source.tensors if key.startswith(start)]
-    replaced = {name for name in names if averaged and f"{EMA}/{name}" in source.tensors}
-    weights = {name: source.whole(f"{EMA if name in replaced else MODEL}/{name}") for name in names}
+    values, start = read_all(found), f"{MODEL}/"
+    weights = {key[len(start) :]: value for key, value in values.items() if key.startswith(start)}
+    if averaged:
+        weights.update({name: values[f"{EMA}/{name}"] for name in weights if f"{EMA}/{name}" in values})
     return {**weights, **{alias: weights[name] for alias, name in found.manifest["aliases"].items()}}

@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import io
-from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any, BinaryIO, Collection, Dict, Iterator, List, Mapping, Tuple
+import math
+from typing import Any, Collection, Dict, Iterator, List, Mapping, Tuple
 
 import torch
 
-from trainer.errors import UserError
+from trainer.checkpoint.load.state_pt import load_state
 from trainer.parallel.base import Strategy
-from trainer.parallel.parts import Part, first_names
+from trainer.parallel.parts import Part, described, first_names
 from trainer.runtime.group import Group
-from trainer.state_keys import FURTHER_MOMENTS, MODEL, MOMENTS
+from trainer.state_keys import MODEL, MOMENTS
 from trainer.tensors import is_large, map_tensors
 from trainer.values import Tree
-
-
-def load_state(file: Path | BinaryIO, name: str) -> Tree:
-    """
-    Load the saved state to the CPU.
-
-    Args:
-        file: its hash was verified before: torch 1.10 has no weights_only. The tensors are mapped from a path, if torch can (>= 2.1).
-        name: of the checkpoint, for messages.
-    """
-    known = inspect.signature(torch.load).parameters
-    more = {"weights_only": True} if "weights_only" in known else {}
-    if isinstance(file, Path) and "mmap" in known:
-        more["mmap"] = True
-    try:
-        return torch.load(str(file) if isinstance(file, Path) else file, map_location="cpu", **more)
-    except (UnpicklingError, RuntimeError, EOFError) as exc:
-        raise UserError(f"{name}: state.pt: cannot be loaded: {str(exc).splitlines()[0]}") from exc
 
 
 def load_whole(group: Group, state: Dict[str, Any] | None, strategy: Strategy, name: str) -> None:
@@ -43,7 +23,7 @@ def load_whole(group: Group, state: Dict[str, Any] | None, strategy: Strategy, n
 
     Args:
         group: of all ranks.
-        state: in the form of named.py on rank 0, which loses its tensors; None elsewhere.
+        state: in the form of Strategy.state() on rank 0, which loses its tensors; None elsewhere.
         strategy: gets it.
         name: of the state, for messages.
 
@@ -53,10 +33,7 @@ def load_whole(group: Group, state: Dict[str, Any] | None, strategy: Strategy, n
     text = group.broadcast_bytes(b"" if state is None else outline(state))
     state = allocate(text, name) if state is None else state
     moments: Mapping[str, Mapping[str, Any]] = state["moments"]
-    steps = {key: float(values["step"]) for key, values in moments.items() if "step" in values}
-    further = {
-        kind: [key for key, values in moments.items() if values.get(kind) is not None] for kind in FURTHER_MOMENTS
-    }
+    steps, further = described(moments)
     parts: Dict[str, List[Part]] = {}
     for part in strategy.parts_to_load(steps, further):
         parts.setdefault(part.key, []).append(part)
@@ -74,7 +51,8 @@ def load_whole(group: Group, state: Dict[str, Any] | None, strategy: Strategy, n
                 problem = problem or part.missing_in(name)
     for part in (found[0] for found in parts.values()):
         kind, _, key = part.key.partition("/")
-        if kind not in MOMENTS or key in steps:  # a parameter that had no moments gets zeros
+        # a parameter that had no moments gets zeros
+        if math.prod(part.shape) and (kind not in MOMENTS or key in steps):
             problem = problem or part.missing_in(name)
     group.raise_if_any(problem)
     if plain:
@@ -88,7 +66,7 @@ def _taken(state: Mapping[str, Any], aliases: Collection[str]) -> Iterator[Tuple
     for name in [name for name in model if name not in aliases]:
         yield f"{MODEL}/{name}", model.pop(name)
     for name, values in moments.items():
-        for kind in [kind for kind, value in values.items() if kind != "step" and value is not None]:
+        for kind in [kind for kind in values if kind != "step"]:
             yield f"{kind}/{name}", values.pop(kind)
 
 

@@ -42,15 +42,14 @@ def collect(engine: Foreign, *, keep: bool) -> Dict[str, Any]:
         if keep:
             on_cpu = {key: value.detach().cpu().clone() for key, value in whole.items()}
             model[name] = on_cpu.pop("weights")
-            moments[name] = on_cpu
+            moments.update({name: {"step": started["step"], **on_cpu}} if started else {})
     for name, buffer in persistent_buffers(engine.module).items() if keep else ():
         model[name] = buffer.detach().cpu().clone()
     first = {parameter: name for name, parameter in parameters.items()}
     for name, tensor in engine.module.state_dict(keep_vars=True).items() if keep else ():
         if name not in model and tensor in first:  # a tied weight has two names, as in the state of other strategies
             model[name] = model[first[tensor]]
-    optimizer = {"step": started["step"] if started else None, "moments": moments}
-    return {"model": model, "optimizer": optimizer, "scaler": scale(engine)}
+    return {"model": model, "moments": moments, "scaler": scale(engine)}
 
 
 def scale(engine: Foreign) -> Dict[str, Any]:

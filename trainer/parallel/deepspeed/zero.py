@@ -32,10 +32,11 @@ from trainer.parallel.parts import (
     Part,
     allocate_moments,
     buffer_parts,
+    described,
+    named_moments,
     saved_buffers,
     tied_names,
     torch_parts,
-    torch_steps,
     whole_part,
 )
 from trainer.runtime.group import Group
@@ -53,7 +54,6 @@ class Zero:
 
     def __init__(self, group: Group, config: TrainConfig, task: Task, out: Path) -> None:
         self.group, self.config, self.task, self.stage = group, config, task, ZERO_STAGES[config.strategy]
-        self.state_is_live = self.stage == 0
         self._holds_gradients = False
         self._clips = 0 < self.stage < SPLIT_STAGE and clips_fp16_alone()
         warning = package_warning(group.accelerator.name, config.strategy)
@@ -170,7 +170,8 @@ class Zero:
 
     def state(self) -> Dict[str, Any]:
         if self.stage == 0:
-            return {"model": self.engine.module.state_dict(), "optimizer": self.engine.optimizer.state_dict()}
+            module = self.engine.module
+            return {"model": module.state_dict(), "moments": named_moments(module, self.engine.optimizer)}
         return zero_state.collect(self.engine, keep=self.group.rank.is_main)
 
     def local_state(self) -> LocalState:
@@ -178,7 +179,8 @@ class Zero:
         buffers = saved_buffers(model, self.group)
         if self.stage == 0:
             parts = [*torch_parts(model, self.engine.optimizer, whole_part), *buffers]
-            return LocalState(parts, torch_steps(model, self.engine.optimizer), aliases=tied_names(model))
+            steps, _ = described(named_moments(model, self.engine.optimizer))
+            return LocalState(parts, steps, aliases=tied_names(model))
         parts, step = zero_state.local_parts(self.engine, self.group)
         steps = {} if step is None else dict.fromkeys(self.sizes, step)
         return LocalState([*parts, *buffers], steps, zero_state.scale(self.engine), tied_names(model))

@@ -19,11 +19,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.grounds.checkpoints import DAMAGES, TINY, Session, flip
+from tests.grounds.checkpoints import DAMAGES, SHARD, TINY, Session, flip, to_state_pt
 from trainer.checkpoint.format import files
 from trainer.checkpoint.format.files import DamagedError
 from trainer.checkpoint.load.compatibility import differences
-from trainer.checkpoint.load.whole import allocate, load_state, outline
+from trainer.checkpoint.load.state_pt import load_state
+from trainer.checkpoint.load.whole import allocate, outline
 from trainer.checkpoint.manager import TrainState
 from trainer.checkpoint.save.code import code_version
 from trainer.config.config import DataConfig, load_config
@@ -56,18 +57,22 @@ def test_files_are_private_and_complete(tmp_path: Path) -> None:
     Session.start(out).train_and_save(1)
     assert _names(out) == ["latest", "step_1"]
     assert (out / "latest").read_text() == "step_1\n"
-    assert _names(out / "step_1") == ["manifest.json", "rng.json", "state.pt"]
+    assert _names(out / "step_1") == ["manifest.json", SHARD, "rng.json"]
     assert {stat.S_IMODE(path.stat().st_mode) for path in out.rglob("*") if path.is_file()} == {0o600}
     assert {stat.S_IMODE(path.stat().st_mode) for path in (out, out / "step_1")} == {0o700}
     manifest = json.loads((out / "step_1" / "manifest.json").read_text())
     assert (manifest["step"], manifest["world_size"], manifest["config"]["model"]["width"]) == (1, 1, 8)
 
 
+@pytest.mark.parametrize("is_state_pt", [False, True])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_newest_checkpoint_is_quarantined_and_the_older_one_resumed(
-    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, damage: str, is_state_pt: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Also of the form of earlier versions."""
     Session.start(tmp_path).train_and_save(1, 2)
+    for step in (1, 2) if is_state_pt else ():
+        to_state_pt(tmp_path / f"step_{step}")
     DAMAGES[damage](tmp_path / "step_2")
     assert Session.start(tmp_path).resume().step == 1
     assert _names(tmp_path / "quarantine") == ["step_2-0"]
@@ -84,14 +89,14 @@ def test_same_step_can_be_damaged_twice(tmp_path: Path) -> None:
         else:
             session.train_and_save(1)
         session.train_and_save(2)
-        flip(tmp_path / "step_2" / "state.pt")
+        flip(tmp_path / "step_2" / SHARD)
         assert Session.start(tmp_path).resume().step == 1
     assert _names(tmp_path / "quarantine") == ["step_2-0", "step_2-1"]
 
 
 def test_resume_with_only_damaged_checkpoints_never_starts_at_step_0(tmp_path: Path) -> None:
     Session.start(tmp_path).train_and_save(1)
-    flip(tmp_path / "step_1" / "state.pt")
+    flip(tmp_path / "step_1" / SHARD)
     for _ in range(2):  # the second start finds only the quarantine
         with pytest.raises(UserError, match=r"nothing loadable in .* 1 set aside"):
             Session.start(tmp_path).resume()
@@ -251,13 +256,7 @@ def test_state_that_holds_code_is_refused_and_does_not_run(tmp_path: Path) -> No
     """Its hash and seal are valid."""
     session = Session.start(tmp_path / "out")
     session.train_and_save(1)
-    manifest, *_ = [files.read_manifest(path, 1) for path in files.newest_first(tmp_path / "out")]
-    (tmp_path / "out" / "step_1").rename(tmp_path / "real")
-    writers = {
-        "state.pt": lambda file: torch.save({"model": Payload(tmp_path / "made")}, file),
-        "rng.json": lambda file: file.write((tmp_path / "real" / "rng.json").read_bytes()),
-    }
-    files.write(tmp_path / "out", 1, {key: manifest[key] for key in manifest if key not in ("files", "seal")}, writers)
+    to_state_pt(tmp_path / "out" / "step_1", state={"model": Payload(tmp_path / "made")})
     with pytest.raises(UserError, match=r"step_1: state\.pt: ") as caught:
         Session.start(tmp_path / "out").resume()
     assert "\n" not in str(caught.value)
@@ -266,21 +265,18 @@ def test_state_that_holds_code_is_refused_and_does_not_run(tmp_path: Path) -> No
 
 def test_checkpoint_of_an_older_trainer_without_newer_entries_loads_if_the_model_fits(tmp_path: Path) -> None:
     session = Session.start(tmp_path / "new")
+    session.train()
     session.checkpoints.save(TrainState(1, skipped=3), session.strategy)
     assert session.resume() == TrainState(1, skipped=3)
-    saved = tmp_path / "new" / "step_1"
-    manifest = {
-        key: value
-        for key, value in files.read_manifest(saved, 1).items()
-        if key not in ("files", "seal", "skipped", "planned_steps", "sizes")
-    }
-    writers = {
-        name: lambda file, name=name: file.write((saved / name).read_bytes()) for name in ("state.pt", "rng.json")
-    }
     old = Session.start(tmp_path / "old")
-    files.write(tmp_path / "old", 1, manifest, writers)
+    shutil.move(tmp_path / "new" / "step_1", tmp_path / "old" / "step_1")
+    newer = ("skipped", "planned_steps", "sizes")
+    to_state_pt(tmp_path / "old" / "step_1", *newer, sizes=list(session.strategy.sizes))
     assert old.resume() == TrainState(1, planned_steps=session.checkpoints.config.steps)
     assert old.weights() == session.weights()
+    saved, resumed = (found.strategy.optimizer.state.values() for found in (session, old))
+    for before, after in zip(saved, resumed, strict=True):
+        assert all(torch.equal(before[name], after[name]) for name in ("exp_avg", "exp_avg_sq", "step"))
     old.strategy.sizes = {**old.strategy.sizes, "gate.weight": 3}  # the code of the task was changed
     with pytest.raises(UserError, match=r"step 1 does not fit: gate\.weight of no -> 3 numbers \(saved -> now\)$"):
         old.resume()
@@ -348,7 +344,7 @@ def test_resume_from_a_named_checkpoint_quarantines_later_ones(tmp_path: Path) -
 
 def test_resume_from_a_named_folder_takes_its_newest_whole_checkpoint_and_changes_nothing(tmp_path: Path) -> None:
     Session.start(tmp_path / "old").train_and_save(1, 2)
-    flip(tmp_path / "old" / "step_2" / "state.pt")
+    flip(tmp_path / "old" / "step_2" / SHARD)
     assert Session.start(tmp_path / "new", resume=str(tmp_path / "old")).resume().step == 1
     assert _names(tmp_path / "old") == ["latest", "step_1", "step_2"]
 
@@ -357,14 +353,14 @@ def test_resume_from_a_named_folder_takes_its_newest_whole_checkpoint_and_change
     ("name", "problem"),
     [
         ("missing", "missing: No such file or directory$"),
-        ("step_1", "step_1: state.pt: its hash"),
+        ("step_1", "step_1: r00000.safetensors: its hash"),
         ("empty", "empty: manifest.json: No such file"),
     ],
 )
 def test_named_checkpoint_that_cannot_be_loaded_is_an_error(tmp_path: Path, name: str, problem: str) -> None:
     Session.start(tmp_path / "old").train_and_save(1)
     (tmp_path / "old" / "empty").mkdir()
-    flip(tmp_path / "old" / "step_1" / "state.pt")
+    flip(tmp_path / "old" / "step_1" / SHARD)
     with pytest.raises(UserError, match=f"resume=.*{name}: no checkpoint could be loaded: {problem}"):
         Session.start(tmp_path / "new", resume=str(tmp_path / "old" / name)).resume()
 
@@ -460,6 +456,7 @@ def test_outline_has_everything_but_the_values_of_large_tensors() -> None:
 
 def test_state_can_be_memory_mapped(tmp_path: Path) -> None:
     Session.start(tmp_path).train_and_save(1)
+    to_state_pt(tmp_path / "step_1")
     path = tmp_path / "step_1" / "state.pt"
     with path.open("rb") as file:
         read, mapped = (load_state(source, "step_1")["model"] for source in (file, path))

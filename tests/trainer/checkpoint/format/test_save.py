@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 
-from trainer.checkpoint.format import files
+from trainer.checkpoint.format import files, shards
 
 STATE = b"weights" * 50_000
 
@@ -33,11 +32,19 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
     return recorded
 
 
+def save(out: Path) -> Path:
+    """One shard, as rank 0 writes a whole state."""
+    temporary = files.temporary_path(out, 1, "4711")
+    temporary.mkdir()
+    record = shards.write_shard(temporary, 0, memoryview(bytearray(STATE)))
+    tensors = {"model/a": ["U8", [len(STATE)], 0, len(STATE)]}
+    return shards.commit(out, temporary, step=1, records=[{**record, "tensors": tensors}], rng=b"[]", metadata={})
+
+
 def test_checkpoint_is_flushed_before_its_rename_and_its_folder_after_it(
     tmp_path: Path, calls: list[tuple[str, str, int]]
 ) -> None:
-    writers = {"state.pt": lambda file: file.write(STATE), "rng.json": lambda file: file.write(b"[]")}
-    saved = files.write(tmp_path, 1, {}, writers)
+    saved = save(tmp_path)
     renamed = calls.index(("rename", "step_1", 0))
     before, after = calls[:renamed], calls[renamed:]
     for file in saved.iterdir():
@@ -48,16 +55,19 @@ def test_checkpoint_is_flushed_before_its_rename_and_its_folder_after_it(
     assert ("fsync", tmp_path.name) in [call[:2] for call in after]
 
 
-def test_checkpoint_that_reads_back_differently_never_gets_its_final_name(tmp_path: Path) -> None:
-    """The writer of the second file damages the first one, which is complete by then, as a faulty disk would."""
+def test_checkpoint_that_reads_back_differently_never_gets_its_final_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk damages the file when it is flushed, as a faulty one would."""
+    fsync = os.fsync
 
-    def damage_the_first(file: BinaryIO) -> None:
-        [state] = tmp_path.glob("step_1.tmp-*/state.pt")
+    def damage(descriptor: int) -> None:
+        fsync(descriptor)
+        [state] = tmp_path.glob("step_1.tmp-*/r00000.safetensors")
         with state.open("r+b") as damaged:
             damaged.write(b"X")
-        file.write(b"[]")
 
-    writers = {"state.pt": lambda file: file.write(STATE), "rng.json": damage_the_first}
-    with pytest.raises(OSError, match=r"reads back differently: state.pt: its hash does not match"):
-        files.write(tmp_path, 1, {}, writers)
+    monkeypatch.setattr(os, "fsync", damage)
+    with pytest.raises(OSError, match=r"r00000\.safetensors reads back differently"):
+        save(tmp_path)
     assert files.newest_first(tmp_path) == []

@@ -49,7 +49,6 @@ def test_resume_restores_everything_that_was_saved_in_shards(tmp_path: Path) -> 
     ):
         assert all(torch.equal(saved[name], resumed[name]) for name in ("exp_avg", "exp_avg_sq", "step"))
     second.train_and_save(3)
-    assert (tmp_path / "step_3" / "state.pt").exists()
     third = Session.start(tmp_path, checkpoint="sharded")
     assert third.resume().step == 3
     assert third.weights() == second.weights()
@@ -94,6 +93,26 @@ def test_model_with_state_that_is_no_tensor_is_refused_before_the_first_step(tmp
         session.checkpoints.for_model(session.strategy)
 
 
+def test_state_that_is_no_tensor_is_in_a_whole_checkpoint(tmp_path: Path) -> None:
+    class Extra(torch.nn.Module):
+        seen = 0
+
+        def get_extra_state(self) -> dict[str, int]:
+            return {"seen": self.seen}
+
+        def set_extra_state(self, state: dict[str, int]) -> None:
+            self.seen = state["seen"]
+
+    for seen in (3, 0):
+        session, extra = Session.start(tmp_path), Extra()
+        session.strategy.unwrapped_model.add_module("extra", extra)
+        extra.seen = seen
+        if seen:
+            session.train_and_save(1)
+        else:
+            assert (session.resume().step, extra.seen) == (1, 3)
+
+
 def test_model_with_numbers_that_safetensors_has_not_is_refused_before_the_first_step(tmp_path: Path) -> None:
     session = Session.start(tmp_path, checkpoint="sharded")
     session.strategy.unwrapped_model.register_buffer("angle", torch.zeros(2, dtype=torch.complex64))
@@ -107,11 +126,15 @@ def test_large_model_with_numbers_that_safetensors_has_not_is_saved_whole_unless
     monkeypatch.setattr(sharded, "SHARDED_FROM_BYTES", 1)
     session = Session.start(tmp_path, checkpoint="auto", may_shard=True)
     assert session.checkpoints.for_model(session.strategy) == session.checkpoints
-    session.strategy.unwrapped_model.register_buffer("angle", torch.zeros(2, dtype=torch.complex64))
+    angle = torch.zeros(2, dtype=torch.complex64)
+    session.strategy.unwrapped_model.register_buffer("angle", angle)
     session.checkpoints = session.checkpoints.for_model(session.strategy)
     assert "checkpoints: whole files: model/angle: shards do not hold torch.complex64\n" in capsys.readouterr().out
+    angle.fill_(2j)
     session.train_and_save(1)
-    assert (tmp_path / "step_1" / "state.pt").exists()
+    angle.zero_()
+    assert session.resume().step == 1
+    assert angle.tolist() == [2j, 2j]
 
 
 def test_shards_on_cuda_are_saved_in_the_background_by_default(
@@ -351,7 +374,8 @@ def test_left_rank_that_writes_its_shard_during_the_next_attempts_save_changes_n
 ) -> None:
     """Its folder could not be removed; the process number of rank 0 is the same in both attempts, as in containers."""
     session, write_shard = Session.start(tmp_path, checkpoint="sharded"), shards.write_shard
-    unfinished = files.create_temporary(tmp_path, 1)
+    unfinished = files.temporary_path(tmp_path, 1, "4711")
+    unfinished.mkdir()
 
     def write_both(folder: Path, rank: int, data: memoryview) -> dict[str, Any]:
         content = mmap.mmap(-1, len(data))

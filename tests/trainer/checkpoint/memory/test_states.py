@@ -132,7 +132,7 @@ def test_state_of_other_settings_or_before_a_newer_checkpoint_or_a_roll_back_is_
     assert Attempt(tmp_path / "fresh", memory, number=1).session.resume().step == 0
     first.session.train_and_save(2)
     assert Attempt(out, memory, number=2).session.resume().step == 2
-    flip(out / "step_2" / "state.pt")
+    flip(out / "step_2" / "r00000.safetensors")
     assert Attempt(out, memory, number=2).session.resume().step == 1
     assert [path.name for path in (out / "quarantine").iterdir()] == ["step_2-0"]
     shutil.rmtree(out / "quarantine")
