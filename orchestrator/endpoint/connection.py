@@ -115,6 +115,7 @@ class Connection:
 
     def __init__(self, transport: Transport, python: str) -> None:
         self._transport = transport
+        self.node = transport.node
         self.python = python
         """The node's Python, which runs the program."""
         self.reply_size = ReplySize()
@@ -143,18 +144,11 @@ class Connection:
             raise
 
     @property
-    def node(self) -> str:
-        """The inventory name."""
-        return self._transport.node
-
-    @property
     def remark(self) -> str:
-        """A property of the connection that the user should know, or empty."""
         return self._transport.remark
 
     @property
     def queued_s(self) -> float:
-        """The seconds that it has waited for a login slot."""
         return self._transport.queued_s
 
     @property

@@ -1,6 +1,4 @@
-"""
-The transport to this machine: a subprocess and its pipes.
-"""
+"""The transport to this machine: a subprocess and its pipes."""
 
 from __future__ import annotations
 
@@ -25,13 +23,11 @@ CLOSED = "the channel was closed"  # by another thread, so that the pipes raise 
 class LocalTransport:
     """Starts programs on this machine, for a node of any name."""
 
-    def __init__(self, node: str) -> None:
-        self._node = node
+    remark = ""
+    queued_s = 0.0
 
-    @property
-    def node(self) -> str:
-        """The inventory name."""
-        return self._node
+    def __init__(self, node: str) -> None:
+        self.node = node
 
     def open(self, argv: Sequence[str]) -> LocalChannel:
         """Start a program; a missing one is reported with a shell's exit status, 127."""
@@ -53,14 +49,10 @@ class LocalTransport:
         return LocalChannel(process)
 
     def command_to_try(self, argv: Sequence[str]) -> str:
-        """A command in backquotes by which the user can start the same program."""
         return f"`{shlex.join(argv)}`"
 
     def close(self) -> None:
         """Nothing is kept open between channels."""
-
-    remark = ""
-    queued_s = 0.0
 
 
 class LocalChannel:
@@ -92,7 +84,6 @@ class LocalChannel:
                 raise ChannelClosed(None, CLOSED) from None
 
     def read_some(self, *, timeout_s: float) -> bytes:
-        """Wait for bytes; return all that have arrived."""
         try:
             self._wait(timeout_s, writing=False)
             data = os.read(self._stdout.fileno(), BLOCK_BYTES)

@@ -17,6 +17,7 @@ from orchestrator.node.ranks.rank_launchers import (
     option_of,
     per_node_command,
 )
+from orchestrator.node.run.ownership import proc_strings
 from orchestrator.node.system.processes import descendants, session_members
 
 TYPE_CHECKING = False
@@ -83,7 +84,7 @@ class LauncherSearch:
         if self.job.node_rank == 0 or not self.master or is_own_host(self.master):
             return ""
         for pid in descendants():
-            argv, variables = strings(f"/proc/{pid}/cmdline"), variables_of(pid)
+            argv, variables = proc_strings(pid, "cmdline"), variables_of(pid)
             master = option_of(argv, MASTERS) if find_launcher(argv) is not None and not lone_option(argv) else None
             size = variables.get("WORLD_SIZE", "")
             if not is_own_host(master) and size.isdecimal() and int(size) > len(self.job.rank_numbers):
@@ -94,7 +95,7 @@ class LauncherSearch:
 
     def misused_launcher(self, pid: int) -> str | None:
         """The launcher that the process is; None if it is none, or starts one of the nodes of the run, which have one rank each."""
-        argv = strings(f"/proc/{pid}/cmdline")
+        argv = proc_strings(pid, "cmdline")
         launcher = launcher_of(argv)
         if launcher is None or launcher.startswith(THROUGH_TORCHRUN):
             return None
@@ -105,7 +106,7 @@ class LauncherSearch:
         """True if a rank that the program has started is in a world of this node's ranks alone, although there are more nodes."""
         size = str(len(self.job.rank_numbers))
         lone = {f"WORLD_SIZE={size}", f"LOCAL_WORLD_SIZE={size}"}
-        variables = (strings(f"/proc/{pid}/environ") for pid in descendants()) if len(self.job.ranks) > 1 else ()
+        variables = (proc_strings(pid, "environ") for pid in descendants()) if len(self.job.ranks) > 1 else ()
         return any(lone.issubset(found) and f"{SEPARATE}=1" not in found for found in variables)
 
 
@@ -118,23 +119,13 @@ def ancestors(pid: int, parents: dict[int, int]) -> set[int]:
     return found
 
 
-def strings(path: str) -> list[str]:
-    """The words of a process's command line, or its variables; empty if it has ended."""
-    try:
-        with open(path, "rb") as file:
-            return file.read().decode("utf-8", "replace").split("\0")[:-1]
-    except OSError:
-        return []
-
-
 def variables_of(pid: int) -> dict[str, str]:
     """The variables with which a process was started; empty if it has ended."""
-    return dict(text.split("=", 1) for text in strings(f"/proc/{pid}/environ") if "=" in text)
+    return dict(text.split("=", 1) for text in proc_strings(pid, "environ") if "=" in text)
 
 
 def is_shell(pid: int) -> bool:
-    """Return whether the process is a shell."""
-    return os.path.basename((strings(f"/proc/{pid}/cmdline") or [""])[0]) in SHELLS
+    return os.path.basename((proc_strings(pid, "cmdline") or [""])[0]) in SHELLS
 
 
 def hand_started_message(job: Job, numbers: str) -> str:

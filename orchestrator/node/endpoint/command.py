@@ -16,7 +16,7 @@ from orchestrator.node.system.files import absolute_path, check_private_folder, 
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import IO, Dict, List, Tuple
+    from typing import Dict, List, Tuple
 
     from orchestrator.node.protocol.connection import CommandOnceRequest, CommandReply, CommandRequest
 
@@ -154,7 +154,10 @@ def outputs(child: subprocess.Popen[bytes], deadline: float, stdin: bytes) -> Tu
             ready = selector.select(min(POLL_S, max(0.0, deadline - time.monotonic())))
             for key, _ in ready:
                 if key.fileobj is child.stdin:
-                    unwritten = write_some(child.stdin, unwritten)
+                    try:
+                        unwritten = unwritten[os.write(child.stdin.fileno(), unwritten) :]
+                    except BrokenPipeError:  # the command has closed its standard input
+                        unwritten = memoryview(b"")
                     if not unwritten:
                         selector.unregister(child.stdin)
                         child.stdin.close()
@@ -169,11 +172,3 @@ def outputs(child: subprocess.Popen[bytes], deadline: float, stdin: bytes) -> Tu
         child.wait(max(0.0, deadline - time.monotonic()))
     out, err = map(bytes, kept.values())
     return out, err
-
-
-def write_some(pipe: IO[bytes], unwritten: memoryview) -> memoryview:
-    """Write what the pipe takes; return the rest, which is empty if the command has closed its standard input."""
-    try:
-        return unwritten[os.write(pipe.fileno(), unwritten) :]
-    except BrokenPipeError:
-        return memoryview(b"")

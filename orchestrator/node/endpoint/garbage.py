@@ -16,7 +16,7 @@ from orchestrator.node.endpoint.results import Results
 from orchestrator.node.protocol.operations import ACTIVE_RUNS, CLEAR, answers
 from orchestrator.node.run.code_folder import KEPT
 from orchestrator.node.run.events import read_history
-from orchestrator.node.run.memory_folder import remove_memory, unused_folders
+from orchestrator.node.run.memory_folder import is_own_folder, remove_memory, unused_folders
 from orchestrator.node.run.ownership import runs_with_processes
 from orchestrator.node.run.run_folder import ATTEMPT, read_agent
 from orchestrator.node.run.run_id import RUN_ID
@@ -66,12 +66,10 @@ class Size:
 
 
 def is_user_folder(path: str) -> bool:
-    """Return whether path is a folder of this user and no link."""
-    try:
-        state = os.lstat(path)
-    except FileNotFoundError:
-        return False
-    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
+    """False if it is a link, or if there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        return is_own_folder(path)
+    return False
 
 
 @answers(CLEAR)
@@ -149,7 +147,8 @@ class Clearing:
         """Remove one folder, unless it is young or there is a reason to keep it; return its entry."""
         entry = new_entry(kind, os.path.basename(path), path)
         try:
-            size = Size(path, bundles_of(path) if kind == "run" else None)
+            bundles = [bundle for _, bundle in bundle_references(path) if bundle is not None]
+            size = Size(path, bundles if kind == "run" else None)
             entry["bytes"] = size.bytes
             entry["result_bytes"], entry["results"] = size.results.bytes, size.results.names
             entry["age_s"] = max(0.0, time.time() - size.newest)
@@ -283,11 +282,6 @@ def needed_bundles(runs: str, removed: Set[str]) -> Tuple[Set[str], str]:
                 return needed, f"{file} cannot be read, so the bundle that it needs is not known"
             needed.add(os.path.basename(bundle))
     return needed, ""
-
-
-def bundles_of(run: str) -> List[str]:
-    """The bundles of a run's attempts."""
-    return [bundle for _, bundle in bundle_references(run) if bundle is not None]
 
 
 def bundle_references(run: str) -> Iterator[Tuple[str, Optional[str]]]:

@@ -13,7 +13,7 @@ import time
 from orchestrator.node.cards import count_cards
 from orchestrator.node.protocol.operations import HELLO, STAND_BY, START, answers
 from orchestrator.node.run.events import Clock
-from orchestrator.node.system.files import user_name
+from orchestrator.node.system.files import error_text, user_name
 from orchestrator.node.system.machine import host_id
 
 TYPE_CHECKING = False
@@ -84,7 +84,8 @@ class Handlers:
             answer = self.handler(request.get("op"))(request, payload)
             reply, data = answer if isinstance(answer, tuple) else (yield from answer)
         except Exception as error:  # noqa: BLE001  see above
-            reply, data, ok = error_body(error), b"", False
+            body: ErrorBody = {"kind": type(error).__name__, "message": error_text(error)}
+            reply, data, ok = body, b"", False
         now = time.monotonic()
         header: ReplyHeader = {
             "number": request["number"],
@@ -105,11 +106,3 @@ class Handlers:
             owner = self._make_owner[name](module) if name in self._make_owner else module
             self._by_op.update({each: getattr(owner, each) for each in MODULES[name].split()})
         return self._by_op[op]
-
-
-def error_body(error: BaseException) -> ErrorBody:
-    """An exception as a reply; an OSError as 'path: reason', without its number."""
-    message = str(error)
-    if isinstance(error, OSError) and error.strerror:
-        message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return {"kind": type(error).__name__, "message": message}

@@ -48,7 +48,10 @@ def put_part(request: PutPartRequest, payload: bytes) -> Tuple[PutPartReply, byt
             if source is None or file_digest(source) != digest:
                 return False
             make_parents(fresh, os.path.dirname(path))
-            share_file(source, path)
+            try:
+                os.link(source, path)  # as no file of a bundle is ever changed
+            except OSError:  # the file system has no such names
+                copy_file(source, path)
         sizes = (os.lstat(os.path.join(fresh, name)).st_size for name, _, _ in manifest if name.startswith("code/"))
         write_json(os.path.join(fresh, MANIFEST), {"files": manifest, "code_bytes": sum(sizes)})
         return True
@@ -77,11 +80,3 @@ def file_digest(path: str) -> str:
     except OSError:
         return ""
     return total.hexdigest()
-
-
-def share_file(source: str, path: str) -> None:
-    """Make a second name of a file, as no file of a bundle is ever changed; a copy where the file system has no such names."""
-    try:
-        os.link(source, path)
-    except OSError:
-        copy_file(source, path)

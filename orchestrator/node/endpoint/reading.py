@@ -197,7 +197,6 @@ class Subscription:
             self._search_pace.changed(now)
 
     def _due_s(self) -> float:
-        """When a folder is to be looked at next."""
         paces = [node.pace for node in self._nodes.values()]
         return min(pace.due_s for pace in (paces if self._begin["nodes"] else [*paces, self._search_pace]))
 

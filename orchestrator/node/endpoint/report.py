@@ -67,7 +67,6 @@ class Requested:
         self._stems = None if outputs["ranks"] is None else frozenset(map(output_stem, outputs["ranks"]))
 
     def __call__(self, node: str, name: str) -> bool:
-        """True if the file is requested."""
         if name in READ_FIRST:
             return True
         stem, _, stream = name.partition(".")
@@ -117,19 +116,16 @@ def heartbeat(request: HeartbeatRequest, _payload: bytes) -> Steps[HeartbeatRepl
 
 @answers(REACH)
 def reach(request: ReachRequest, _payload: bytes) -> Tuple[ReachReply, bytes]:
-    """Report which of the addresses this node reaches at the port."""
     return {"addresses": reachable_hosts(request["addresses"], request["port"])}, b""
 
 
 @answers(CONNECT)
 def connect(request: ConnectRequest, _payload: bytes) -> Tuple[ConnectReply, bytes]:
-    """Connect to another node; report the reason if that fails."""
     return {"error": connect_error(request["address"], request["port"])}, b""
 
 
 @answers(OBSERVE)
 def observe(request: NodeFolders, _payload: bytes) -> Tuple[ObserveReply, bytes]:
-    """The state of every node folder's agent and ranks."""
     return {"nodes": [observe_node(node, folder) for node, folder in node_folders(request)]}, b""
 
 
@@ -160,7 +156,6 @@ def batch_log(folder: str, size: int) -> Optional[BatchLogBody]:
 
 
 def observe_node(node: str, folder: str) -> NodeBody:
-    """The state of one node folder."""
     from orchestrator.node.ranks.stacks import innermost_calls  # only supervised runs and `orch status` need it
 
     agent = read_agent(folder)

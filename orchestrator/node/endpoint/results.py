@@ -70,7 +70,6 @@ class Results:
         self._size_of[name] = self._size_of.get(name, 0) + state.st_size
 
     def _is_own(self, parts: Sequence[str]) -> bool:
-        """Return whether orch writes this path."""
         if parts[0].startswith(ATTEMPT):
             _, name, *below = parts
             return is_name(OWN_IN_ATTEMPT, name) or (bool(below) and is_name(OWN_IN_NODE, below[0]))
@@ -78,13 +77,12 @@ class Results:
 
 
 def is_name(pattern: re.Pattern[str], name: str) -> bool:
-    """Return whether the pattern has the name, or that of the file of which this is an unfinished one."""
+    """True also if the name is that of an unfinished file."""
     unfinished = UNFINISHED.fullmatch(name)
     return bool(pattern.fullmatch(name) or (unfinished and pattern.fullmatch(unfinished[1] or unfinished[2])))
 
 
 def is_tagged(folder: str) -> bool:
-    """Return whether the folder declares itself as a cache."""
     try:
         with open(os.path.join(folder, CACHE_TAG), "rb") as file:
             return file.read(len(CACHE_SIGNATURE)) == CACHE_SIGNATURE
@@ -99,7 +97,7 @@ def code_parts(parts: Sequence[str]) -> Sequence[str]:
 
 
 def was_sent(state: os.stat_result, parts: Sequence[str], bundle: str) -> bool:
-    """Return whether a file in a run folder is an unchanged copy of a file of the bundle."""
+    """True for an unchanged copy of a file of the bundle."""
     within = code_parts(parts)
     if not within:
         return False

@@ -120,7 +120,6 @@ class Output:
 
 
 def searched(texts: Texts, text: str) -> Search:
-    """The search of a text."""
     found = Search(texts, MOST_HITS)
     found.feed(text.encode("utf-8", "replace"))
     found.close()

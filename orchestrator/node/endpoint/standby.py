@@ -111,16 +111,12 @@ def open_log(folder: str) -> int:
 def end_standby(folder: str, *, keeps_own: bool) -> None:
     """End the standby that is recorded in a node folder. It may be another endpoint's, whose connection is lost; `keeps_own` ends only such a one."""
     record = read_json(os.path.join(folder, STANDBY_RECORD))
-    if record is None or (keeps_own and _is_child(record["pid"])):
+    stat = None if record is None else stat_of(record["pid"])
+    if record is None or (keeps_own and stat is not None and stat[1] == os.getpid()):
         return
     if is_alive(record):
         end_family(record["pid"])
         remove_record(folder)
-
-
-def _is_child(pid: int) -> bool:
-    stat = stat_of(pid)
-    return stat is not None and stat[1] == os.getpid()
 
 
 def end_family(pid: int) -> None:

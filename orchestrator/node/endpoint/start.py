@@ -11,7 +11,7 @@ from orchestrator.node.protocol.operations import STAND_BY, START, HeadPortTaken
 from orchestrator.node.run.events import PORT_TAKEN, REFUSAL, REFUSED
 from orchestrator.node.run.run_folder import AGENT_LOG, read_agent
 from orchestrator.node.system.fast_stdlib import signal
-from orchestrator.node.system.files import absolute_path, check_private_folder, expanded_argument, tail
+from orchestrator.node.system.files import absolute_path, check_private_folder, expanded_argument, open_for_write, tail
 from orchestrator.node.system.machine import is_alive
 
 TYPE_CHECKING = False
@@ -95,8 +95,7 @@ class Starter:
             os.chdir(folder)
             os.umask(self.umask)  # the agent inherits the user's umask; orch's files stay private
 
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        log = os.open(os.path.join(folder, AGENT_LOG), flags, 0o600)
+        log = open_for_write(os.path.join(folder, AGENT_LOG), os.O_APPEND)
         try:
             fork = AgentFork(request["agent"], folder) if request["agent"] is not None else None
             if fork is not None and fork.is_possible():

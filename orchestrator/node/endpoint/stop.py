@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -88,16 +89,14 @@ class Target:
         """Send each living process the signal once; return whether any was alive."""
         alive = self.alive()
         for key, role in alive.items():
-            if number == signal.SIGKILL and role == "agent" and self._waits_for_kernel(key[0]):
-                continue  # it has killed its ranks, and records their end
+            if number == signal.SIGKILL and role == "agent" and _state(key[0]) not in SUSPENDED and self._in_kernel():
+                continue  # it has killed its ranks, waits for those that have not ended in the kernel, and records their end
             if (key, number) not in self._sent:
                 self._sent.add((key, number))
-                self._send(key, role, number)
+                with contextlib.suppress(PermissionError):  # reported as remaining
+                    if signal_exactly(key, number):
+                        self.signalled.append({"pid": key[0], "role": role, "signal": number.name})
         return bool(alive)
-
-    def _waits_for_kernel(self, agent_pid: int) -> bool:
-        """Return whether an agent that is not suspended waits for processes that have not ended in the kernel."""
-        return _state(agent_pid) not in SUSPENDED and bool(self._in_kernel())
 
     def _in_kernel(self) -> List[int]:
         remaining = self._remaining(read_agent(self.folder), read_history(self.folder).rank_starts)
@@ -114,14 +113,6 @@ class Target:
             "remaining": sorted(left.union(in_kernel)),
             "in_kernel": in_kernel,
         }
-
-    def _send(self, key: Key, role: str, number: signal.Signals) -> None:
-        try:
-            sent = signal_exactly(key, number)
-        except PermissionError:
-            return  # reported as remaining
-        if sent:
-            self.signalled.append({"pid": key[0], "role": role, "signal": number.name})
 
 
 def _state(pid: int) -> str:
@@ -150,15 +141,9 @@ def stop(request: StopRequest, _payload: bytes) -> Steps[StopReply]:
     margin_s = AGENT_MARGIN_S if any("agent" in target.alive().values() for target in targets) else 0.0
     alive = yield from sweep(targets, signal.SIGTERM, time.monotonic() + request["grace_s"] + margin_s)
     yield from sweep(alive, signal.SIGKILL, time.monotonic() + KILL_WAIT_S)
-    if not request["keeps_standby"]:
-        remove_memory_of(request)
+    if not request["keeps_standby"]:  # no other attempt follows
+        from orchestrator.node.run.memory_folder import memory_folder, remove_memory  # most runs have none
+
+        for node, folder in node_folders(request):
+            remove_memory(memory_folder(os.path.basename(os.path.dirname(os.path.dirname(folder))), node))
     return {"nodes": [target.result() for target in targets]}, b""
-
-
-def remove_memory_of(request: StopRequest) -> None:
-    """Remove the states in memory: no other attempt follows."""
-    from orchestrator.node.run.memory_folder import memory_folder, remove_memory  # most runs have none
-
-    for node, folder in node_folders(request):
-        run = os.path.basename(os.path.dirname(os.path.dirname(folder)))
-        remove_memory(memory_folder(run, node))

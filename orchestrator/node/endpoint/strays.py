@@ -37,7 +37,7 @@ POLL_S = 0.02
 
 
 def age_s(fields: List[str]) -> float:
-    """Seconds since a process was started."""
+    """Seconds since the start of a process."""
     with open("/proc/uptime", encoding="ascii") as file:
         up_s = float(file.read().split()[0])
     return up_s - int(fields[START_TIME]) / os.sysconf("SC_CLK_TCK")
@@ -65,7 +65,15 @@ def find_strays(min_age_s: float, orphaned: Set[Family]) -> Dict[Key, StrayBody]
             continue
         if family in orphaned or any(age_s(processes[pid]) >= min_age_s for pid in owners):
             orphaned.add(family)
-            strays.update({key_of(pid, processes[pid]): stray_body(pid, family, processes[pid]) for pid in owners})
+            for pid in owners:
+                strays[key_of(pid, processes[pid])] = {
+                    "pid": pid,
+                    "run": family[0],
+                    "node": family[1],
+                    "command": command_name(pid),
+                    "age_s": age_s(processes[pid]),
+                    "alive": True,
+                }
     return strays
 
 
@@ -90,11 +98,6 @@ def has_living_agent(owner: Owner) -> bool:
     attempts = os.listdir(folder) if os.path.isdir(folder) else []
     records = [read_agent(os.path.join(folder, attempt, node)) for attempt in attempts]
     return any(is_alive(record) for record in records)
-
-
-def stray_body(pid: int, family: Family, fields: List[str]) -> StrayBody:
-    age = age_s(fields)
-    return {"pid": pid, "run": family[0], "node": family[1], "command": command_name(pid), "age_s": age, "alive": True}
 
 
 def command_name(pid: int) -> str:

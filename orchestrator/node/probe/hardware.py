@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from orchestrator.node.number_text import parse_numbers
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,28 +30,21 @@ LIMITS = {
     "fsize": "Max file size",
 }
 NUMBER = re.compile(r"[0-9]{1,20}\Z")  # of 64 bits
-CPU_LIST = re.compile(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*\Z")
-
-
-def count(cpus: str) -> Optional[int]:
-    """The number of CPUs in a list such as 0-47,96-143; None if it is not one."""
-    if not CPU_LIST.match(cpus):
-        return None
-    ranges = [part.partition("-") for part in cpus.split(",")]
-    return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
 
 
 def cpus(source: Source) -> Cpus:
     online = source.text(f"{CPU}/online") or ""
     allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", source.text("/proc/self/status") or "", re.MULTILINE)
-    total = count(online) or len(re.findall(r"^processor\s*:", source.text("/proc/cpuinfo") or "", re.MULTILINE))
+    total = len(parse_numbers(online) or ()) or len(
+        re.findall(r"^processor\s*:", source.text("/proc/cpuinfo") or "", re.MULTILINE)
+    )
     policies = [name for name in source.names(f"{CPU}/cpufreq") if name.startswith("policy")]
     governors = {source.text(f"{CPU}/cpufreq/{name}/scaling_governor") for name in policies} - {None}
     folders = [name for name in source.names(NUMA) if re.match(r"node\d+\Z", name)]
     lists = {int(name[len("node") :]): source.text(f"{NUMA}/{name}/cpulist") for name in folders}
     return {
         "total": total,
-        "usable": (count(allowed.group(1)) if allowed else None) or total,
+        "usable": len((parse_numbers(allowed.group(1)) if allowed else None) or ()) or total,
         "quota": cpu_quota(source),
         "governor": ",".join(sorted(filter(None, governors))) or None,
         "numa": [{"node": node, "cpus": text} for node, text in sorted(lists.items()) if text],

@@ -14,6 +14,8 @@ import select
 import signal
 import time
 
+from orchestrator.node.system.files import error_text
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -49,9 +51,7 @@ def run_step(name: str, step: Step, source: Source) -> StepResult:
     try:
         result["value"] = step(source)
     except Exception as error:  # noqa: BLE001  reported as missing
-        text = str(error)
-        if isinstance(error, OSError) and error.strerror:
-            text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        text = error_text(error)
         source.missing[name] = f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__
     result["missing"].update(
         {f"{name}.{key}" if key.startswith("/") else key: why for key, why in source.missing.items()}

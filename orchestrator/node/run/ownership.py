@@ -98,7 +98,7 @@ def proc_strings(pid: int, name: str) -> List[str]:
     try:
         with open(f"/proc/{pid}/{name}", "rb") as file:
             return [os.fsdecode(string) for string in file.read().split(b"\0")]
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
+    except OSError:
         return []
 
 

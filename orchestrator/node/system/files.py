@@ -37,6 +37,13 @@ def open_plain(path: str) -> int:
     return descriptor
 
 
+def error_text(error: BaseException) -> str:
+    """The message of an exception; of an OSError 'path: reason', without its number."""
+    if not (isinstance(error, OSError) and error.strerror):
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+
+
 def read_at(path: str, offset: int, size: int) -> bytes:
     """Read up to size bytes at the offset; empty if there is no such file."""
     try:

@@ -46,7 +46,7 @@ def answered_within(timeout_s: float, channel: paramiko.Channel) -> Iterator[Non
 
 
 class SshChannel:
-    """A program on the node."""
+    """The streams of a program on the node."""
 
     def __init__(self, node: str, channel: paramiko.Channel) -> None:
         self._node = node
@@ -55,7 +55,6 @@ class SshChannel:
         self._tail = Tail()
 
     def write(self, data: bytes, *, timeout_s: float) -> None:
-        """Write all bytes."""
         unwritten = memoryview(data)
         deadline = time.monotonic() + timeout_s
         while unwritten:

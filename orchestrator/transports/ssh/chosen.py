@@ -30,6 +30,7 @@ class ChosenTransport:
         self, node: Destination, ssh: SshSettings, keyring: Keyring, login_slots: AbstractContextManager[object]
     ) -> None:
         """`login_slots` limits the logins in progress, of all transports that share it."""
+        self.node = node.name
         self._target = node
         self._ssh = ssh
         self._keyring = keyring
@@ -40,13 +41,7 @@ class ChosenTransport:
         self.remark = ""
 
     @property
-    def node(self) -> str:
-        """The inventory name."""
-        return self._target.name
-
-    @property
     def queued_s(self) -> float:
-        """The seconds that it has waited for login slots."""
         return self._login_queue.waited_s
 
     def open(self, argv: Sequence[str]) -> Channel:
@@ -60,11 +55,9 @@ class ChosenTransport:
                 return self._open_by_program(need, argv)
 
     def command_to_try(self, argv: Sequence[str]) -> str:
-        """A command in backquotes by which the user can start the same program."""
         return login_command(self._target, self._ssh, command_line(argv))
 
     def close(self) -> None:
-        """Close the connection."""
         self._by_paramiko.close()
         if self._by_program is not None:
             self._by_program.close()

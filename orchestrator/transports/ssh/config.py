@@ -91,9 +91,8 @@ def _evaluated(_period: int, *argv: str) -> Settings:
     except subprocess.TimeoutExpired as error:
         raise RouteError(f"`{shlex.join(argv)}` did not end within {EVALUATION_S:g} s") from error
     if result.returncode:
-        raise RouteError(
-            (result.stderr.strip() or f"`{shlex.join(argv)}`: exit status {result.returncode}").splitlines()[0]
-        )
+        reason = result.stderr.strip() or f"`{shlex.join(argv)}`: exit status {result.returncode}"
+        raise RouteError(reason.splitlines()[0])
     settings: dict[str, str | list[str]] = {}
     for line in result.stdout.splitlines():
         keyword, _, value = line.partition(" ")
@@ -104,13 +103,11 @@ def _evaluated(_period: int, *argv: str) -> Settings:
         elif keyword == "certificatefile":
             settings[keyword] = f"{settings.get(keyword, '')} {shlex.quote(value)}".lstrip()
         else:
-            settings[keyword] = _quoted_files(value) if keyword.endswith("knownhostsfile") else value
+            if keyword.endswith("knownhostsfile"):
+                # for shlex.split: ssh prints file names without quotes, so that a blank in the name of an only file is ambiguous
+                value = shlex.quote(value) if Path(value).exists() else shlex.join(value.split())
+            settings[keyword] = value
     return settings
-
-
-def _quoted_files(value: str) -> str:
-    """File names for shlex.split: ssh prints them without quotes, so that a blank in the name of an only file is ambiguous."""
-    return shlex.quote(value) if Path(value).exists() else shlex.join(value.split())
 
 
 def read_config(config: Path | None) -> ConfigText:
@@ -123,9 +120,8 @@ def read_config(config: Path | None) -> ConfigText:
     if config is not None:
         return _expanded(config.expanduser(), 0)
     parts = [_expanded(file.expanduser(), 0) for file in (USER_CONFIG, SYSTEM_CONFIG) if file.expanduser().is_file()]
-    return ConfigText(
-        "\nHost *\n".join(part.text for part in parts), next((part.evaluated for part in parts if part.evaluated), "")
-    )
+    evaluated = next((part.evaluated for part in parts if part.evaluated), "")
+    return ConfigText("\nHost *\n".join(part.text for part in parts), evaluated)
 
 
 def _expanded(file: Path, depth: int) -> ConfigText:
@@ -149,9 +145,8 @@ def _expanded(file: Path, depth: int) -> ConfigText:
         if depth == _MAX_INCLUDE_DEPTH:
             raise RouteError(f"{file} line {number}: files that include each other")
         for pattern in checked_value("Include", str(file), shlex.split, words[1]):
-            base = (
-                SYSTEM_CONFIG.parent if file.is_relative_to(SYSTEM_CONFIG.parent) else USER_CONFIG.expanduser().parent
-            )
+            is_system = file.is_relative_to(SYSTEM_CONFIG.parent)
+            base = SYSTEM_CONFIG.parent if is_system else USER_CONFIG.expanduser().parent
             for path in sorted(glob.glob(str(base / Path(pattern).expanduser()))):  # noqa: PTH207  absolute patterns
                 included = _expanded(Path(path), depth + 1)
                 evaluated = evaluated or included.evaluated

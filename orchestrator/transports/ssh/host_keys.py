@@ -1,6 +1,4 @@
-"""
-Verification of a host's key: by known_hosts, or by a certificate of an authority in it, with OpenSSH's rules.
-"""
+"""Verification of a host's key: by known_hosts, or by a certificate of an authority in it, with OpenSSH's rules."""
 
 from __future__ import annotations
 
@@ -133,9 +131,8 @@ class HostKeyTransport(paramiko.Transport):
     @property
     def preferred_keys(self) -> tuple[str, ...]:
         """Certificates first if one is preferred: paramiko puts them last, so that a server shows a plain key."""
-        return tuple(
-            sorted(super().preferred_keys, key=lambda kind: kind.endswith(CERTIFICATE) != self.prefers_certificate)
-        )
+        prefers = self.prefers_certificate
+        return tuple(sorted(super().preferred_keys, key=lambda kind: kind.endswith(CERTIFICATE) != prefers))
 
     def _parse_global_request(self, message: paramiko.Message) -> None:
         """
@@ -145,12 +142,9 @@ class HostKeyTransport(paramiko.Transport):
         until that one is acknowledged: by default after 40 ms.
         """
         super()._parse_global_request(message)  # type: ignore[misc]  # private
-        if (
-            hasattr(socket, "TCP_QUICKACK")
-            and isinstance(self.sock, socket.socket)
-            and self.sock.family != socket.AF_UNIX
-        ):
-            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        sock = self.sock
+        if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX and hasattr(socket, "TCP_QUICKACK"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     def _parse_disconnect(self, message: paramiko.Message) -> None:
         message.get_int()
@@ -189,10 +183,6 @@ def check_certificate(blob: bytes, host: str, authorities: Collection[bytes], *,
     key = certificate.signature_key()
     if isinstance(key, RSAPublicKey) and blob[-(key.key_size // 8 + 20) :][:16] not in _SAFE_RSA:  # name, length, bytes
         raise InvalidCertificate("is signed with SHA-1")
-    _check_content(certificate, host, now)
-
-
-def _check_content(certificate: SSHCertificate, host: str, now: float) -> None:
     if certificate.type is not SSHCertificateType.HOST:
         raise InvalidCertificate("is a user's, not a host's")
     if not certificate.valid_after <= now < certificate.valid_before:

@@ -193,11 +193,10 @@ class Login:
 def _has_kerberos_ticket() -> bool:
     """Return whether the user has a ticket: Debian enables GSSAPI for everybody, and a failed login more may lock an account."""
     try:
-        return (
-            subprocess.run(["klist", "-s"], stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0
-        )
+        done = subprocess.run(["klist", "-s"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError:
         return "KRB5CCNAME" in os.environ
+    return done.returncode == 0
 
 
 def _listed(methods: Sequence[str]) -> str:

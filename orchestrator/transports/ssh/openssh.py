@@ -46,17 +46,13 @@ class OpensshTransport:
     """The program ssh; `hops` is the route, whose names have been checked."""
 
     def __init__(self, node: Destination, ssh: SshSettings, hops: Sequence[Hop]) -> None:
+        self.node = node.name
         self._target = node
         self._ssh = ssh
         self._hops = hops
         self._lock = threading.Lock()
         self._channels: list[OpensshChannel] = []
         self._is_closed = False
-
-    @property
-    def node(self) -> str:
-        """The inventory name."""
-        return self._target.name
 
     def open(self, argv: Sequence[str]) -> OpensshChannel:
         """Log in and start a program; if the server hangs up before the login, retry until the connect timeout."""
@@ -83,11 +79,9 @@ class OpensshTransport:
         raise AssertionError("backoff is endless")
 
     def command_to_try(self, argv: Sequence[str]) -> str:
-        """A command in backquotes by which the user can start the same program."""
         return login_command(self._target, self._ssh, command_line(argv))
 
     def close(self) -> None:
-        """End all ssh processes."""
         with self._lock:
             self._is_closed = True
             channels, self._channels = self._channels, []
@@ -197,7 +191,6 @@ class OpensshChannel(LocalChannel):
         self._is_logged_in = True
 
     def read_some(self, *, timeout_s: float) -> bytes:
-        """Wait for bytes; return all that have arrived."""
         if data := self._pending:
             self._pending = b""
             return data

@@ -1,6 +1,4 @@
-"""
-The transport over ssh. The errors of Fabric and paramiko are mapped here, in login.py and in channel.py, once.
-"""
+"""The transport over ssh. The errors of Fabric and paramiko are mapped here, in login.py and in channel.py, once."""
 
 from __future__ import annotations
 
@@ -85,6 +83,7 @@ class SshTransport:
         *,
         may_need_program: bool = True,
     ) -> None:
+        self.node = node.name
         self._target = node
         self._ssh = ssh
         self._keyring = keyring or Keyring()
@@ -98,13 +97,7 @@ class SshTransport:
         """The route, once a connection was tried."""
 
     @property
-    def node(self) -> str:
-        """The inventory name."""
-        return self._target.name
-
-    @property
     def queued_s(self) -> float:
-        """The seconds that it has waited for login slots."""
         return self._login_queue.waited_s
 
     def open(self, argv: Sequence[str]) -> SshChannel:
@@ -127,7 +120,6 @@ class SshTransport:
         return SshChannel(self.node, channel)
 
     def command_to_try(self, argv: Sequence[str]) -> str:
-        """A command in backquotes by which the user can start the same program."""
         return login_command(self._target, self._ssh, command_line(argv))
 
     def close(self) -> None:
@@ -284,9 +276,8 @@ class SshTransport:
         except socket.gaierror as error:
             raise Unreachable(self.node, "name not resolved", at=hop.host, hint=self._hint()) from error
         except paramiko.ssh_exception.IncompatiblePeer as error:
-            raise NeedsProgram(
-                self.node, f"paramiko reports: {_words(error)}", at=address, hint=self._hint()
-            ) from error
+            reason = f"paramiko reports: {_words(error)}"
+            raise NeedsProgram(self.node, reason, at=address, hint=self._hint()) from error
         except (OSError, paramiko.SSHException) as error:
             if isinstance(error, TimeoutError) or time.monotonic() - begun >= self._ssh.connect_timeout_s:
                 reason = f"timed out after {self._ssh.connect_timeout_s:g} s"

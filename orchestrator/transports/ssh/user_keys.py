@@ -1,6 +1,4 @@
-"""
-The user's keys in ssh's order: the agent's keys, then keys from files, each after its certificates.
-"""
+"""The user's keys in ssh's order: the agent's keys, then keys from files, each after its certificates."""
 
 from __future__ import annotations
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.agent.nested_launcher import LauncherSearch, strings
+from orchestrator.node.agent.nested_launcher import LauncherSearch
 from orchestrator.node.run.job import Job
+from orchestrator.node.run.ownership import proc_strings
 from tests.node.agent.test_agent_ground import Ground, ground
 from tests.until import until
 
@@ -40,7 +41,7 @@ def start() -> Iterator[Start]:
             assert shell.stdout is not None
             child = int(shell.stdout.readline())
             stack.callback(_kill_children, shell.pid)
-            until(lambda: strings(f"/proc/{child}/cmdline")[-1:] == ["100"], awaited="the child")
+            until(lambda: proc_strings(child, "cmdline")[-2:] == ["100", ""], awaited="the child")
             return shell.pid
 
         yield start_shell
