@@ -188,8 +188,8 @@ def nvlink(cluster: Cluster) -> Iterator[Finding]:
             groups.setdefault(slots, {})[node] = text
     for differs in filter(None, map(difference, groups.values())):
         severity = Severity.WARN if differs.majority is None else Severity.FAIL
-        difference_text = f"the links between cards differ: {differs.text()}"
-        yield Finding(severity, "nvlink", difference_text, differs.nodes, remedy=NVLINK)
+        fault = f"the links between cards differ: {differs.text()}"
+        yield Finding(severity, "nvlink", fault, differs.nodes, remedy=NVLINK)
     for node, pairs in pairs_of.items():
         kind, number = pairs.most_common(1)[0] if pairs else ("", 0)
         total = sum(pairs.values())

@@ -19,6 +19,7 @@ from orchestrator.code.report import CodeReport, first_names
 from orchestrator.errors import OrchError, UsageError
 from orchestrator.resources import check_sources, node_folder, trainer_folder
 
+CODE = "code/"  # before the names of the user's files
 LIMIT_BYTES = 256 * 1024 * 1024
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the beginning of a file that Git LFS has not fetched
 
@@ -43,15 +44,11 @@ class Bundle:
         self.files = tuple((name, path) for name, path, _ in read)
         self._describe(member for _, _, member in read)
         self.warnings = tuple(warnings)
-        if pointers := [
-            info.name.removeprefix("code/") for info, text in self._members if text.startswith(_LFS_POINTER)
-        ]:
+        in_code = [(info.name[len(CODE) :], info, text) for info, text in self._members if info.name.startswith(CODE)]
+        if pointers := [name for name, _, text in in_code if text.startswith(_LFS_POINTER)]:
             without = f"sent as Git LFS pointers, without their content: {first_names(pointers)}"
             self.warnings += (f"{without}; `git lfs pull` fetches it",)
-        sizes = {info.name: info.size for info, _ in self._members if info.name.startswith("code/")}
-        self.report = (
-            CodeReport(code, {name.removeprefix("code/"): size for name, size in sizes.items()}) if code else None
-        )
+        self.report = CodeReport(code, {name: info.size for name, info, _ in in_code}) if code else None
 
     @classmethod
     def from_archive(cls, archive: bytes) -> Bundle:
@@ -70,7 +67,7 @@ class Bundle:
     def _describe(self, members: Iterable[tuple[tarfile.TarInfo, bytes]]) -> None:
         self._members = deque(members)
         self.size_bytes = sum(info.size for info, _ in self._members)
-        self.code_size_bytes = sum(info.size for info, _ in self._members if info.name.startswith("code/"))
+        self.code_size_bytes = sum(info.size for info, _ in self._members if info.name.startswith(CODE))
         digests = {info.name: hashlib.sha256(content).hexdigest() for info, content in self._members}
         self._entries = [
             (info.name, "l" if info.issym() else "x" if info.mode & 0o100 else "-", digests[info.name])
@@ -81,9 +78,7 @@ class Bundle:
             total.update(f"{name}\0{mode}\0{content}\n".encode(errors="surrogateescape"))
         self.digest = total.hexdigest()[:32]
         """Hex digest of names, modes and contents; a node that has a bundle of this digest is sent none."""
-        self.code = {
-            name.removeprefix("code/"): text[:16] for name, text in digests.items() if name.startswith("code/")
-        }
+        self.code = {name[len(CODE) :]: text[:16] for name, text in digests.items() if name.startswith(CODE)}
         """The beginning of the digest of each file of the code, by its name."""
         self._lock = threading.Lock()
         self._archive: tuple[bytes, str] | None = None
@@ -178,7 +173,7 @@ def _member(name: str, path: Path) -> tuple[tarfile.TarInfo, bytes] | None:
             content = file.read()
             info.mode = 0o700 if os.fstat(file.fileno()).st_mode & 0o100 else 0o600
     except (FileNotFoundError, IsADirectoryError):
-        if name.startswith("code/"):
+        if name.startswith(CODE):
             return None
         raise
     info.size = len(content)
@@ -202,7 +197,7 @@ def build(*, trainer: bool, code: Code | None, checks: bool = False) -> Bundle:
     if code is not None:
         _refuse_large(code)
         left_out = {name for name in code.files if _points_out(code.root, name)}
-        files += [(f"code/{name}", code.root / name) for name in code.files if name not in left_out]
+        files += [(f"{CODE}{name}", code.root / name) for name in code.files if name not in left_out]
         warnings += [
             f"the symbolic link {link} points out of the code and is not sent to the nodes" for link in sorted(left_out)
         ]

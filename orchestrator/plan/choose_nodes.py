@@ -31,8 +31,8 @@ class Chosen:
 
 def choose_nodes(inventory: Inventory, request: Request) -> Chosen:
     """Choose the nodes, in node order; UsageError if the inventory or the allocation has too few, or too few devices on them."""
-    nodes, ranks_each, warnings = _select_nodes(inventory, request)
     by_count = request.launcher == "slurm" and request.nodes is None and request.allocation is None
+    nodes, ranks_each, warnings = _select_nodes(inventory, request, by_count=by_count)
     node_count = request.shape.nodes if request.shape else len(nodes)
     if request.launcher == "slurm" and inventory.slurm.spare_nodes:
         nodes = _with_spares(inventory, nodes, by_count=by_count)
@@ -40,7 +40,9 @@ def choose_nodes(inventory: Inventory, request: Request) -> Chosen:
     return Chosen(nodes, ranks_each, node_count, by_count, warnings)
 
 
-def _select_nodes(inventory: Inventory, request: Request) -> tuple[tuple[Node, ...], list[int], tuple[str, ...]]:
+def _select_nodes(
+    inventory: Inventory, request: Request, *, by_count: bool
+) -> tuple[tuple[Node, ...], list[int], tuple[str, ...]]:
     """The chosen nodes in node order, the number of ranks of each, and warnings."""
     if request.allocation is not None:
         nodes = _nodes_of_allocation(inventory, request.allocation, request.nodes)
@@ -74,8 +76,7 @@ def _select_nodes(inventory: Inventory, request: Request) -> tuple[tuple[Node, .
             f"{small[0].name} has {counted(small[0].devices, 'device')}{enough}",
             hint=f"one rank runs on one device: lower R in -j NxR, or {remedy}",
         )
-    is_free_choice = request.launcher == "slurm" and request.nodes is None and request.allocation is None
-    nodes = fitting if is_free_choice else fitting[:node_count]
+    nodes = fitting if by_count else fitting[:node_count]
     warnings = []
     if small:
         warnings.append(

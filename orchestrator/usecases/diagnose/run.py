@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from orchestrator.diagnosis.catalogue import CATALOGUE
-from orchestrator.diagnosis.evidence import Evidence, Hit, hits_of, patterns_of, search_log
-from orchestrator.diagnosis.origin import Origin
+from orchestrator.diagnosis.evidence import Evidence, Hit, Origin, hits_of, patterns_of, search_log
 from orchestrator.diagnosis.rank_causes import RECORD, Diagnosis, rank_causes
 from orchestrator.diagnosis.signature import Signature
 from orchestrator.errors import OrchError, Unreachable

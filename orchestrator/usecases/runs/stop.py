@@ -60,9 +60,8 @@ def run_to_stop(name: str | None) -> RunFolder:
         unended = unended_runs()
     else:
         named = [run for run in runs_named(name) if not run[1].state.ended]
-        unended = read_runs(
-            [run for run in named if not run[1].state.final] or named
-        )  # LOST ones if there are no others
+        alive = [run for run in named if not run[1].state.final]
+        unended = read_runs(alive or named)  # those that are LOST only if there are no others
     if len(unended) > 1:
         called = "" if name is None else f" called {name}"
         raise SeveralRuns(f"{len(unended)} runs{called} have not ended", _choices(unended))

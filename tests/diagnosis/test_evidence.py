@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.diagnosis.origin import Origin, origin_of
+from orchestrator.diagnosis.evidence import Origin, origin_of
 
 NOON = 1_795_348_800.0
 
