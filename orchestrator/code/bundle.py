@@ -19,7 +19,7 @@ from orchestrator.code.report import CodeReport, first_names
 from orchestrator.errors import OrchError, UsageError
 from orchestrator.resources import check_sources, node_folder, trainer_folder
 
-CODE = "code/"  # before the names of the user's files
+CODE = "code/"  # before the names of files from the user
 LIMIT_BYTES = 256 * 1024 * 1024
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the beginning of a file that Git LFS has not fetched
 

@@ -1,4 +1,4 @@
-"""The evidence of a failure: where which signature was found, and the node, rank and time that the prefixes of its line name."""
+"""The evidence of a failure: which signature was found in which line, and the node, rank and time that prefixes of the line name."""
 
 from __future__ import annotations
 
