@@ -19,13 +19,7 @@ from orchestrator.usecases.trials import benchmark
 
 
 def measure(launch: LaunchArguments, *, quiet: bool, has_lines: bool = True) -> tuple[int, dict[str, Any] | None]:
-    """
-    Run the benchmark to the end; returns the exit code and the results, None if there are none.
-
-    Args:
-        quiet: print only the lines of ranks, warnings, and the outcome of a run that is not done.
-        has_lines: print the lines of ranks, and the warnings of the launch.
-    """
+    """Run the benchmark to the end; the exit code and the results, if any. `has_lines`: print lines of ranks and warnings of the launch."""
     stream = sys.stderr if has_lines else io.StringIO()
     run, code = (_over_ssh if launch.launcher == "ssh" else _by_slurm)(launch, stream, quiet=quiet, has_lines=has_lines)
     if code in (CTRL_C, CLOSED_PIPE):

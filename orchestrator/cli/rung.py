@@ -64,16 +64,7 @@ class RungRun:
 def run_rung(
     arguments: LaunchArguments, options: LadderOptions, screen: Screen, title: str, *, must_report: bool
 ) -> RungRun:
-    """
-    Launch a rung, and wait for its end.
-
-    Args:
-        title: the words before the id of the run.
-        must_report: a program that reports no steps hangs.
-
-    Raises:
-        KeyboardInterrupt: interrupted, and the run was stopped.
-    """
+    """Launch a rung, and wait for its end; `must_report`: no steps mean a hang. KeyboardInterrupt once an interrupted run is stopped."""
     launch = _submit if arguments.launcher == "slurm" else _launch_by_owner
     with sighup_interrupts(), sigterm_interrupts(), ExitStack() as stack:
         try:

@@ -46,13 +46,7 @@ class Discovery:
 
 
 def discover(facts: Mapping[str, NodeFacts], requests: Mapping[str, NodeRequest]) -> Discovery:
-    """
-    Discover the variables of all nodes of a launch.
-
-    Args:
-        facts: by node; without those of a node, only what does not depend on them is discovered.
-        requests: by node, in node order.
-    """
+    """The variables of the nodes of `requests`, in their order; without the facts of a node, only those that do not depend on them."""
     known = {node: facts[node] for node in requests if node in facts}
     if len(requests) == 1:
         alone = {node: _of_node(of_node, requests[node]) for node, of_node in known.items()}

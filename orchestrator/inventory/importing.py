@@ -40,12 +40,7 @@ class _Host:
 
 
 def import_hostfile(text: str) -> str:
-    """
-    Parse the lines `host`, `host slots=8` or `host:8`; the slots of a host on several lines are added, as in Open MPI.
-
-    Raises:
-        UsageError: a line has another form, or there is no host.
-    """
+    """Parse lines `host`, `host slots=8` or `host:8`, the slots of a host added up, as in Open MPI; UsageError for others, or no host."""
     slots: dict[str, int] = {}
     with_count: set[str] = set()
     for number, line in enumerate(text.splitlines(), start=1):

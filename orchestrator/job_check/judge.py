@@ -83,11 +83,7 @@ def _check(job: JobCheck, cluster: Cluster) -> list[Finding]:
 
 
 def without_failed(job: JobCheck, cluster: Cluster, findings: Sequence[Finding]) -> tuple[list[str], Sequence[Finding]]:
-    """
-    The nodes that failed, if the job has enough others and these pass, with the findings of the others.
-
-    Otherwise no node and the findings as they are.
-    """
+    """The failed nodes and the findings of the others, if these are enough and pass; else no node, and the findings as they are."""
     failed = {node for finding in findings if finding.severity is Severity.FAIL for node in finding.nodes}
     remaining_nodes = [node for node in cluster.expected if node not in failed]
     if not failed or len(remaining_nodes) < job.node_count:

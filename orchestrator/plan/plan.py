@@ -228,12 +228,7 @@ def _node_json(node: NodePlan) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> LaunchPlan:
-    """
-    The plan from its stored form, written by any version; its nodes' environments are empty.
-
-    Raises:
-        KeyError, TypeError, ValueError: the data is not a plan.
-    """
+    """The plan from its stored form, of any version, without environments; KeyError, TypeError or ValueError if it is none."""
     known = known_fields(LaunchPlan, data)
     program = Program(**{**known_fields(Program, data["program"]), "args": tuple(data["program"]["args"])})
     values: dict[str, Any] = {

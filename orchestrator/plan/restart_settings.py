@@ -31,12 +31,7 @@ def is_warm(inventory: Inventory, request: Request) -> bool:
 
 
 def spares(inventory: Inventory, request: Request, chosen: Chosen, unused: Sequence[Node]) -> tuple[NodePlan, ...]:
-    """
-    The nodes that may replace others over SSH: tagged as spare, of the same kind, and with a device for each rank.
-
-    Args:
-        unused: nodes that would have taken part in a larger run; they replace others, too.
-    """
+    """The nodes that may replace others over SSH: `unused` and tagged as spare, of the same kind, and with a device for each rank."""
     if request.launcher == "slurm" or not max_retries(inventory, request):
         return ()
     kinds, most = {node.accelerator for node in chosen.nodes}, max(chosen.ranks_each)

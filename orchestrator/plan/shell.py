@@ -45,11 +45,7 @@ def shell_quote(value: str) -> str:
 
 
 def shell_path(path: str) -> str:
-    """
-    The path as one shell word.
-
-    A leading "~/" becomes the home folder of the user who runs the script; a folder "$USER" gets the name of that user.
-    """
+    """The path as one shell word: for "~/" the home folder of the user who runs the script, for a folder "$USER" that user's name."""
     refuse_control(path, "path")
     if path == "~":
         return '"$HOME"'

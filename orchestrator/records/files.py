@@ -36,14 +36,7 @@ def write_file(path: Path, content: str | bytes, *, sync: bool = True) -> None:
 
 
 def json_object(file: Path) -> dict[str, Any]:
-    """
-    The object in a JSON file.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is not JSON.
-        TypeError: it holds another value.
-    """
+    """The object in a JSON file; OSError if it cannot be read, ValueError if it is not JSON, TypeError if it is another value."""
     data = json.loads(file.read_text("utf-8"))
     if not isinstance(data, dict):
         raise TypeError("not a JSON object")

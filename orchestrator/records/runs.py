@@ -37,14 +37,7 @@ def home_store() -> Store:
 
 
 def find_run(name: str) -> RunFolder:
-    """
-    Find a run by its id, a unique prefix of the id, its name, or `latest`.
-
-    Of several runs of that name, the newest that has not ended is found, or the newest if all have.
-
-    Raises:
-        RunNotFound: there is none, or several ids have the prefix.
-    """
+    """The run of this id, unique prefix of one, or name (the newest that has not ended, else the newest), or `latest`; else RunNotFound."""
     if live := _live(runs_named(name)):
         return live[-1][0]
     try:

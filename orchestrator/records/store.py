@@ -158,28 +158,21 @@ class RunFolder:
         return self.change(lambda record: replace(record, **changes))
 
     def change(self, change: Callable[[RunRecord], RunRecord]) -> RunRecord:
-        """
-        Apply `change` to the record under the lock, and return the result; write nothing if nothing changes.
-
-        Once the run has ended, its record needs no archive of the code any more.
-        """
+        """Apply `change` to the record under the lock, and return the result; write nothing if nothing changes."""
         if change(record := self.read()) == record:
             return record
         with open_private(self.change_lock, "a") as lock:
             take_lock(lock, RECORD_WAIT_S)
             changed = change(self.read())
             self.write(changed)
-            if changed.state.ended:
+            if changed.state.ended:  # the archive of the code is needed no more
                 self.bundle_file.unlink(missing_ok=True)
         return changed
 
     @contextmanager
     def supervision(self) -> Iterator[bool]:
-        """
-        Take the lock of the run's only supervisor; yields False if another process has it.
-
-        It is a lock of the kernel: it ends with the process, however the process ends, and no pids are compared.
-        """
+        """Take the lock of the run's only supervisor; yields False if another process has it."""
+        # a lock of the kernel: it ends with the process, however the process ends, and no pids are compared
         with open_private(self.path / LOCK, "a+") as lock:
             is_ours = take_lock(lock, LOCK_WAIT_S)
             if is_ours:
@@ -342,12 +335,7 @@ class Store:
         return [folder for group in self._by_second(self.ids()) for folder in group]
 
     def find(self, name: str) -> RunFolder:
-        """
-        Find a run by its id, a unique prefix of the id, its name (the newest run of that name), or `latest`.
-
-        Raises:
-            RunNotFound: there is none, or several ids have the prefix.
-        """
+        """A run by its id, a unique prefix of it, its name (the newest of that name) or `latest`; RunNotFound if not exactly one is."""
         if RUN_ID.fullmatch(name) and (known := RunFolder(self.runs / name)).record_file.is_file():
             return known
         ids = self.ids()
@@ -377,14 +365,10 @@ class Store:
         return next((group[-1] for group in self._by_second(ids, newest_first=True)), None)
 
     def _by_second(self, ids: Sequence[str], *, newest_first: bool = False) -> Iterator[list[RunFolder]]:
-        """
-        The runs of each second that have a record, oldest first within a second.
-
-        Only records of runs of the same second are read: those of all runs would cost seconds on a network file system.
-        """
+        """The runs of each second that have a record, oldest first within a second."""
         for _, names in groupby(reversed(ids) if newest_first else ids, key=second):
             group = list(filter(_has_record, map(self._folder, names)))
-            if group:
+            if group:  # reading the records of all runs would cost seconds on a network file system
                 yield sorted(group, key=_created) if len(group) > 1 else group
 
 

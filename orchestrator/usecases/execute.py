@@ -14,12 +14,7 @@ from orchestrator.usecases.inventory import load_inventory
 
 
 def login_command(inventory: str | None, name: str) -> list[str]:
-    """
-    The arguments of the ssh that logs in to a node, with the address, user, port and jump host of the inventory.
-
-    Raises:
-        UsageError: the inventory has no such node, the name is of several nodes, or the transport is local.
-    """
+    """The ssh that logs in to a node with all that the inventory says; UsageError if it is unknown, several, or this machine."""
     loaded = load_inventory(inventory, name)
     node, *more_nodes = loaded.select(name)
     if more_nodes:

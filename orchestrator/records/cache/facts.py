@@ -41,15 +41,11 @@ class KeptFacts:
             return {}
 
     def update(self, queried: Mapping[str, NodeFacts | None]) -> None:
-        """
-        Keep the facts of nodes that were just queried; None forgets a node's. The facts of other nodes become no younger.
-
-        A full disk does not matter, since the facts can be had again.
-        """
+        """Keep the facts of nodes that were just queried; None forgets a node's. The facts of other nodes become no younger."""
         now = time.time()
         new = {node: {"time": now, "facts": facts} for node, facts in queried.items() if facts is not None}
         old = {node: entry for node, entry in self._entries().items() if node not in queried}
-        with suppress(OSError):
+        with suppress(OSError):  # a full disk: the facts can be had again
             write_file(self.path, json.dumps({**old, **new}), sync=False)
 
     def _entries(self) -> dict[str, Any]:

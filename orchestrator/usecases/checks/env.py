@@ -101,12 +101,7 @@ class Explanation:
         return (f"binding of {nodes}: {text}" for text, nodes in fold_by_value(self.cpus.items()).items())
 
     def exports(self) -> str:
-        """
-        Lines of shell with the variables that a launch by hand needs, too: without those that number ranks; secrets are named.
-
-        Raises:
-            UsageError: the nodes differ.
-        """
+        """Lines of shell for a launch by hand: without variables that number ranks, secrets named; UsageError if nodes differ."""
         first = next(iter(self.variables))
         variables = _for_export(self.variables[first])
         for node, every in self.variables.items():
@@ -191,15 +186,7 @@ def _folded(variables: Mapping[str, Sequence[Variable]]) -> list[_Row]:
 def environments(
     inventory: str | None, nodes: str | None, selected: str | None
 ) -> tuple[list[NodeEnvironment], tuple[str, ...]]:
-    """
-    Return the environments of a launch on `nodes`, and the plan's warnings.
-
-    Args:
-        selected: a host list; None selects all nodes of the launch.
-
-    Raises:
-        UsageError: a selected node takes no part in the launch.
-    """
+    """The environments of a launch on `nodes`, of the `selected` ones or all, and the plan's warnings; UsageError if one takes no part."""
     loaded = load_inventory(inventory, nodes)
     plan = redacted(_plan(loaded, Request("ssh", _PROGRAM, nodes=nodes)))
     shown = _shown(plan, loaded, selected)
@@ -219,10 +206,8 @@ def explain(
     Explain the environments of a launch on `nodes`, with the variables that are discovered from the facts of all of them.
 
     Args:
-        selected: a host list; None selects all nodes of the launch.
         facts_file: the facts by node, as `to_json` writes them; None queries the nodes.
-        debug: as --debug of the launch.
-        given: as --env of the launch, each.
+        debug, given: as --debug and --env of the launch.
 
     Raises:
         UsageError: a selected node takes no part in the launch, the file does not hold facts, or `given` is wrong.

@@ -80,13 +80,7 @@ def diagnosis_of(
     search_s: float,
     wait_s: float | None = None,
 ) -> Diagnosed:
-    """
-    Diagnose a run.
-
-    Args:
-        search_s: how long a node searches its logs at most.
-        wait_s: how long all machines are waited for; None: as long as their connections are.
-    """
+    """Diagnose a run: a node searches its logs for `search_s` at most, and all machines are waited for `wait_s`, by default unlimited."""
     record, plan = run.read(), run.read_plan()
     deadline = None if wait_s is None else time.monotonic() + wait_s
     results: Sequence[SearchReply | OrchError] = ()

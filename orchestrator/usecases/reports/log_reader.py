@@ -47,13 +47,7 @@ class LogReader:
         *,
         only_wanted_nodes: bool = False,
     ) -> None:
-        """
-        Begin with the first attempt.
-
-        Args:
-            selection: the lines to show; None shows all.
-            only_wanted_nodes: connect only to the nodes that can have wanted lines; `follow` needs all of them.
-        """
+        """Begin with the first attempt; `only_wanted_nodes`: connect only to nodes that can have wanted lines, while `follow` needs all."""
         self._launcher = launcher
         self._plan = plan
         self._viewer = viewer

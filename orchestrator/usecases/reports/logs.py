@@ -99,15 +99,7 @@ def missing_logs(run: KeptRun, plan: LaunchPlan, reader: LogReader) -> LaunchErr
 
 
 def selection(wanted: Filter, plan: LaunchPlan, now: float, *, has_routine: bool) -> Selection:
-    """
-    Return the selection of lines by the filter.
-
-    Args:
-        has_routine: keep the events that every run without a failure has; they are kept if only events are wanted.
-
-    Raises:
-        UsageError: the filter is wrong, or the run has no such node or rank.
-    """
+    """The selection by the filter, with the events that every run has if `has_routine`; UsageError if the filter does not fit the run."""
     nodes = node_names(wanted.nodes, plan)
     ranks = _ranks(wanted.ranks, plan)
     pattern = _pattern(wanted.pattern)

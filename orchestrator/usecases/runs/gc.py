@@ -85,13 +85,7 @@ class Garbage:
     dry_run: bool
 
     def raise_failures(self) -> None:
-        """
-        Raise the failures, if any.
-
-        Raises:
-            NodesError: nodes could not be reached; all other nodes were cleared.
-            LaunchError: garbage could not be removed, or a stray could not be ended.
-        """
+        """NodesError if nodes could not be reached; LaunchError if garbage could not be removed, or a stray could not be ended."""
         failures = [outcome for outcome in self.outcomes if isinstance(outcome, OrchError)]
         node_failures = [failure for failure in failures if isinstance(failure, NodeError)]
         if node_failures:

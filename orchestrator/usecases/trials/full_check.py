@@ -53,13 +53,7 @@ def benchmark_arguments(inventory: str | None, checked: Checked) -> LaunchArgume
 
 
 def with_measurements(checked: Checked, results: Mapping[str, Any] | None, seconds: float) -> Checked:
-    """
-    Add the findings of the measurements to those of the quick checks.
-
-    Args:
-        results: the results of the benchmark; None if it failed before its first result.
-        seconds: the duration of the measurements.
-    """
+    """Add the findings of the benchmark, without results if it failed before the first one, to those of the quick checks."""
     nodes = sound_nodes(checked)
     found: list[Finding] = []
     if results is None and nodes:
