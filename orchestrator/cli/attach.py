@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import click
 
 from orchestrator.cli import options
@@ -50,6 +48,6 @@ def attach(run: str, *, follow: bool, quiet: bool, fold: bool, tail: int, wait_f
         with ProgressLine() as progress:
             owner.until_launched(warn, progress.warn, progress.update)
         if follow:
-            return show(record.id, owner.to_end, partial(owner.diagnosed, warn), quiet=quiet, fold=fold)
+            return show(record.id, owner, quiet=quiet, fold=fold)
     print_text(f"{record.id}\n")
     return 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from orchestrator.cli.console import ProgressLine, inform, print_text, warn
 from orchestrator.errors import UsageError
 from orchestrator.usecases.launch_arguments import LaunchArguments
@@ -64,6 +62,6 @@ def _launch_over_ssh(arguments: LaunchArguments, *, follow: bool, quiet: bool, f
             on_note = no_note if quiet else progress.inform
             run = owner.until_launched(progress.warn, progress.warn, progress.update, on_note)
         if follow:
-            return show(run, owner.to_end, partial(owner.diagnosed, warn), quiet=quiet, fold=fold)
+            return show(run, owner, quiet=quiet, fold=fold)
     print_text(f"{run}\n")
     return 0

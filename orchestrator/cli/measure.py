@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-from functools import partial
 from typing import Any, TextIO
 
 from orchestrator.cli.console import ProgressLine, warn
@@ -40,7 +39,7 @@ def _over_ssh(launch: LaunchArguments, stream: TextIO, *, quiet: bool, has_lines
         with ProgressLine() as progress:
             on_planned = progress.warn if has_lines else lambda _: None
             run = owner.until_launched(on_planned, progress.warn, progress.update)
-        return run, show(run, owner.to_end, partial(owner.diagnosed, warn), quiet=quiet, stream=stream)
+        return run, show(run, owner, quiet=quiet, stream=stream)
 
 
 def _by_slurm(launch: LaunchArguments, stream: TextIO, *, quiet: bool, has_lines: bool) -> tuple[str, int]:

@@ -13,6 +13,7 @@ from orchestrator.run import RunRecord, RunState
 
 if TYPE_CHECKING:
     from orchestrator.launch.planned import Launched  # at run time it would load what only a launch needs
+    from orchestrator.usecases.owner.viewer import Owner
     from orchestrator.usecases.reports.log_reader import Viewer
 
 
@@ -20,8 +21,8 @@ def watch(
     launched: Launched, *, quiet: bool, fold: bool = False, tail: int | None = None, stream: TextIO | None = None
 ) -> int:
     """Follow a run that this process has launched or attached to, and print its outcome; return its exit code."""
-    run = WatchedRun(launched, quiet=quiet, tail=tail)
-    return show(launched.folder.path.name, run.to_end, run.diagnosed, quiet=quiet, fold=fold, stream=stream)
+    watched = WatchedRun(launched, quiet=quiet, tail=tail)
+    return show(launched.folder.path.name, watched, quiet=quiet, fold=fold, stream=stream)
 
 
 class WatchedRun:
@@ -40,27 +41,19 @@ class WatchedRun:
             reader.past(tail=self._tail, unfinished=False)
         return Watch(self._folder, self._launcher, reader, view, ends_failed=True).to_end()
 
-    def diagnosed(self, on_warning: Callable[[str], None] = warn) -> RunRecord | None:
+    def diagnosed(self, on_warning: Callable[[str], None]) -> RunRecord | None:
         from orchestrator.usecases.diagnose.failure import diagnose_failure  # only if the run has failed
 
         return diagnose_failure(self._folder, self._launcher, on_warning)
 
 
 def show(
-    run_id: str,
-    to_end: Callable[[Viewer], RunRecord],
-    diagnosed: Callable[[], RunRecord | None],
-    *,
-    quiet: bool,
-    fold: bool = False,
-    stream: TextIO | None = None,
+    run_id: str, watched: WatchedRun | Owner, *, quiet: bool, fold: bool = False, stream: TextIO | None = None
 ) -> int:
     """
     Show a run to its end, and print its outcome; return its exit code.
 
     Args:
-        to_end: shows the run's lines, and returns its record.
-        diagnosed: returns the record of a run that has failed, with its diagnosis.
         quiet: print only the lines of ranks, warnings, and the outcome of a run that is not done.
         fold: print equal lines of many ranks once.
         stream: for the lines; by default stdout.
@@ -70,7 +63,7 @@ def show(
     view.inform(f"run {run_id} started; Ctrl-C stops watching, the run continues")
     try:
         with closing(view):
-            record = to_end(view)
+            record = watched.to_end(view)
     except KeyboardInterrupt:
         inform(f"{stopped}, `orch stop {run_id}` ends it")
         return CTRL_C
@@ -87,7 +80,11 @@ def show(
     else:
         view.inform(record.outcome)
     if record.state is RunState.FAILED:
-        _print_diagnosis(diagnosed)
+        from orchestrator.cli.failure import print_failure  # only if a run has failed
+
+        with suppress(KeyboardInterrupt):  # Ctrl-C skips the diagnosis
+            if diagnosed := watched.diagnosed(warn):
+                print_failure(diagnosed)
     if not quiet:
         print_summary(record.summary)
         if record.left:
@@ -99,13 +96,3 @@ def _ranks_of(run_id: str) -> Callable[[str], int]:
     from orchestrator.records.runs import find_run  # only to fold lines
 
     return find_run(run_id).read_plan().rank_counts()
-
-
-def _print_diagnosis(diagnosed: Callable[[], RunRecord | None]) -> None:
-    """Print the cause of a failure; Ctrl-C skips it."""
-    from orchestrator.cli.failure import print_failure  # only if a run has failed
-
-    with suppress(KeyboardInterrupt):
-        record = diagnosed()
-        if record is not None:
-            print_failure(record)

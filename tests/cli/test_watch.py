@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from orchestrator.cli import watch
-from orchestrator.cli.watch import show
+from orchestrator.cli.watch import WatchedRun, show
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.logs.lines import LogLines
 from orchestrator.run import Failure, RunRecord, RunState
@@ -28,24 +29,30 @@ DISK = Failure(
 OUTCOME = "orch: run t-1 is FAILED: rank 3 on n1 exited 93\n"
 
 
-def end_of(record: RunRecord, found: RunRecord | BaseException | None) -> int:
-    def diagnosed() -> RunRecord | None:
-        if isinstance(found, BaseException):
-            raise found
-        return found
+class Ended(WatchedRun):
+    def __init__(self, record: RunRecord, found: RunRecord | BaseException | None, *lines: LogLines) -> None:
+        self._record, self._found, self._lines = record, found, lines
 
-    return show("t-1", lambda _: record, diagnosed, quiet=True)
+    def to_end(self, view: Viewer) -> RunRecord:
+        view.write(self._lines)
+        return self._record
+
+    def diagnosed(self, _on_warning: Callable[[str], None]) -> RunRecord | None:
+        if isinstance(self._found, BaseException):
+            raise self._found
+        return self._found
+
+
+def end_of(record: RunRecord, found: RunRecord | BaseException | None) -> int:
+    return show("t-1", Ended(record, found), quiet=True)
 
 
 def test_equal_lines_are_folded_and_the_last_ones_precede_the_outcome(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def to_end(viewer: Viewer) -> RunRecord:
-        viewer.write(LogLines(1.0, node, rank, "out", "up") for rank, node in enumerate(("n0", "n1")))
-        return replace(FAILED, state=RunState.DONE)
-
+    lines = [LogLines(1.0, node, rank, "out", "up") for rank, node in enumerate(("n0", "n1"))]
     monkeypatch.setattr(watch, "_ranks_of", {"t-1": lambda _node: 1}.__getitem__)
-    show("t-1", to_end, lambda: None, quiet=True, fold=True)
+    show("t-1", Ended(replace(FAILED, state=RunState.DONE), None, *lines), quiet=True, fold=True)
     assert capsys.readouterr().out == "[n[0-1]:*] up\n"
 
 
