@@ -10,7 +10,7 @@ ERASE_LINE = "\x1b[K"  # from the cursor to the end of the line
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Return True for a terminal that understands ERASE_LINE."""
+    """A terminal that understands ERASE_LINE."""
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 

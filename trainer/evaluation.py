@@ -38,7 +38,6 @@ class Evaluation:
         self._trained = {}
 
     def is_due(self, step: int, *, last: bool) -> bool:
-        """Return True if there are validation samples and an evaluation follows `step`."""
         every = self.config.eval_steps
         return self.batches is not None and (last or (every is not None and step % every == 0))
 

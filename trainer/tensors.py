@@ -12,7 +12,7 @@ LARGE_BYTES = 4096
 
 
 def is_large(tensor: torch.Tensor) -> bool:
-    """Return True if a checkpoint is broadcast without the values of this tensor, which follow one by one."""
+    """A state is broadcast without the values of this tensor, which follow one by one."""
     return tensor.numel() * tensor.element_size() > LARGE_BYTES
 
 

@@ -71,7 +71,6 @@ class CommConfig:
         return self.op or ((SEND_RECV,) if kind in (PAIRS, NODE_PAIRS) else (ALL_REDUCE,))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, as JSON has them."""
         return {**dataclasses.asdict(self), "groups": list(self.groups), "op": list(self.op)}
 
 

@@ -136,7 +136,6 @@ def _alone(file: BinaryIO) -> Iterator[None]:
 
 
 def _is_whole(path: Path) -> bool:
-    """Return True if the file is there as it was written."""
     try:
         header = safetensors.read_header(path)
         first = min((entry.start for entry in header.entries.values()), default=0)

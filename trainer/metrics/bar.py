@@ -37,7 +37,6 @@ class Bar:
         self._write(f"{ERASE_LINE}{text[: columns - 1]}\r")
 
     def clear(self) -> None:
-        """Clear the line."""
         self._write(ERASE_LINE)
 
     def _write(self, text: str) -> None:

@@ -42,7 +42,7 @@ def gradient_norm(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
 
 
 def is_replicated_and_sharded(tensor: torch.Tensor) -> bool:
-    """Return True for a DTensor of which groups of ranks have copies, each sharded over its group."""
+    """A DTensor of which groups of ranks have copies, each sharded over its group."""
     mesh = getattr(tensor, "device_mesh", None)
     return mesh is not None and mesh.ndim > 1
 

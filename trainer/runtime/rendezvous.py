@@ -108,7 +108,6 @@ class Rendezvous:
         )
 
     def store_for(self, name: str) -> Foreign:
-        """Return a view of the store under a prefix."""
         return PrefixStore(name, self.store)
 
     def vendor_store_address(self) -> str:

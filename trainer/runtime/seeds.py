@@ -53,7 +53,6 @@ def seeded_rng(seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserve_device_rng(accelerator: Accelerator) -> Iterator[None]:
-    """Restore the generator of this rank's device after the block."""
     before = accelerator.rng_state()
     yield
     accelerator.set_rng_state(before)

@@ -34,7 +34,7 @@ def migrate_with_torch_gcu(_: Any) -> None:  # torch_gcu
 
 
 def _is_wanted(torch: Any) -> bool:
-    """Return True if torch has no CUDA, torch_gcu has the migration, as that of the S60 does, and the user has not turned it off."""
+    """Torch has no CUDA, torch_gcu has the migration, as that of the S60 does, and the user has not turned it off."""
     if getattr(getattr(torch, "version", None), "cuda", None) or os.environ.get(SWITCH, "1").strip().lower() in OFF:
         return False
     package = (

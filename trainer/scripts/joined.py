@@ -35,7 +35,7 @@ def group_of(distributed: Any) -> List[int] | None:
 
 
 def _may_be_joined() -> bool:
-    """True if something else than a process group of torch may join the ranks."""
+    """Something else than a process group of torch may join the ranks."""
     mpi = getattr(sys.modules.get("mpi4py.MPI"), "COMM_WORLD", None)
     rpc = getattr(sys.modules.get("torch.distributed.rpc.api"), "_is_current_rpc_agent_set", None)
     by_mpi = mpi is not None and mpi.Get_size() > 1

@@ -88,7 +88,7 @@ class Shards:
         return split_evenly(replicated_sizes(parts), ranks)
 
     def has(self, key: str, shape: Sequence[int]) -> bool:
-        """Return True if there is such a tensor; one without elements is in no shard."""
+        """There is such a tensor; one without elements is in no shard."""
         return not math.prod(shape) or (key in self.tensors and list(shape) == self.tensors[key]["shape"])
 
     def dtype(self, key: str) -> torch.dtype:

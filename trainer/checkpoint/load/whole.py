@@ -40,7 +40,8 @@ def load_whole(group: Group, state: Dict[str, Any] | None, strategy: Strategy, n
     plain, problem = {}, ""
     for key, value in _taken(state, first_names(strategy.unwrapped_model)):
         if not isinstance(value, torch.Tensor):
-            plain[key.partition("/")[2]] = value  # such as the extra state of a module
+            kind, _, owner = key.partition("/")
+            plain.update({owner: value} if kind == MODEL else {})  # such as the extra state of a module
             continue
         if is_large(value):
             group.broadcast(value)

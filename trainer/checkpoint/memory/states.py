@@ -127,7 +127,7 @@ class MemoryStates:
         self.group.raise_if_any(problem)
 
     def is_due(self, step: int, flags: Flag) -> bool:
-        """Return True if the state after `step` is kept; the same on every rank."""
+        """The state after `step` is kept; the same on every rank."""
         return step % self.every == 0 and not flags & Flag.KEEPING
 
     def poll(self) -> Flag:

@@ -206,12 +206,11 @@ class ShardedSave:
 
     @property
     def is_busy(self) -> bool:
-        """Return True if this rank's process works on it."""
         return not self._answer.done()
 
     @property
     def is_done(self) -> bool:
-        """Return True if this rank has nothing more to do for it, or cannot."""
+        """This rank has nothing more to do for it, or cannot."""
         return not self.is_busy and (self.is_written_by_all or bool(self.problem()))
 
     def problem(self) -> str:

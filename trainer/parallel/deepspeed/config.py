@@ -186,7 +186,7 @@ def _defaults(config: TrainConfig, flat: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _all_auto(value: JsonValue) -> bool:
-    """Return True if there is nothing but "auto" and a type name, as in ready-made files."""
+    """There is nothing but "auto" and a type name, as in ready-made files."""
     if isinstance(value, dict):
         return all(key == "type" or _all_auto(inner) for key, inner in value.items())
     return bool(value == AUTO)

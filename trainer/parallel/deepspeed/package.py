@@ -53,12 +53,12 @@ def package_problem(accelerator: str, config: TrainConfig) -> str:
 
 
 def bf16_optimizer_skips() -> bool:
-    """Return True if DeepSpeed's BF16_Optimizer skips a step with a gradient that is not finite; it asserts or takes the step in 0.18.0."""
+    """DeepSpeed's BF16_Optimizer skips a step with a gradient that is not finite; it asserts or takes the step in 0.18.0."""
     return "is_invalid_grad_norm" in _source("bf16_optimizer.py")
 
 
 def clips_fp16_alone() -> bool:
-    """Return True if DeepSpeed computes the norm of the gradients, and clips them, for fp16 alone under zero1 and zero2, as 0.9.2 does."""
+    """DeepSpeed computes the norm of the gradients, and clips them, for fp16 alone under zero1 and zero2, as 0.9.2 does."""
     return bool(
         re.search(
             r"if self\.dtype == torch\.float16:\s+see_memory_usage\('Before norm", _source("zero/stage_1_and_2.py")
