@@ -281,7 +281,7 @@ class Checkpoints:
         saved = strategy.state()
         if not self.group.rank.is_main:
             return None
-        whole, others = whole_state(saved, strategy)
+        whole, serialised = whole_state(saved, strategy)
         tensors, intervals = sharded.own_tensors(self.group, whole)
         memory, size, problem = memory or SharedMemory.anonymous(accelerator), 0, ""
         try:
@@ -289,7 +289,7 @@ class Checkpoints:
             accelerator.synchronize()
         except OSError as exc:
             problem = files.reason(exc)
-        further = {**sharded.state_metadata(whole), **({shards.OTHERS: others} if others else {})}
+        further = {**sharded.state_metadata(whole), **({shards.SERIALISED: serialised} if serialised else {})}
         metadata = {**self._metadata(state, strategy), **further}
         rng = b"[" + b",\n".join(random_states) + b"]"
         return Snapshot(state.step, metadata, memory, size, intervals, rng, problem)

@@ -21,7 +21,7 @@ from trainer.state_keys import MODEL, MOMENTS
 
 RNG = "rng.json"
 FURTHER = "further_moments"  # in the manifest: LocalState.further, if there are any
-OTHERS = "others"  # in the manifest: the keys of what is under REST, if there are any
+SERIALISED = "serialised"  # in the manifest: the keys of what is under REST, if there are any
 
 # A record is what one rank wrote: {"bytes", "sha256", "tensors": {key: [dtype, shape, start, stop]}}, as JSON.
 
@@ -98,8 +98,10 @@ def check_tensors(manifest: Mapping[str, Any]) -> None:
     sizes, with_adams = manifest.get("sizes", {}), manifest.get("optimizer_steps", {})
     having = {MODEL: sizes, **dict.fromkeys(MOMENTS, with_adams), **manifest.get(FURTHER, {})}
     for kind, names in having.items():
-        others = manifest.get(OTHERS, ())
-        for name, size in ((name, sizes[name]) for name in names if name in sizes and f"{kind}/{name}" not in others):
+        serialised = manifest.get(SERIALISED, ())
+        for name, size in (
+            (name, sizes[name]) for name in names if name in sizes and f"{kind}/{name}" not in serialised
+        ):
             found = manifest["tensors"].get(f"{kind}/{name}", {"shape": [0]})
             if math.prod(found["shape"]) != size:
                 raise DamagedError(f"{kind}/{name}: {math.prod(found['shape'])} of {size} elements are in the shards")

@@ -1,4 +1,4 @@
-"""state.pt, the form of a whole state in earlier versions: each strategy kept the state of its optimizer as it was."""
+"""state.pt, the form of a whole state in earlier versions: each strategy kept its optimizer's state as it was."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from trainer.state_keys import MODEL, REST
 
 
 def whole_state(saved: Mapping[str, Any], strategy: Strategy) -> Tuple[LocalState, List[str]]:
-    """What Strategy.state() returned on rank 0, as the state of one rank; and the keys that are under REST."""
+    """The result of Strategy.state() on rank 0 as the state of one rank, and the keys that are under REST."""
     moments, aliases = saved["moments"], first_names(strategy.unwrapped_model)
     values = {f"{MODEL}/{name}": value for name, value in saved["model"].items() if name not in aliases}
     for name, of_name in moments.items():

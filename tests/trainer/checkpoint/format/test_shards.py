@@ -95,22 +95,22 @@ def test_model_with_state_that_is_no_tensor_is_refused_before_the_first_step(tmp
 
 def test_state_that_is_no_tensor_is_in_a_whole_checkpoint(tmp_path: Path) -> None:
     class Extra(torch.nn.Module):
-        seen = 0
+        count = 0
 
         def get_extra_state(self) -> dict[str, int]:
-            return {"seen": self.seen}
+            return {"count": self.count}
 
         def set_extra_state(self, state: dict[str, int]) -> None:
-            self.seen = state["seen"]
+            self.count = state["count"]
 
-    for seen in (3, 0):
+    for count in (3, 0):
         session, extra = Session.start(tmp_path), Extra()
         session.strategy.unwrapped_model.add_module("extra", extra)
-        extra.seen = seen
-        if seen:
+        extra.count = count
+        if count:
             session.train_and_save(1)
         else:
-            assert (session.resume().step, extra.seen) == (1, 3)
+            assert (session.resume().step, extra.count) == (1, 3)
 
 
 def test_model_with_numbers_that_safetensors_has_not_is_refused_before_the_first_step(tmp_path: Path) -> None:
