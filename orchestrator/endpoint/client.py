@@ -178,7 +178,6 @@ class Endpoint(Connection):
         return self.call(operations.LISTEN, request, answer_s=wait_s).reply["rendezvous"]
 
     def stop_listening(self, *, wait_s: float = ANSWER_S) -> None:
-        """Close the port of `listen`."""
         empty: connection.Empty = {}
         self.call(operations.STOP_LISTENING, empty, answer_s=wait_s)
 
@@ -260,7 +259,6 @@ class Endpoint(Connection):
         return _chunks(answer.reply, answer.payload, answer.clock), answer.reply["position"]
 
     def observe(self, attempt_dir: str, nodes: Sequence[str] | None) -> list[NodeObservation]:
-        """The state of every node folder."""
         answer = self.call(operations.OBSERVE, _folders(attempt_dir, nodes))
         return [NodeObservation.of(body, answer.clock) for body in answer.reply["nodes"]]
 
@@ -343,7 +341,6 @@ class Endpoint(Connection):
         return self.call(operations.FIND_MARKER, request, answer_s=wait_s).reply["token"]
 
     def remove_marker(self, path: str, *, wait_s: float = ANSWER_S) -> None:
-        """Remove a token's file."""
         request: connection.MarkerRequest = {"path": path}
         self.call(operations.REMOVE_MARKER, request, answer_s=wait_s)
 

@@ -153,7 +153,6 @@ class Connection:
 
     @property
     def connected(self) -> bool:
-        """True while requests can be made."""
         return self._channel is not None
 
     def call(

@@ -36,7 +36,6 @@ class FoundFiles:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all files."""
         return sum(entry.size for entry in self.entries)
 
     @classmethod

@@ -154,7 +154,6 @@ class NodeObservation:
 
     @classmethod
     def of(cls, body: NodeBody, clock: ClockBounds) -> NodeObservation:
-        """From the endpoint's reply."""
         correction_s = clock.correction_s(body["clock_ahead_s"])
         return cls(
             node=body["node"],

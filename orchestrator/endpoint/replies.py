@@ -59,7 +59,6 @@ class StopResult:
 
     @classmethod
     def of(cls, body: StopBody) -> StopResult:
-        """From the endpoint's reply."""
         return cls(body["node"], tuple(body["signalled"]), tuple(body["remaining"]), tuple(body["in_kernel"]))
 
     @property

@@ -11,7 +11,7 @@ import errno
 import os
 import time
 
-from orchestrator.node.system.fast_stdlib import Socket, socket
+from orchestrator.node.system.fast_stdlib import Socket, socket, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,7 +120,6 @@ class Isolation:
         self._poll_s = now
 
     def unsupervised_s(self) -> float:
-        """The time since the last heartbeat."""
         try:
             heartbeat_ns: Optional[int] = os.stat(self._path).st_mtime_ns
         except FileNotFoundError:
@@ -146,7 +145,6 @@ class Isolation:
         return min(silent_s, time.monotonic() - self._peer_s) if self._has_answered else 0.0
 
     def close(self) -> None:
-        """Cancel all probes."""
         for probe in self._probes:
             probe.close()
         self._probes = []
@@ -158,22 +156,16 @@ class Isolation:
             if answered is None:
                 pending.append(probe)
             elif answered:
-                self._record_answer()
                 self._peer_s = time.monotonic()
+                if not self._has_answered:
+                    self._has_answered = True
+                    # a full disk: without the file, another attempt does not rely on the isolation
+                    with suppress(OSError), open(os.path.join(os.path.dirname(self._path), PEER_ANSWERED), "wb"):
+                        pass
         if not pending and time.monotonic() >= self._next_probe_s:
             pending = [Probe(address, self._port) for address in self._peers()[:MAX_PROBES]]
             self._next_probe_s = time.monotonic() + (self._probe_interval_s if pending else 0.0)
         self._probes = pending
-
-    def _record_answer(self) -> None:
-        """Remember that a peer has answered, and report the first answer by a file."""
-        if not self._has_answered:
-            self._has_answered = True
-            try:
-                with open(os.path.join(os.path.dirname(self._path), PEER_ANSWERED), "w", encoding="ascii"):
-                    pass
-            except OSError:  # a full disk: without the file, another attempt does not rely on the isolation
-                pass
 
     def _peers(self) -> List[str]:
         if not self._is_head:

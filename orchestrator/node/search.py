@@ -120,7 +120,6 @@ class Search:
         self._buffer = b""
 
     def feed(self, data: bytes) -> None:
-        """Add the next bytes."""
         self.bytes += len(data)
         self._buffer += data
         if len(self._buffer) >= 2 * LOOKAHEAD_BYTES:
@@ -128,7 +127,6 @@ class Search:
             self._search(self._buffer.rfind(b"\n", 0, limit) + 1 or limit)
 
     def close(self) -> None:
-        """Search the rest."""
         self._search(len(self._buffer))
 
     def _search(self, end: int) -> None:

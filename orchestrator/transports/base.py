@@ -87,7 +87,6 @@ class ChannelReader:
         """When the last bytes arrived, of time.monotonic()."""
 
     def read_exactly(self, size: int, *, timeout_s: float) -> bytes:
-        """Read size bytes."""
         while len(self._pending) < size:
             self._wait(timeout_s)
         return self._take(size)

@@ -26,7 +26,14 @@ from orchestrator.node.run.fence import Fence
 from orchestrator.node.run.job import Job, Refused
 from orchestrator.node.run.memory_folder import remove_unused
 from orchestrator.node.run.oom_kills import kills_of_run
-from orchestrator.node.run.run_folder import HEAD_DONE, output_stem, process_name, read_agent, started_ranks
+from orchestrator.node.run.run_folder import (
+    HEAD_DONE,
+    output_stem,
+    process_name,
+    progress_file,
+    read_agent,
+    started_ranks,
+)
 from orchestrator.node.system.fast_stdlib import signal
 from orchestrator.node.system.files import read_json
 from orchestrator.node.system.processes import CAUGHT, TICK_S, Inherited, await_signal, descendants, reap, stat_of
@@ -87,11 +94,10 @@ class Agent:
             name, cpus = process_name(rank), self.cpus[local_rank] if self.cpus else None
             setup = rank_setup(inherited, cwd, cpus, ignores_warning=self.job.slurm is not None)
             try:
-                pid = (
-                    forked[local_rank]
-                    if forked
-                    else spawn(command, environments[local_rank], self.open_output(rank), setup)
-                )
+                if forked:
+                    pid = forked[local_rank]
+                else:
+                    pid = spawn(command, environments[local_rank], self.open_output(rank), setup)
             except OSError as error:
                 from orchestrator.node.system.executable import why_not_started  # only if it is not
 
@@ -99,10 +105,8 @@ class Agent:
                 raise Refused(f"{name} cannot be started on {self.job.node}: {reason}") from error
             self.running[pid] = rank
             stat = stat_of(pid)  # of a zombie, too
-            start_time = stat[2] if stat else None
-            self.events.write(
-                Kind.RANK_STARTED, f"{name} started as pid {pid}", rank=rank, pid=pid, start_time=start_time
-            )
+            text, start_time = f"{name} started as pid {pid}", stat[2] if stat else None
+            self.events.write(Kind.RANK_STARTED, text, rank=rank, pid=pid, start_time=start_time)
         self.termination.is_signalled_early = signal.SIGTERM in signal.sigpending()
 
     def fork_ranks(
@@ -126,7 +130,6 @@ class Agent:
         return pids
 
     def open_output(self, rank: int | None) -> tuple[int, int]:
-        """Open the files for the output of a process."""
         return self.logs.open(f"{output_stem(rank)}.out"), self.logs.open(f"{output_stem(rank)}.err")
 
     def watch(self) -> int:
@@ -213,8 +216,7 @@ class Agent:
         ranks = self.ranks_of(rank)
         if rank is None and len(ranks) < len(self.job.rank_numbers):  # not every rank has written its file
             return False
-        files = (os.path.join(self.folder, "progress", f"{number}.json") for number in ranks)
-        reports = [read_json(file) or {} for file in files]
+        reports = [read_json(progress_file(self.folder, number)) or {} for number in ranks]
         trusts_python = crashed and rank is not None
         return all(report.get("phase") == "done" and (trusts_python or "source" not in report) for report in reports)
 
@@ -300,7 +302,6 @@ class Agent:
             self.events.write_message(f"the cards, the network and the progress are not watched any more: {error!r}")
 
     def is_first(self, report: str) -> bool:
-        """Return whether this report has not been made before."""
         if report in self.reported:
             return False
         self.reported.add(report)

@@ -18,7 +18,7 @@ from orchestrator.node.agent.binding import Unbound, bind_ranks
 from orchestrator.node.agent.environment import hostfile_text, inherited_environment, rank_environments, summary
 from orchestrator.node.agent.program import clear_folder, command_of, working_directory
 from orchestrator.node.isolation import Isolation
-from orchestrator.node.number_text import format_numbers, parse_numbers
+from orchestrator.node.number_text import format_numbers, node_names, parse_numbers
 from orchestrator.node.rendezvous import address_towards, hold_port, is_loopback, reserve
 from orchestrator.node.run.events import PORT_TAKEN, REFUSAL, REFUSED, Clock, EventLog, Kind, State
 from orchestrator.node.run.job import AlreadyRunning, Job, PortTaken, Refused, load_job
@@ -52,10 +52,7 @@ class AgentOptions:
     """The command line: the job, this node's name and rank, and the head's rendezvous record."""
 
     def __init__(self, job: str, node: str, node_rank: int, rendezvous: str | None) -> None:
-        self.job = job
-        self.node = node
-        self.node_rank = node_rank
-        self.rendezvous = rendezvous
+        self.job, self.node, self.node_rank, self.rendezvous = job, node, node_rank, rendezvous
 
 
 def join_rendezvous(job: Job, record: str | None) -> tuple[str, Socket | None]:
@@ -78,25 +75,13 @@ def join_rendezvous(job: Job, record: str | None) -> tuple[str, Socket | None]:
     return record, holder
 
 
-def refuse_second_agent(folder: str) -> None:
-    """Raise AlreadyRunning if the agent of agent.json is alive."""
-    record = read_agent(folder)
-    if record is not None and is_alive(record):
-        raise AlreadyRunning(f"{folder}: the agent with pid {record['pid']} is alive; stop that run first")
-
-
-def bind(job: Job) -> BindingBody:
-    """The CPUs of each rank, or the reason for which the ranks are not bound."""
-    try:
-        cpus = bind_ranks(job, os.environ, os.sched_getaffinity(0))
-    except Unbound as error:
-        return {"cpus": [], "reason": str(error)}
-    return {"cpus": list(map(format_numbers, cpus)), "reason": ""}
-
-
 def write_agent_record(job: Job, folder: str, rendezvous: str, clock: Clock) -> BindingBody:
     """Record the owner of the node folder and the CPUs of the ranks, before any rank starts; return the latter."""
-    binding = bind(job)
+    try:
+        cpus = bind_ranks(job, os.environ, os.sched_getaffinity(0))
+        binding: BindingBody = {"cpus": list(map(format_numbers, cpus)), "reason": ""}
+    except Unbound as error:
+        binding = {"cpus": [], "reason": str(error)}
     cgroup = memory_cgroup()
     record: AgentBody = {
         **process_record(),
@@ -125,7 +110,9 @@ def run_ranks(
     options: AgentOptions, folder: str, events: EventLog, inherited: Inherited, *, warm: WarmParent | None = None
 ) -> int:
     """Start the ranks and wait for their end, holding the rendezvous port; return the agent's exit code."""
-    refuse_second_agent(folder)
+    record = read_agent(folder)
+    if record is not None and is_alive(record):
+        raise AlreadyRunning(f"{folder}: the agent with pid {record['pid']} is alive; stop that run first")
     job = load_job(options.job, options.node, options.node_rank)
     if problem := low_size_limit(LEAST_FILE_BYTES, "an agent"):
         raise Refused(f"{job.node}: {problem}; raise the limit: ulimit -f unlimited")
@@ -134,8 +121,6 @@ def run_ranks(
     command = command_of(job, cwd)
     rendezvous, holder = join_rendezvous(job, options.rendezvous)
     if not job.addresses:
-        from orchestrator.node.number_text import node_names  # slow to import, and only a Slurm job needs it
-
         job.addresses = node_names(os.environ.get("SLURM_STEP_NODELIST", ""))
     with open(open_for_write(job.hostfile, os.O_TRUNC), "w", encoding="utf-8") as file:
         file.write(hostfile_text(job, rendezvous))

@@ -13,7 +13,7 @@ import time
 from orchestrator.node.agent.phase_limits import DONE, STEP, PhaseLimits
 from orchestrator.node.ranks.rank_channel import query, rank_bodies
 from orchestrator.node.ranks.stacks import STACKS, folded_calls, ranks_text
-from orchestrator.node.run.run_folder import HANG_REPORT, started_ranks
+from orchestrator.node.run.run_folder import HANG_REPORT, progress_file, started_ranks
 from orchestrator.node.system.fast_stdlib import suppress
 from orchestrator.node.system.files import read_json, write_json
 
@@ -119,7 +119,8 @@ class HangWatch:
         elif not self._is_reported and counted_s >= limit_s / 2 and now_s >= self._query_s:
             self._query_s = now_s + max(POLL_S, limit_s / QUERIES)
             counts = self._collectives()
-            if _have_advanced(self._counts, counts):
+            # a rank has answered twice, with different counts; one that did not answer proves nothing
+            if any(count is not None and self._counts.get(rank) not in (None, count) for rank, count in counts.items()):
                 self._limits.restart(now_s, waited_s)
                 self._waits.reset()
                 self._counts = {}
@@ -132,7 +133,7 @@ class HangWatch:
         """The step and the phase of each rank that reports its progress; a script may report the step only."""
         found = {}
         for rank in started_ranks(self._folder, self._job.rank_numbers):
-            report = read_json(os.path.join(self._folder, "progress", f"{rank}.json")) or {}
+            report = read_json(progress_file(self._folder, rank)) or {}
             has_ended = "source" in report and report.get("phase") == DONE  # of a script that may end before the others
             if isinstance(report.get("step"), int) and not has_ended:
                 found[rank] = (report["step"], str(report.get("phase", STEP)))
@@ -162,26 +163,18 @@ class HangWatch:
         with suppress(OSError):  # a full disk must not end the run
             write_json(os.path.join(self._folder, HANG_REPORT), self._body)
             for rank, found in ranks.items():
-                with open(
-                    os.path.join(self._folder, STACKS, f"{rank}.no-progress.txt"),
-                    "w",
-                    encoding="utf-8",
-                    errors="backslashreplace",
-                ) as file:
+                path = os.path.join(self._folder, STACKS, f"{rank}.no-progress.txt")
+                with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
                     file.write(found["stacks"])
         step = f", while a step takes {step_s:.1f} s" if step_s else ""
         calls = folded_calls({rank: found["call"] for rank, found in ranks.items() if found["call"]})
         silent = [rank for rank, found in ranks.items() if not found["answers"]]
-        positions = "; ".join(
-            filter(
-                None,
-                (calls, f"{ranks_text(silent)} {'does' if len(silent) == 1 else 'do'} not answer" if silent else ""),
-            )
-        )
-        has_made = (
+        no_answer = f"{ranks_text(silent)} {'does' if len(silent) == 1 else 'do'} not answer" if silent else ""
+        positions = "; ".join(filter(None, (calls, no_answer)))
+        have = (
             f"rank {min(ranks)} of {self._job.node} has" if len(ranks) == 1 else f"the ranks of {self._job.node} have"
         )
-        text = f"{has_made} made no progress for {quiet_s:.0f} s{step}"
+        text = f"{have} made no progress for {quiet_s:.0f} s{step}"
         self._events.write_message(f"warning: {text}{': ' if positions else ''}{positions}")
         self._query_ras(ranks)
 
@@ -216,13 +209,6 @@ class HangWatch:
         with suppress(OSError):  # the disk was full
             os.unlink(os.path.join(self._folder, HANG_REPORT))
         self._events.write_message(f"the ranks of {self._job.node} make progress again, after {quiet_s:.0f} s without")
-
-
-def _have_advanced(before: Dict[int, Optional[object]], now: Dict[int, Optional[object]]) -> bool:
-    """True if a rank has answered twice, with different counts; one that did not answer proves nothing."""
-    return any(
-        before.get(rank) is not None and counts is not None and counts != before[rank] for rank, counts in now.items()
-    )
 
 
 def without_stacks(ranks: Dict[int, RankBody]) -> Dict[int, RankBody]:

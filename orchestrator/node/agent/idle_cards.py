@@ -8,8 +8,7 @@ busy card, need more samples.
 
 from __future__ import annotations
 
-import os
-
+from orchestrator.node.run.run_folder import progress_file
 from orchestrator.node.system.files import read_json
 
 TYPE_CHECKING = False
@@ -30,8 +29,7 @@ class Steps:
 
 
 def reported_steps(folder: str, ranks: Sequence[int]) -> Steps:
-    """Read the progress files of a node folder."""
-    files = (read_json(os.path.join(folder, "progress", f"{rank}.json")) for rank in ranks)
+    files = (read_json(progress_file(folder, rank)) for rank in ranks)
     reports = [report for report in files if report is not None]
     steps = [report["step"] for report in reports if isinstance(report.get("step"), int)]
     return Steps(max(steps, default=None), is_between=any(report.get("phase") in BETWEEN_STEPS for report in reports))

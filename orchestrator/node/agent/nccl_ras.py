@@ -108,7 +108,6 @@ class RasQuery:
         return self._result()
 
     def close(self) -> None:
-        """End the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -190,7 +189,8 @@ def _facts(communicator: Json, world_size: int, named: Set[Tuple[str, int]]) -> 
     for state in ("dead", "does not answer", "has left the communicator"):
         ranks = [rank for rank in new if _state(rank) == state]
         if ranks:
-            text = {"dead": "considered dead"}.get(state, state if len(ranks) == 1 else _plural(state))
+            plural = state.replace("does ", "do ").replace("has ", "have ")
+            text = {"dead": "considered dead"}.get(state, state if len(ranks) == 1 else plural)
             yield f"{_ranks(ranks)}{suffix} {text} ({_processes(ranks)})"
     failed: Dict[int, List[Json]] = {}
     for rank in communicator["ranks"]:
@@ -224,10 +224,6 @@ def _state(rank: Json) -> str:
     if rank["status"]["considered_dead"]:
         return "dead"
     return "does not answer" if rank["status"]["unresponsive"] else "has left the communicator"
-
-
-def _plural(state: str) -> str:
-    return state.replace("does ", "do ").replace("has ", "have ")
 
 
 def _ranks(ranks: Iterable[Json]) -> str:

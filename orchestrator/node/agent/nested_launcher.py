@@ -129,7 +129,6 @@ def is_shell(pid: int) -> bool:
 
 
 def hand_started_message(job: Job, numbers: str) -> str:
-    """The cause of the run's end, and the command to use instead."""
     command = per_node_command("submit" if job.slurm else "ssh-launch", job.typed_words)
     return (
         f"each of the {sum(job.ranks)} ranks has started the ranks {numbers} itself; "
@@ -146,7 +145,6 @@ def own_host_message(job: Job, master: str) -> str:
 
 
 def nested_launcher_message(job: Job, launcher: str) -> str:
-    """The cause of the run's end, and the command to use instead."""
     command = per_node_command("submit" if job.slurm else "ssh-launch", job.typed_words)
     return (
         f"each of the {sum(job.ranks)} ranks has started {launcher}, which starts ranks itself; "

@@ -8,13 +8,11 @@ import time
 
 from orchestrator.node.run.events import NodeHistory, State, cause_s, read_history
 from orchestrator.node.run.retry import newest_step, reports_exhausted_memory, saved_step
-from orchestrator.node.run.run_folder import node_folders, output_stem
+from orchestrator.node.run.run_folder import node_folders, output_stem, read_progress
 from orchestrator.node.system.files import read_json, tail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from orchestrator.node.run.events import Event
 
 POLL_S = 0.2
@@ -37,14 +35,13 @@ class Attempt:
         folders = list(node_folders({"attempt_dir": folder, "nodes": None}))
         self._folders = dict(folders)
         self.nodes: dict[str, NodeHistory] = {node: read_history(path) for node, path in folders}
-        reports = [report for _, path in folders for report in progress_of(os.path.join(path, "progress"))]
+        reports = [report for _, path in folders for report in read_progress(path).values()]
         steps = [saved_step(report) for report in reports]
         self.saved = max((step for step in steps if step is not None), default=None)
         self.step = newest_step(reports)
 
     @property
     def started(self) -> set[str]:
-        """The nodes whose agents have started."""
         return {name for name, node in self.nodes.items() if node.has_started}
 
     @property
@@ -113,7 +110,6 @@ class Attempt:
 
     @property
     def was_warned(self) -> bool:
-        """True if Slurm announced the end of the job."""
         return any(node.warned_s is not None for node in self.nodes.values())
 
     def is_done(self, nodes: int) -> bool:
@@ -129,12 +125,6 @@ class Attempt:
         if not warnings:
             return False
         return time.time() >= warnings.get(batch_host, max(warnings.values())) + warn_s - EARLY_S
-
-
-def progress_of(folder: str) -> list[dict[str, Any]]:
-    """The progress of the ranks of a node."""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    return [read_json(os.path.join(folder, name)) or {} for name in names if name.endswith(".json")]
 
 
 def wait_for_ends(folder: str, nodes: int, patience_s: float) -> Attempt:

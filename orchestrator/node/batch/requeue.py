@@ -121,7 +121,6 @@ def cancel_by_library(job: str) -> str:
 
 
 def library() -> ctypes.CDLL | None:
-    """Load libslurm; None if it is not found."""
     path = library_of(shutil.which("srun"))
     if path is None:
         return None

@@ -68,7 +68,6 @@ class Requests:
 
 
 def write_frame(out: int, header: Mapping[str, object], payload: bytes) -> None:
-    """Write one frame to a file descriptor."""
     text = dumps(header).encode()
     unwritten = memoryview(len(text).to_bytes(SIZE_BYTES, "big") + text + payload)
     while unwritten:

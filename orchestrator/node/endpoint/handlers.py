@@ -51,7 +51,6 @@ MODULES = {
 
 @answers(HELLO)
 def hello(_request: Empty, _payload: bytes) -> Tuple[HelloReply, bytes]:
-    """Describe this machine and this interpreter."""
     facts: FactsBody = {
         "python": "{}.{}.{}".format(*sys.version_info[:3]),
         "hostname": os.uname().nodename,

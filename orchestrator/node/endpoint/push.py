@@ -99,7 +99,6 @@ def require_space(folder: str, size: int) -> None:
 
 @answers(PUT_BUNDLE)
 def put_bundle(request: PutBundleRequest, payload: bytes) -> Tuple[Empty, bytes]:
-    """Unpack a bundle."""
 
     def fill(fresh: str) -> bool:
         unpack(payload, fresh)

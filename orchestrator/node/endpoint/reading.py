@@ -248,7 +248,6 @@ class NodeFiles:
         return size_of(os.path.join(self._attempt, name)) != self._sizes.get(name, 0)
 
     def look(self) -> Dict[str, int]:
-        """The sizes of all requested files."""
         sizes = {
             f"{self._node}/{name}": size
             for name, size in streams(os.path.join(self._attempt, self._node))

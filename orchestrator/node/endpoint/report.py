@@ -17,6 +17,7 @@ from orchestrator.node.run.run_folder import (
     newest_attempt,
     node_folders,
     output_stem,
+    progress_file,
     read_agent,
     started_ranks,
 )
@@ -164,7 +165,7 @@ def observe_node(node: str, folder: str) -> NodeBody:
     ranks = {rank: state for rank, state in history.ranks.items() if rank is not None}
     if None in history.ranks and agent is not None:  # a program that starts all ranks of the node
         ranks = dict.fromkeys(started_ranks(folder, agent["ranks"]), history.ranks[None])
-    progress = {rank: read_json(os.path.join(folder, "progress", f"{rank}.json")) for rank in ranks}
+    progress = {rank: read_json(progress_file(folder, rank)) for rank in ranks}
     needs_log = agent is None or (not alive and history.finished is None)
     return {
         "node": node,

@@ -37,7 +37,6 @@ POLL_S = 0.02
 
 
 def age_s(fields: List[str]) -> float:
-    """Seconds since the start of a process."""
     with open("/proc/uptime", encoding="ascii") as file:
         up_s = float(file.read().split()[0])
     return up_s - int(fields[START_TIME]) / os.sysconf("SC_CLK_TCK")

@@ -271,7 +271,6 @@ def nvlink(source: Source) -> Dict[str, Dict[str, str]]:
 
 
 def topology(source: Source) -> Dict[str, Dict[str, str]]:
-    """The matrix of links between the GPUs and the NICs."""
     if source.find(nvidia_smi.TOOL) is None:
         return {}
     text = source.output([nvidia_smi.TOOL, "topo", "-m"])

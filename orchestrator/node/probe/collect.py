@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 
 from orchestrator.node.probe import code, disks, hardware, infiniband, network, software, system
 from orchestrator.node.probe.pci import may_have_cards
@@ -96,15 +97,10 @@ def card_step(name: str) -> Step:
 
 
 def disk_steps(folders: Mapping[str, str]) -> Dict[str, Step]:
-    return {f"disks.{use}": disk_step(use, path) for use, path in folders.items()}
-
-
-def disk_step(use: str, path: str) -> Step:
-    return lambda source: disks.disk(source, use, path)
+    return {f"disks.{use}": partial(disks.disk, use=use, path=path) for use, path in folders.items()}
 
 
 def collect(request: ProbeRequest, source: Source, run: Runner = run_groups) -> NodeFacts:
-    """The facts of this node."""
     begun_s, begun = time.time(), time.monotonic()
     results = run(groups_of(request, source), source)
     value: Dict[str, Any] = {name: result.get("value") for name, result in results.items()}

@@ -44,7 +44,6 @@ COUNTERS = {
 
 
 def hcas(source: Source) -> List[Hca]:
-    """The RDMA devices, by name."""
     verbs = verbs_devices(source)
     return [hca(source, name, verbs.get(name)) for name in source.names(CLASS)]
 

@@ -68,7 +68,7 @@ def installed(source: Source) -> Installed:
             if number is None and entry.endswith((".egg-info", ".dist-info")):
                 number = written_version(os.path.join(path, entry))
             if number is not None:
-                packages.setdefault(normalized(name), number)
+                packages.setdefault(re.sub(r"[-_.]+", "-", name).lower(), number)
     table = "".join(f"{name}=={number}\n" for name, number in sorted(packages.items()))
     return {
         "python": version,
@@ -99,10 +99,6 @@ def names_in(path: str) -> List[str]:
         return sorted(name for name in os.listdir(path) if name.endswith((".dist-info", ".egg-info")))
     except OSError:
         return []
-
-
-def normalized(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def written_version(path: str) -> Optional[str]:
@@ -167,7 +163,6 @@ def nccl(source: Source) -> Optional[Library]:
 
 
 def nccl_version(source: Source, path: str) -> Optional[str]:
-    """The answer of the library's version call."""
     import ctypes  # slow to import, and only this function needs it
 
     number = ctypes.c_int()

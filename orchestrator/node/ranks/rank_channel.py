@@ -105,12 +105,10 @@ class Client:
         return True
 
     def pid(self) -> int:
-        """The pid of the process that listens."""
         credentials = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         return int(CREDENTIALS.unpack(credentials)[0])
 
     def receive(self) -> None:
-        """Read what has arrived."""
         data = b""
         with suppress(OSError):  # the process has ended
             data = self.connection.recv(BLOCK_BYTES)

@@ -8,7 +8,7 @@ from orchestrator.node.system.machine import PROC
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Iterator, Optional
+    from typing import Optional
 
     from orchestrator.node.run.agent_files import AgentBody
 
@@ -43,15 +43,14 @@ def kills_in(folder: str) -> Optional[int]:
     events = _count(os.path.join(folder, "memory.events"))  # version 2: with those below it, also if they were removed
     if events is not None:
         return events
-    if _is_root_of_version_1(folder) or _count(os.path.join(folder, "memory.oom_control")) is None:
-        return None  # the root of version 2 has no counts
+    # The root of version 1 has all processes of the machine: kills there need not be of the run. That of version 2 has no counts.
+    if (
+        os.path.exists(os.path.join(folder, "release_agent"))
+        or _count(os.path.join(folder, "memory.oom_control")) is None
+    ):
+        return None
     counts = [_count(os.path.join(below, "memory.oom_control")) for below, _, _ in os.walk(folder)]
     return sum(count for count in counts if count is not None)
-
-
-def _is_root_of_version_1(folder: str) -> bool:
-    """True for the cgroup that has all processes of the machine: kills there need not be of the run."""
-    return os.path.exists(os.path.join(folder, "release_agent"))
 
 
 def kills_of_run(agent: AgentBody) -> Optional[int]:
@@ -64,13 +63,7 @@ def kills_of_run(agent: AgentBody) -> Optional[int]:
 def _count(file: str) -> Optional[int]:
     try:
         with open(file, encoding="ascii") as opened:
-            counts = dict(_pairs(opened))
+            counts = dict(line.split() for line in opened)
     except (OSError, ValueError):
         return None
     return int(counts["oom_kill"]) if "oom_kill" in counts else None
-
-
-def _pairs(lines: Iterator[str]) -> Iterator[tuple[str, str]]:
-    for line in lines:
-        name, value = line.split()
-        yield name, value

@@ -68,7 +68,6 @@ def has_saved(progress: Mapping[str, object]) -> bool:
 
 
 def newest_step(reports: Iterable[Mapping[str, object]]) -> int | None:
-    """The newest step in the progress of ranks; None if there is none."""
     steps = (report.get("step") for report in reports)
     return max((step for step in steps if isinstance(step, int)), default=None)
 

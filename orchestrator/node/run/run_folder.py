@@ -25,7 +25,6 @@ CARDS_REPORT = "cards.json"  # the agent's last sample of the cards
 
 
 def attempt_folder(run: str, number: int) -> str:
-    """The folder of an attempt in a run's folder."""
     return os.path.join(run, f"{ATTEMPT}{number}")
 
 
@@ -45,32 +44,32 @@ def output_stem(rank: Optional[int]) -> str:
     return "program" if rank is None else f"rank-{rank}"
 
 
+def progress_file(folder: str, rank: int) -> str:
+    return os.path.join(folder, "progress", f"{rank}.json")
+
+
+def ranks_with_progress(folder: str) -> List[int]:
+    try:
+        names = os.listdir(os.path.join(folder, "progress"))
+    except FileNotFoundError:
+        return []
+    stems = [name[: -len(".json")] for name in names if name.endswith(".json")]
+    return [int(stem) for stem in stems if stem.isdecimal()]
+
+
 def started_ranks(folder: str, planned: Sequence[int]) -> Sequence[int]:
     """
     The ranks that the program of a node has started: the planned ones, unless others have reported their progress.
 
     A launcher with a dynamic rendezvous, as torchrun's c10d, may number the nodes in another order.
     """
-    try:
-        stems = [
-            name[: -len(".json")] for name in os.listdir(os.path.join(folder, "progress")) if name.endswith(".json")
-        ]
-    except FileNotFoundError:
-        return planned
-    reported = {int(stem) for stem in stems if stem.isdecimal()}
+    reported = set(ranks_with_progress(folder))
     return planned if reported.issubset(planned) else sorted(reported)
 
 
 def read_progress(folder: str) -> Dict[int, Json]:
-    """The progress files in a node folder, by rank."""
-    try:
-        names = os.listdir(os.path.join(folder, "progress"))
-    except FileNotFoundError:
-        return {}
-    stems = [name[: -len(".json")] for name in names if name.endswith(".json")]
-    found = {
-        int(stem): read_json(os.path.join(folder, "progress", f"{stem}.json")) for stem in stems if stem.isdecimal()
-    }
+    """The content of the progress files in a node folder, by rank."""
+    found = {rank: read_json(progress_file(folder, rank)) for rank in ranks_with_progress(folder)}
     return {rank: report for rank, report in found.items() if report is not None}
 
 
@@ -95,7 +94,6 @@ def node_folders(request: NodeFolders) -> List[Tuple[str, str]]:
 
 
 def newest_attempt(run: str) -> Optional[int]:
-    """The number of the last attempt in a run's folder; None if there is none."""
     try:
         numbers = [attempt_number(name) for name in os.listdir(run)]
     except FileNotFoundError:

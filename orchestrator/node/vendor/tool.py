@@ -84,12 +84,10 @@ class Tool:
 
     @property
     def output(self) -> str:
-        """The standard output."""
         return self._text(0)
 
     @property
     def errors(self) -> str:
-        """The standard error."""
         return self._text(1)
 
     def _text(self, index: int) -> str:
@@ -152,7 +150,6 @@ class Tool:
 def run_tool(
     argv: Sequence[str], wait_s: float, environ: Optional[Mapping[str, str]] = None, *, has_session: bool = True
 ) -> Tool:
-    """Run a tool for at most wait_s."""
     tool = Tool(argv, wait_s, environ, has_session=has_session)
     while not tool.has_ended:
         time.sleep(POLL_S)

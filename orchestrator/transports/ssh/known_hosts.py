@@ -79,7 +79,6 @@ class _Index:
 
 
 def host_name(host: str, port: int) -> str:
-    """The name of a host in the files."""
     return host.lower() if port == 22 else f"[{host.lower()}]:{port}"  # noqa: PLR2004  ssh's own port
 
 

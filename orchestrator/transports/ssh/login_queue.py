@@ -22,7 +22,6 @@ class LoginQueue:
 
     @property
     def waited_s(self) -> float:
-        """The time in the queue so far."""
         earlier_s, begun = self._waits
         return earlier_s if begun is None else earlier_s + time.monotonic() - begun
 
