@@ -7,19 +7,21 @@ import json
 import os
 import zlib
 
-from orchestrator.node.endpoint.manifests import MANIFEST, known_files
-from orchestrator.node.endpoint.push import add_bundle, bundle_folder, unpack
+from orchestrator.node.endpoint.push import MANIFEST, add_bundle, bundle_folder, unpack
 from orchestrator.node.protocol.operations import LACKING, PUT_PART, answers
 from orchestrator.node.run.code_folder import BLOCK_BYTES, copy_file
-from orchestrator.node.system.files import absolute_path, make_parents, open_plain, relative, write_json
+from orchestrator.node.system.files import absolute_path, make_parents, open_plain, read_json, relative, write_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Tuple
+    from typing import Dict, List, Tuple
 
-    from orchestrator.node.endpoint.manifests import Manifest
     from orchestrator.node.protocol.connection import Empty
     from orchestrator.node.protocol.push import BundleRequest, PutPartReply, PutPartRequest
+
+    Manifest = List[Tuple[str, str, str]]  # name; l for a link, x for an executable file, - for another one; SHA-256
+
+MOST_BUNDLES = 16  # the newest ones are searched
 
 
 @answers(LACKING)
@@ -57,6 +59,17 @@ def put_part(request: PutPartRequest, payload: bytes) -> Tuple[PutPartReply, byt
         return True
 
     return {"is_complete": add_bundle(request, payload[split:], fill)}, b""
+
+
+def known_files(bundles: str) -> Dict[Tuple[str, str], str]:
+    """The files in the newest bundles that have a manifest, by mode and digest."""
+    folders = [os.path.join(bundles, name) for name in os.listdir(bundles) if not name.startswith(".")]
+    with_manifest = [folder for folder in folders if os.path.isfile(os.path.join(folder, MANIFEST))]
+    found: Dict[Tuple[str, str], str] = {}
+    for folder in sorted(with_manifest, key=os.path.getmtime)[-MOST_BUNDLES:]:
+        entries: Manifest = (read_json(os.path.join(folder, MANIFEST)) or {}).get("files", [])
+        found.update({(mode, digest): os.path.join(folder, name) for name, mode, digest in entries if mode != "l"})
+    return found
 
 
 def read_manifest(data: bytes, digest: str) -> Manifest:

@@ -14,6 +14,7 @@ from orchestrator.node.system.files import (
     check_private_folder,
     make_parents,
     make_private_folder,
+    read_json,
     relative,
     working_folder,
     write_new,
@@ -21,7 +22,7 @@ from orchestrator.node.system.files import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Tuple
+    from typing import Callable, Dict, Tuple
 
     from orchestrator.node.protocol.connection import Empty
     from orchestrator.node.protocol.push import (
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     )
 
 
+MANIFEST = "manifest.json"  # in a large bundle: the files that it has, and the space that copies of the code take
 MUCH_CODE_BYTES = 20_000_000  # from here on, the code of some hundred runs fills disks
 CLAIMED = ".claimed"  # in a run's folder, made by the first node on its file system
 
@@ -67,10 +69,25 @@ def put_run(request: PutRunRequest, payload: bytes) -> Tuple[PutRunReply, bytes]
     put_files({"folder": run, "files": request["files"]}, payload)
     count, total = 0, 0
     if request["bytes_more"] >= MUCH_CODE_BYTES:
-        from orchestrator.node.endpoint.manifests import code_of_runs  # most code is small
-
         count, total = code_of_runs(workdir)
     return {"is_first": True, "is_written": True, "runs": count, "runs_code_bytes": total}, b""
+
+
+def code_of_runs(workdir: str) -> Tuple[int, int]:
+    """The number of runs with a copy of the code of a large bundle, and the bytes of all those copies."""
+    sizes: Dict[str, int] = {}
+    count = total = 0
+    runs = os.path.join(workdir, "runs")
+    for run in os.listdir(runs):
+        job = read_json(os.path.join(runs, run, "attempt-1", "job.json")) or {}
+        bundle = os.path.basename(str(job.get("bundle_dir", "")))
+        if bundle and bundle not in sizes:
+            manifest = read_json(os.path.join(workdir, "bundles", bundle, MANIFEST)) or {}
+            sizes[bundle] = manifest.get("code_bytes", 0)
+        if sizes.get(bundle):
+            count += 1
+            total += sizes[bundle]
+    return count, total
 
 
 @answers(PREPARE)
