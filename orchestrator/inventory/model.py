@@ -203,29 +203,20 @@ def load(path: Path) -> Inventory:
     return _resolve(written, document, files)
 
 
-def from_names(
-    names: Sequence[str],
-    *,
-    transport: fields.TransportKind = "ssh",
-    accelerator: fields.AcceleratorKind = "auto",
-    devices: int | None = None,
-) -> Inventory:
+def from_names(names: Sequence[str]) -> Inventory:
     """Build an inventory from host lists alone, as ssh's configuration supplies the rest; UsageError if a name is missing or wrong."""
     listed = [name for text in names for name in _expand_nodes_option(text)]
     if not listed:
         raise UsageError("no node is named", hint="name nodes with --nodes n0,n1, or an inventory with -i FILE")
     _refuse_repeated(listed)
-    python, ranks = _PYTHON[transport], devices or fields.DEFAULT_RANKS[accelerator]
     try:
-        nodes = tuple(Node(name=name, python=python, devices=ranks, accelerator=accelerator) for name in listed)
+        nodes = tuple(Node(name=name) for name in listed)
     except ValidationError as error:
         problem = problem_from_pydantic(error.errors()[0], ())
         hint = "write hosts that need more than a name into an inventory"
         raise UsageError(f"--nodes: {problem.text}", hint=hint) from error
     digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()
-    return Inventory(
-        name="adhoc", accelerator=accelerator, devices=devices, transport=transport, nodes=nodes, digest=digest
-    )
+    return Inventory(name="adhoc", nodes=nodes, digest=digest)
 
 
 def inventory_json(inventory: Inventory) -> dict[str, Any]:  # Any: JSON

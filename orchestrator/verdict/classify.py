@@ -26,22 +26,20 @@ _NOT_STARTED = frozenset({2, 126, 127})
 _FULL_DISK = re.compile(r"No space left on device|Disk quota exceeded|the disk of \S+ is full|has no inodes left")
 
 
-def classify(verdict: Verdict, diagnosis: Diagnosis | None = None) -> Failure | None:
+def classify(verdict: Verdict) -> Failure | None:
     """The class of a run that failed or is lost, and if another attempt can help; None for other states."""
     if verdict.state is RunState.LOST:
-        failure = Failure(FailureClass.NODE, FailureClass.NODE.retry)
-    elif verdict.state is not RunState.FAILED:
+        return Failure(FailureClass.NODE, FailureClass.NODE.retry)
+    if verdict.state is not RunState.FAILED:
         return None
-    elif verdict.is_refused:
-        failure = Failure(FailureClass.CONFIG, FailureClass.CONFIG.retry)
-    else:
-        kind = _of_exit(verdict.exit) if verdict.exit is not None else FailureClass.UNKNOWN
-        if verdict.exit is None and _FULL_DISK.search(verdict.message or ""):
-            kind = FailureClass.STORAGE
-        kind, retry = verdict.failure or (kind, kind.retry)
-        never = verdict.exit is not None and verdict.exit.code == NO_RETRY
-        failure = Failure(kind, Retry.NEVER if never else retry, nodes=verdict.failed_nodes)
-    return failure if diagnosis is None else diagnosed(failure, diagnosis, verdict.exit)
+    if verdict.is_refused:
+        return Failure(FailureClass.CONFIG, FailureClass.CONFIG.retry)
+    kind = _of_exit(verdict.exit) if verdict.exit is not None else FailureClass.UNKNOWN
+    if verdict.exit is None and _FULL_DISK.search(verdict.message or ""):
+        kind = FailureClass.STORAGE
+    kind, retry = verdict.failure or (kind, kind.retry)
+    never = verdict.exit is not None and verdict.exit.code == NO_RETRY
+    return Failure(kind, Retry.NEVER if never else retry, nodes=verdict.failed_nodes)
 
 
 def failure_of_launch(error: BaseException) -> Failure:

@@ -11,7 +11,7 @@ from orchestrator.diagnosis.rank_causes import Confidence, Diagnosis
 from orchestrator.errors import LoginRefused, NodeError, NodesError, Unreachable
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.run import Failure, RankExit, RunState
-from orchestrator.verdict.classify import classify, failure_of_launch
+from orchestrator.verdict.classify import classify, diagnosed, failure_of_launch
 from orchestrator.verdict.judge import Verdict
 
 EXIT = RankExit("n1", 3, 1, None)
@@ -22,8 +22,12 @@ NODE = FailureClass.NODE, Retry.ELSEWHERE
 
 
 def found(verdict: Verdict, diagnosis: Diagnosis | None = None) -> tuple[FailureClass, Retry] | None:
-    failure = classify(verdict, diagnosis)
-    return None if failure is None else (failure.kind, failure.retry)
+    failure = classify(verdict)
+    if failure is None:
+        return None
+    if diagnosis is not None:
+        failure = diagnosed(failure, diagnosis, verdict.exit)
+    return failure.kind, failure.retry
 
 
 def failed(exit_: RankExit | None, message: str = "") -> Verdict:
@@ -69,8 +73,9 @@ def test_a_diagnosis_decides_unless_it_is_uncertain() -> None:
 
 
 def test_a_failure_has_the_cause_of_its_diagnosis() -> None:
-    failure = classify(failed(EXIT), replace(DISK, nodes=("n1",), ranks=(3,)))
+    failure = classify(failed(EXIT))
     assert failure is not None
+    failure = diagnosed(failure, replace(DISK, nodes=("n1",), ranks=(3,)), EXIT)
     assert (failure.cause, failure.signature, failure.confidence, failure.origin) == (
         "a disk is full",
         "disk-full",

@@ -53,12 +53,12 @@ def plan_benchmark(
     return planned
 
 
-def read_results(run: str, on_progress: OnProgress = no_progress) -> dict[str, Any]:
+def read_results(run: str) -> dict[str, Any]:
     """Copy the results from the node of rank 0, also those before a failure; OrchError if there are none, or it is not reached."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / RESULTS_FILE
         try:
-            copy(run, RESULTS_FILE, path.parent, None, on_progress=on_progress)
+            copy(run, RESULTS_FILE, path.parent, None, on_progress=no_progress)
         except NodesError:  # another node does not answer
             if not path.exists():
                 raise
