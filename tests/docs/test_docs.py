@@ -154,11 +154,39 @@ def test_site_has_every_page() -> None:
     assert listed == {path.relative_to(DOCS).as_posix() for path in DOCS.glob("**/*.md")} - decisions
 
 
-def test_decisions_are_all_listed() -> None:
+def test_each_decision_is_in_one_section_of_the_index_with_its_own_title() -> None:
+    listed: list[tuple[str, str]] = []
+    for section in _text("docs/decisions/index.md").split("\n## ")[1:]:
+        heading, _, entries = section.partition("\n\n- ")
+        rows = re.findall(r"^- \[(.*?)\]\(([^)]+)\)", f"- {entries}", re.MULTILINE)
+        assert rows, f"no decision in: {heading}"
+        assert len(rows) == f"- {entries}".count("\n- ") + 1
+        assert rows == sorted(rows, key=lambda row: row[1])
+        assert all((ROOT / name).exists() for name in re.findall(r"`([^`]+)`", heading)), heading
+        listed += rows
+    titles = {
+        path.name: path.read_text("utf-8").partition("\n")[0].removeprefix("# ")
+        for path in DOCS.glob("decisions/[0-9]*.md")
+    }
+    assert sorted(listed) == sorted((title, name) for name, title in titles.items())
+
+
+def test_decisions_that_are_superseded_are_marked() -> None:
     index = _text("docs/decisions/index.md")
-    for path in sorted(DOCS.glob("decisions/[0-9]*.md")):
-        title = path.read_text("utf-8").partition("\n")[0].removeprefix("# ")
-        assert f"- [{title}]({path.name})" in index, f"docs/decisions/index.md has no line `- [{title}]({path.name})`"
+    for path in DOCS.glob("decisions/[0-9]*.md"):
+        by = re.search(r"^Superseded by .*\(([^)]+)\)", path.read_text("utf-8"), re.MULTILINE)
+        entry = next(line for line in index.splitlines() if line.startswith(f"- [{path.name[:3]} "))
+        assert ("superseded by" in entry) == (by is not None), entry
+        assert by is None or f"]({by[1]})" in entry, entry
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("decisions/[0-9]*.md")), ids=lambda path: path.stem)
+def test_title_of_a_decision_is_short_and_has_its_number(path: Path) -> None:
+    heading = path.read_text("utf-8").partition("\n")[0]
+    number, _, title = heading.removeprefix("# ").partition(" ")
+    assert number == path.name[:3]
+    assert 10 < len(title) <= 90, title
+    assert not title.endswith("."), title
 
 
 def test_how_it_works_names_files_that_exist() -> None:
