@@ -99,7 +99,7 @@ class Watch:
         for error in self._reader.unreadable.values():
             self._reader.warn_unreadable(error)
         job = self._run.read().slurm_job
-        if self._plan.launcher == "slurm":
+        if self._plan.launcher != "ssh":
             self._poll = Poll(self._launcher, job, self._launcher.attempt())
         with self._poll or nullcontext():
             status = self._last_status()

@@ -169,7 +169,7 @@ def refresh(
         return refreshed
     with closing(launcher_for(plan, terminal, on_progress)) as launcher:
         try:
-            if queue is None and plan.launcher == "slurm":
+            if queue is None and plan.launcher != "ssh":
                 status = _status_of_job(folder, plan, launcher, record.slurm_job)
             else:
                 status = observe.observe_reachable(folder, plan, launcher, queue)
