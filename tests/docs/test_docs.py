@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from orchestrator.cli.app import app, run
+from orchestrator.checks.quick import CHECKS
+from orchestrator.cli.app import VERBS, app, run
 from orchestrator.inventory import model as inventory
 from orchestrator.inventory import slurm
 from tests.paths import ROOT
@@ -19,31 +20,7 @@ from trainer.comm.config import CommConfig
 from trainer.config.config import schemas_by_key
 
 DOCS = ROOT / "docs"
-COMMANDS = (
-    "submit",
-    "ssh-launch",
-    "logs",
-    "status",
-    "list",
-    "env",
-    "lint",
-    "attach",
-    "check",
-    "stop",
-    "ssh",
-    "exec",
-    "cp",
-    "gc",
-    "inventory",
-    "bench",
-    "nodes",
-    "diagnose",
-    "diff",
-    "rerun",
-    "ladder",
-    "stats",
-    "settings",
-)
+COMMANDS = tuple(VERBS)
 PAGES = sorted(
     str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *DOCS.glob("**/*.md"), *ROOT.glob("inventories/*.md"))
 )
@@ -70,7 +47,7 @@ def _section(command: str) -> str:
     return "\n".join(found)
 
 
-def test_command_list_of_these_tests_is_complete() -> None:
+def test_help_lists_every_verb() -> None:
     listed = re.findall(r"^  ([a-z][a-z-]+) ", _help().partition("Commands:")[2], re.MULTILINE)
     assert set(listed) == set(COMMANDS)
 
@@ -95,6 +72,12 @@ def test_benchmark_and_its_settings_are_documented() -> None:
     assert not [option for option in sorted(options) if option not in _section("bench")]
     page = _text("docs/bandwidth.md")
     assert not [field.name for field in fields(CommConfig) if f"| `{field.name}` |" not in page]
+
+
+def test_every_quick_check_has_a_row() -> None:
+    section = _text("docs/checks.md").partition("\n## The checks\n")[2].partition("\n## ")[0]
+    rows = [re.findall(r"`([^`]+)`", cell) for cell in re.findall(r"^\| ([^|]+) \|", section, re.MULTILINE)]
+    assert [name for names in rows for name in names] == list(CHECKS)
 
 
 def test_every_field_of_an_inventory_is_documented() -> None:
