@@ -24,11 +24,6 @@ def address_in(path: Optional[str]) -> Optional[str]:
     return found[-1] if found else None
 
 
-def path_of(source: Source, address: str) -> Optional[str]:
-    """The path below /sys/devices of a PCI device, over all bridges and switches above it."""
-    return below_devices(source.resolve(f"{BUS}/{address}"))
-
-
 def below_devices(path: Optional[str]) -> Optional[str]:
     return path[len(DEVICES) :] if path and path.startswith(DEVICES) else None
 
