@@ -70,15 +70,6 @@ def checked_nodes(plan: LaunchPlan, *, is_program_known: bool = True) -> tuple[C
     return tuple(map(checked, plan.nodes))
 
 
-def nothing_to_discover(plan: LaunchPlan) -> str:
-    """The reason why discovery has nothing to do for a plan; empty if it has."""
-    if plan.launcher == "slurm":
-        return "Slurm chooses the nodes, and the job discovers the variables in its allocation"
-    if plan.transport == "local" and len(plan.nodes) > 1:
-        return "the ranks are on this machine, so there is no network to choose"
-    return ""
-
-
 def survey(
     nodes: Sequence[CheckedNode],
     reach: Reach,
