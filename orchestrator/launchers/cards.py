@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from orchestrator.endpoint.access import Terminal, between_prompts, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import OrchError
 from orchestrator.fanout import map_parallel, successes
-from orchestrator.inventory.model import Inventory, Node
 from orchestrator.progress import OnProgress, Reporter
+
+if TYPE_CHECKING:
+    from orchestrator.inventory.model import Inventory, Node
 
 
 def detect_cards(
