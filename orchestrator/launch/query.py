@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from orchestrator.launch.planned import Planned
-from orchestrator.launch.start import connected, resolved
+from orchestrator.launch.start import connect, resolved
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan
@@ -21,11 +21,11 @@ def queried_plan(planned: Planned, on_warning: Callable[[str], None], on_progres
         OrchError: the launch would be refused, or would fail, for this reason.
     """
     with closing(launcher_for(planned.plan, planned.terminal, on_progress, planned.connected)) as launcher:
-        plan = connected(planned.plan, launcher, on_warning)
-        if not isinstance(launcher, DirectLauncher) or not planned.checked:
-            return plan
+        reached = connect(planned, launcher, on_warning)
+        if not isinstance(launcher, DirectLauncher) or not reached.checked:
+            return reached.plan
         from orchestrator.launch.node_check import begin_check, facts_of, require_passed  # only launches over SSH check
 
-        result = begin_check(planned, launcher).result()
+        result = begin_check(reached, launcher).result()
         require_passed(result.findings, planned.record.inventory["file"], on_warning)
-        return resolved(plan, facts_of(result, planned), on_warning)
+        return resolved(reached.plan, facts_of(result, reached), on_warning)

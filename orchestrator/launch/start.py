@@ -61,15 +61,15 @@ def _launch(planned: Planned, launcher: Launcher, on_warning: Callable[[str], No
         with ThreadPoolExecutor(1) as executor:
             writing = executor.submit(record_plan, folder, planned)
             keeping = executor.submit(keep_code, folder, planned)
-            plan = connected(planned.plan, launcher, on_warning)  # waits for the network meanwhile
+            reached = connect(planned, launcher, on_warning)  # waits for the network meanwhile
             writing.result()
-        if plan.node_count < planned.plan.node_count:
-            folder.update(node_count=plan.node_count)
-            planned = replace(planned, checked=checked_nodes(plan) if planned.checked else ())
+        if reached.plan.node_count < planned.plan.node_count:
+            folder.write_plan(reached.plan)
+            folder.update(node_count=reached.plan.node_count)
         for warning in keeping.result():
             on_warning(warning)
     with undo_on_failure([folder], launcher, when="during the launch", left="what had started was stopped"):
-        plan = push_and_resolve(replace(planned, plan=plan), launcher, folder, on_warning)
+        plan = push_and_resolve(reached, launcher, folder, on_warning)
         if plan != planned.plan:
             folder.write_plan(plan)
         job = launcher.start(plan, planned.bundle)
@@ -77,10 +77,11 @@ def _launch(planned: Planned, launcher: Launcher, on_warning: Callable[[str], No
     return folder
 
 
-def connected(plan: LaunchPlan, launcher: Launcher, on_warning: Callable[[str], None]) -> LaunchPlan:
-    """Connect to what the launch needs; return the plan by what is there. An elastic run begins without nodes that are off."""
+def connect(planned: Planned, launcher: Launcher, on_warning: Callable[[str], None]) -> Planned:
+    """Connect to what the launch needs; return the launch by what is there. An elastic run begins without nodes that are off."""
+    plan = planned.plan
     try:
-        return resolved(plan, launcher.connect(plan), on_warning)
+        return replace(planned, plan=resolved(plan, launcher.connect(plan), on_warning))
     except NodesError as error:
         lost = {failure.node: failure.reason for failure in error.failures if isinstance(failure, Unreachable)}
         smaller = without_nodes(plan, lost) if len(lost) == len(error.failures) else None
@@ -88,7 +89,8 @@ def connected(plan: LaunchPlan, launcher: Launcher, on_warning: Callable[[str], 
             raise
     size = f"the run begins on {smaller.node_count} of {plan.node_count} nodes (--elastic)"
     facts = Facts((f"{fold(lost)} cannot be reached: {next(iter(lost.values()))}; {size}",))
-    return resolved(resolved(smaller, facts, on_warning), launcher.connect(smaller), on_warning)
+    plan = resolved(resolved(smaller, facts, on_warning), launcher.connect(smaller), on_warning)
+    return replace(planned, plan=plan, checked=checked_nodes(plan) if planned.checked else ())
 
 
 def push_and_resolve(

@@ -195,9 +195,8 @@ class Supervisor:
 
         def is_over() -> bool:
             nonlocal isolated
-            isolated &= self._silence.isolated(
-                cut_off, ended.refusing
-            )  # a node that reaches the head measures from 0 again
+            # a node that reaches the head measures from 0 again
+            isolated &= self._silence.isolated(cut_off, ended.refusing)
             return self._is_over()
 
         unreached, running = self._until_isolated(ended.unreached, wait_s, is_over)
@@ -240,7 +239,7 @@ class Supervisor:
     def _until_back(
         self, unreached: Sequence[NodePlan], deadline_s: float, can_restart: Callable[[set[str]], bool]
     ) -> tuple[Sequence[NodePlan], frozenset[str]]:
-        """Wait for lost nodes until the run can be restarted without those that are still lost; returns as _end_returning_nodes."""
+        """Wait for lost nodes until the run can be restarted without those that are still lost; returns as Termination.end_returning_nodes."""
         running = frozenset[str]()
         lost = {node.name for node in unreached}
         kept = [node for node in self._plan.nodes if node.name not in lost]
@@ -300,7 +299,7 @@ class Supervisor:
     def _until_isolated(
         self, unreached: Sequence[NodePlan], wait_s: float, is_over: Callable[[], bool]
     ) -> tuple[Sequence[NodePlan], frozenset[str]]:
-        """Wait until nodes that are cut off have ended their ranks themselves; returns as _end_returning_nodes."""
+        """Wait until nodes that are cut off have ended their ranks themselves; returns as Termination.end_returning_nodes."""
         if not unreached:
             return (), frozenset()
         lost = {node.name for node in unreached}

@@ -38,7 +38,7 @@ usecases/launch/request.py: make_request
 usecases/inventory.py: load_inventory
 code/bundle.py: build
 plan/make.py: make_plan
-launch/start.py: started _launch connected push_and_resolve resolved
+launch/start.py: started _launch connect push_and_resolve resolved
 launch/node_check.py: begin_check begin_survey _check _judged facts_of
 launch/preflight.py: survey
 checks/quick.py: check

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from tests.paths import ROOT
 
-# Where a launcher takes a plan, as it is.
+# The functions in which a launcher may keep the plan that it is given, and the calls that keep one.
 TAKES = frozenset({"__init__", "start", "begin", "learn"})
+KEEPING_CALLS = frozenset({"NewestPlan", "self._newest.begin", "self._newest.learn"})
 
 
 def _changes(source: str) -> Iterator[tuple[str, str]]:
@@ -17,6 +18,10 @@ def _changes(source: str) -> Iterator[tuple[str, str]]:
         if not isinstance(function, ast.FunctionDef):
             continue
         for statement in ast.walk(function):
+            if isinstance(statement, ast.Call) and ast.unparse(statement.func) in KEEPING_CALLS:
+                [argument] = statement.args
+                if ast.unparse(argument) != "plan":
+                    yield function.name, ast.unparse(argument)
             if not isinstance(statement, ast.Assign | ast.AugAssign | ast.AnnAssign) or statement.value is None:
                 continue
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
@@ -35,6 +40,17 @@ def test_no_launcher_changes_its_plan() -> None:
     assert found == {}
 
 
+SOURCE = """
+class Launcher:
+    def connect(self, plan):
+        self._plan = replace(plan, a=1)
+    def push(self, plan):
+        self._newest.begin(with_b(plan))
+    def start(self, plan):
+        self._plan = plan
+        self._newest.begin(plan)
+"""
+
+
 def test_launcher_that_changes_its_plan_is_found() -> None:
-    source = "class A:\n def connect(self, plan):\n  self._plan = replace(plan, a=1)\n def start(self, plan):\n  self._plan = plan\n"
-    assert list(_changes(source)) == [("connect", "replace(plan, a=1)")]
+    assert list(_changes(SOURCE)) == [("connect", "replace(plan, a=1)"), ("push", "with_b(plan)")]

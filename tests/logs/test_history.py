@@ -429,6 +429,14 @@ def test_nodes_are_observed_once_more_after_an_event_or_after_a_while(
     assert feed.observe() == []  # only events are news of an agent on another machine
 
 
+def test_nodes_that_a_supervisor_observes_are_not_observed(endpoint: Endpoint, tmp_path: Path) -> None:
+    feed = Log(tmp_path, endpoint).feed()
+    feed.observes = False
+    assert feed.observe() == []
+    feed.observes = True
+    assert [node.node for node in feed.observe()] == ["n0"]
+
+
 def test_a_line_that_is_longer_than_an_answer_is_followed_to_its_end(
     long_line: AttemptFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

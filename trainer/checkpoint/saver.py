@@ -59,8 +59,7 @@ class Saver:
         self._writing: _Writing | None = None
         self._problem = ""  # of a save that ended and is not reported yet
         self._postponed = False
-        # Of the last snapshot, which is written before the next one is taken.
-        self._snapshot_memory: SharedMemory | None = None
+        self._snapshot_memory: SharedMemory | None = None  # of the last snapshot; the next one reuses it
         self._writer: Writer | None = None  # of shards
         self._cost_s = 0.0  # of the last save: the time for which training stood still
         self._saved_at = time.monotonic()

@@ -9,12 +9,17 @@ from typing import Any
 
 import pytest
 
+from orchestrator.code.bundle import Bundle
 from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan
+from orchestrator.plan.plan import LaunchPlan
+from orchestrator.plan.resolve import Facts
 from orchestrator.records.store import RunFolder, Store
 from orchestrator.run import Program, Request, RunRecord, RunState
+from orchestrator.usecases.launch import sweep
 from orchestrator.usecases.launch.sweep import combinations, stop_sweep, with_values
+from orchestrator.usecases.launch_arguments import LaunchArguments
 from tests.grounds.cli import Orch
 from tests.paths import ROOT
 from tests.until import until
@@ -116,3 +121,43 @@ def test_launch_of_a_sweep_is_cancelled_by_one_signal(tmp_path: Path) -> None:
     assert [record.state for record in records] == [RunState.STOPPED] * 4
     assert count.read_text("utf-8") == "SIGTERM\n"
     assert len(messages) == 1
+
+
+class Cluster:
+    """A launcher for a cluster whose time limit is short; it queues nothing."""
+
+    def __init__(self) -> None:
+        self.written: list[LaunchPlan] = []
+
+    def connect(self, _plan: LaunchPlan) -> Facts:
+        return Facts(("the partition is small",), time_limit_s=120.0)
+
+    def push(self, _plan: LaunchPlan, _bundle: Bundle) -> Facts:
+        return Facts(is_shared=True)
+
+    def write(self, plan: LaunchPlan, _bundle: Bundle) -> None:
+        self.written.append(plan)
+
+    def start(self, plan: LaunchPlan, bundle: Bundle) -> str:
+        self.write(plan, bundle)
+        return "7"
+
+    def close(self) -> None:
+        """No connections."""
+
+
+def test_each_run_of_a_sweep_is_resolved_and_a_warning_is_given_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, warnings = Cluster(), list[str]()
+    monkeypatch.setattr(sweep, "SlurmLauncher", lambda *_: cluster)
+    monkeypatch.setattr(sweep, "slurm_host", lambda *_: None)
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inventory.yaml").write_text("name: demo\naccelerator: cpu\ndevices: 1\nnodes: [{name: n0}]\n")
+    arguments = LaunchArguments("slurm", "inventory.yaml", None, None, None, (), ("sh", "-c", "echo {seed}"))
+    sweep.submit(sweep.plan_sweep(arguments, ["seed=1,2"]), warnings.append)
+    assert warnings == ["the partition is small"]
+    assert [plan.slurm["warn_s"] for plan in cluster.written] == [30, 30]
+    recorded = {folder.path.name: folder.read_plan().slurm["warn_s"] for folder in Store(tmp_path / "home").all()}
+    assert recorded == {plan.run_id: 30 for plan in cluster.written}
