@@ -21,8 +21,8 @@ def launch(
         raise UsageError("--query is for --dry-run", hint="add --dry-run, or omit --query: a launch queries the nodes")
     if arguments.launcher == "ssh" and not dry_run:
         return _launch_over_ssh(arguments, follow=follow, quiet=quiet, fold=fold)
-    from orchestrator.launch.start import started  # as above
-    from orchestrator.usecases.launch import transcript  # the owner of a run over SSH imports what a launch needs
+    from orchestrator.launch.start import started  # the owner of a run over SSH imports what a launch needs
+    from orchestrator.usecases.launch import transcript  # as above
     from orchestrator.usecases.launch.plan_launch import plan_launch  # as above
 
     with ProgressLine() as progress:

@@ -43,25 +43,17 @@ class CheckResult:
 
 
 def begin_check(planned: Planned, launcher: DirectLauncher) -> Future[CheckResult]:
-    """Begin to check the nodes of an attempt, as begin_survey does, over the connections of the launcher."""
+    """Begin to check the nodes of an attempt that is connected, in a thread."""
     by_name = {node.name: node for node in planned.plan.nodes}
     kept = KeptFacts.of(home_store(), planned.record.inventory["digest"])
+    future: Future[CheckResult] = Future()
 
     def reach(name: str) -> Endpoint:
         return launcher.reach(by_name[name])
 
-    return begin_survey(planned.checked, reach, planned.plan, kept, skipped=planned.skipped)
-
-
-def begin_survey(
-    nodes: Sequence[CheckedNode], reach: Reach, plan: LaunchPlan, kept: KeptFacts, *, skipped: Collection[str] = ()
-) -> Future[CheckResult]:
-    """Begin to check the nodes of a launch that is connected, in a thread; nodes whose facts are kept are not queried."""
-    future: Future[CheckResult] = Future()
-
     def work() -> None:
         try:
-            future.set_result(_check(nodes, reach, plan, kept, skipped=skipped))
+            future.set_result(check_result(planned.checked, reach, planned.plan, kept, skipped=planned.skipped))
         except BaseException as error:  # noqa: BLE001  raised where the result is needed
             future.set_exception(error)
 
@@ -69,10 +61,14 @@ def begin_survey(
     return future
 
 
-def _check(
-    nodes: Sequence[CheckedNode], reach: Reach, plan: LaunchPlan, kept: KeptFacts, *, skipped: Collection[str]
+def check_result(
+    nodes: Sequence[CheckedNode], reach: Reach, plan: LaunchPlan, kept: KeptFacts, *, skipped: Collection[str] = ()
 ) -> CheckResult:
-    """Query and judge the nodes. Kept facts have no code and no `out`, and a failure that they show may be corrected already."""
+    """
+    Query and judge the nodes but those whose facts are kept.
+
+    Kept facts have no code and no `out`, and a failure that they show may be corrected already.
+    """
     code = plan.program.folder_on_nodes
     known = kept.read() if code is None else {}
     used = {node.name: known[node.name] for node in nodes if node.name in known and "out" not in node.folders}

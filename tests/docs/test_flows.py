@@ -39,7 +39,7 @@ usecases/inventory.py: load_inventory
 code/bundle.py: build
 plan/make.py: make_plan
 launch/start.py: started _launch connect push_and_resolve resolved
-launch/node_check.py: begin_check begin_survey _check _judged facts_of
+launch/node_check.py: begin_check check_result _judged facts_of
 launch/preflight.py: survey
 checks/quick.py: check
 checks/network.py: discovery

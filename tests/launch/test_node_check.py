@@ -13,7 +13,7 @@ from orchestrator.cli.app import run
 from orchestrator.errors import UsageError
 from orchestrator.findings import Severity
 from orchestrator.inventory.model import Inventory, Node
-from orchestrator.launch.node_check import CheckResult, begin_survey
+from orchestrator.launch.node_check import CheckResult, check_result
 from orchestrator.launch.preflight import checked_nodes
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
@@ -33,7 +33,7 @@ def _plan(program: Program, python: str = "python3", setup: tuple[str, ...] = ()
 
 
 def _result(nodes: StubNodes, kept: KeptFacts, plan: LaunchPlan | None = None) -> CheckResult:
-    return begin_survey(nodes.checked, nodes.reach, plan or _plan(TRAINER), kept).result(timeout=60)
+    return check_result(nodes.checked, nodes.reach, plan or _plan(TRAINER), kept)
 
 
 def _kept(folder: Path, nodes: Cluster) -> KeptFacts:
@@ -104,7 +104,7 @@ def test_skipped_check_refuses_nothing_and_its_facts_are_not_kept(tmp_path: Path
     faulty = cluster(cpu_node, 3)
     faulty.facts["n1"]["software"]["torch"] = "2.5.0"
     nodes, kept = StubNodes(faulty), _kept(tmp_path, cluster(cpu_node, 0))
-    result = begin_survey(nodes.checked, nodes.reach, _plan(TRAINER), kept, skipped=("versions",)).result(timeout=60)
+    result = check_result(nodes.checked, nodes.reach, _plan(TRAINER), kept, skipped=("versions",))
     assert result.findings == []
     assert kept.read() == {}
 
