@@ -9,7 +9,7 @@ All errors for users, with their exit codes. 1 (the training failed) and 6 (stop
      +- LaunchError (4)       the launch failed; what had started was stopped again, or is named
      |   +- Interrupted       by the user; nothing is left
      |   +- NodeError         one node: no Python, unwritable folder
-     |   |   +- Unreachable   no connection; NotListening if the node answers that the port is closed
+     |   |   +- Unreachable   no connection; NotListening if the node answers that the port is closed, ContainerEnded
      |   |   +- LoginRefused  retrying cannot help
      |   +- NodesError        several nodes, every one of them named
      +- RunLost (5)           the state of a run cannot be known
@@ -105,6 +105,10 @@ class Unreachable(NodeError):
 
 class NotListening(Unreachable):
     """The node's own host, not a jump host, answers that the port is closed."""
+
+
+class ContainerEnded(Unreachable):
+    """The node's container does not exist or is not running, so none of the ranks in it run either."""
 
 
 class LoginRefused(NodeError):

@@ -9,6 +9,7 @@ import itertools
 import os
 import signal
 import sys
+import tempfile
 import warnings
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -20,6 +21,7 @@ import pytest_randomly
 
 from tests.grounds import components
 from tests.grounds.cli import supervisors_below
+from tests.grounds.containers import Runtime, open_docker, open_podman
 from tests.grounds.hosts import Hosts, open_hosts
 from tests.grounds.keeper import kill
 from tests.grounds.slurm import Cluster, open_cluster
@@ -38,6 +40,8 @@ _MARKED_BY_FIXTURE = {
     "accounted_cluster": "accounting",
     "accounted_cluster_ground": "accounting",
     "slurm_hosts": "slurm",
+    "docker": "containers",
+    "podman": "containers",
 }
 # Fixtures that start agents, endpoints, orch or ranks, or whose tests do.
 _STARTERS = frozenset(_MARKED_BY_FIXTURE) | {
@@ -99,6 +103,8 @@ def _add_markers(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(f"slurm-{next(turn)}"))
         if item.get_closest_marker("accounting"):
             item.add_marker(pytest.mark.xdist_group("accounting"))
+        if item.get_closest_marker("containers"):
+            item.add_marker(pytest.mark.xdist_group("containers"))
         if item.get_closest_marker("train") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(300))  # half a minute of CPU time, for two ranks of one test
         if "warm" in getattr(item, "fixturenames", ()):
@@ -188,6 +194,26 @@ def farm(farm_ground: Farm, tmp_path: Path) -> Iterator[Farm]:
     for pid in supervisors_below(tmp_path):
         kill(pid)
     farm_ground.end_processes()
+
+
+@pytest.fixture(scope="session")
+def docker_ground() -> Iterator[Runtime]:
+    """The docker daemon of this session; tests take `docker`."""
+    with open_docker(Path(tempfile.mkdtemp(prefix="orch-docker-"))) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def docker(docker_ground: Runtime) -> Iterator[Runtime]:
+    """A docker daemon; the containers that a test starts are removed after it."""
+    yield docker_ground
+    docker_ground.clear()
+
+
+@pytest.fixture
+def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
+    with open_podman(tmp_path_factory.mktemp("podman")) as runtime:
+        yield runtime
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ def answer(cluster: Cluster) -> Iterator[Finding]:
     for node in cluster.expected:
         if node not in cluster.facts:
             reason = cluster.failures.get(node, "no answer")
-            remedy = "log in with `orch ssh NODE`, or leave the node out with --nodes"
+            remedy = cluster.hints.get(node) or "log in with `orch ssh NODE`, or leave the node out with --nodes"
             yield Finding(Severity.FAIL, "answer", reason, (node,), remedy=remedy)
 
 

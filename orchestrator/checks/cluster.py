@@ -11,6 +11,7 @@ from orchestrator.environment.request import NodeRequest
 from orchestrator.node.cards import VISIBLE, visible_devices
 
 if TYPE_CHECKING:
+    from orchestrator.checks.container_state import ContainerState
     from orchestrator.node.facts import Card, NodeFacts
 
 T = TypeVar("T")
@@ -82,13 +83,31 @@ class Cluster:
     clocks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     rendezvous: Rendezvous | None = None
     shared: Sequence[SharedFolder] = ()
+    containers: Mapping[str, ContainerState] = field(default_factory=dict)
+    """The containers of the nodes that are entered over SSH, as far as their runtimes have answered."""
+    hints: Mapping[str, str] = field(default_factory=dict)
+    """The next step after a failure, where it has one."""
     is_job_without_gpus: bool = False
     """The nodes are those of a Slurm job that has requested no GPU."""
 
     def part(self, nodes: Sequence[str]) -> Cluster:
         """Some of the nodes, without the tests that take several nodes."""
         expected, facts, clocks = _of(self.expected, nodes), _of(self.facts, nodes), _of(self.clocks, nodes)
-        return Cluster(expected, facts, _of(self.failures, nodes), clocks, is_job_without_gpus=self.is_job_without_gpus)
+        containers, failures = _of(self.containers, nodes), _of(self.failures, nodes)
+        without_gpus = self.is_job_without_gpus
+        hints = _of(self.hints, nodes)
+        return Cluster(
+            expected, facts, failures, clocks, containers=containers, hints=hints, is_job_without_gpus=without_gpus
+        )
+
+    def host_cards(self, node: str) -> Mapping[str, int]:
+        """The number of cards by accelerator on the node itself, by their device files; empty unless ranks run in a container there."""
+        return self.containers[node].host_cards if node in self.containers else {}
+
+    def recreate(self, node: str, *options: str) -> str:
+        """The line that creates the node's container again with these options; empty if it has none, or its runtime takes no options."""
+        state = self.containers.get(node)
+        return "" if state is None or state.mounts is None else state.recreated_with(*options)
 
     def values(self, read: Callable[[NodeFacts], T | None]) -> dict[str, T]:
         """A value of each node that answered, without the nodes where it is None."""

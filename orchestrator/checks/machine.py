@@ -23,7 +23,8 @@ def open_files(cluster: Cluster) -> Iterator[Finding]:
         limit = value["hard"]
         if limit is not None and limit < OPEN_FILES:
             text = f"a process may open {limit} files; data loaders and NCCL need {OPEN_FILES}"
-            remedy = f"raise nofile in {LIMITS_CONF} LimitNOFILE="
+            remedy = cluster.recreate(node, "--ulimit=nofile=1048576")
+            remedy = remedy or f"raise nofile in {LIMITS_CONF} LimitNOFILE="
             yield Finding(Severity.FAIL, "nofile", text, (node,), remedy=remedy)
 
 
@@ -53,7 +54,8 @@ def locked_memory(cluster: Cluster) -> Iterator[Finding]:
         limit = value["soft"]
         if limit is not None and limit < LOCKED_BYTES and any(hca["usable"] for hca in cluster.facts[node]["hcas"]):
             text = f"a process may lock {three_digits(limit / GIB)} GiB of memory; RDMA needs {LOCKED_BYTES // GIB} GiB"
-            remedy = f"set memlock unlimited in {LIMITS_CONF} LimitMEMLOCK=infinity"
+            remedy = cluster.recreate(node, "--ulimit=memlock=-1")
+            remedy = remedy or f"set memlock unlimited in {LIMITS_CONF} LimitMEMLOCK=infinity"
             yield Finding(Severity.WARN, "memlock", text, (node,), remedy=remedy)
 
 
@@ -63,7 +65,7 @@ def shared_memory(cluster: Cluster) -> Iterator[Finding]:
         for disk in facts["disks"]:
             if disk["use"] == "shm" and disk["total"] < SHARED_MEMORY_BYTES and cluster.uses_cards(node):
                 text = f"{disk['path']} has {three_digits(disk['total'] / GIB)} GiB; NCCL and data loaders need {SHARED_MEMORY_BYTES // GIB}"
-                remedy = "start the container with --shm-size=16g or --ipc=host"
+                remedy = cluster.recreate(node, "--ipc=host") or "start the container with --shm-size=16g or --ipc=host"
                 yield Finding(Severity.WARN, "shm", text, (node,), remedy=remedy)
 
 

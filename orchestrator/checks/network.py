@@ -24,7 +24,8 @@ def rdma(cluster: Cluster) -> Iterator[Finding]:
         hidden = [hca["name"] for hca in facts["hcas"] if not hca["usable"]]
         if hidden and cluster.uses_cards(node):
             text = f"{', '.join(hidden)}: the device file is missing; NCCL would use TCP instead"
-            remedy = "give the container /dev/infiniband (--device=/dev/infiniband, --ulimit memlock=-1)"
+            remedy = cluster.recreate(node, "--device=/dev/infiniband", "--ulimit=memlock=-1")
+            remedy = remedy or "give the container /dev/infiniband (--device=/dev/infiniband, --ulimit memlock=-1)"
             is_pinned = cluster.expected[node].network in ("infiniband", "roce")
             yield Finding(Severity.FAIL if is_pinned else Severity.WARN, "rdma", text, (node,), remedy=remedy)
     if differs := difference({node: len(facts["hcas"]) for node, facts in cluster.facts.items()}):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from orchestrator.checks import answers, cards, disks, machine, names, network, software
+from orchestrator.checks import answers, cards, container, disks, machine, names, network, software
 from orchestrator.checks.cluster import Cluster
 from orchestrator.findings import Finding, Severity
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 CHECKS: Mapping[str, Check] = {
     "answer": answers.answer,
     "incomplete": answers.incomplete,
+    "container": container.container,
     "cards": cards.count,
     "uuids": cards.uuids,
     "ecc": cards.errors,

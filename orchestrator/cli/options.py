@@ -43,6 +43,7 @@ inventory = inventory_option("Inventory file, or the name of a shipped one (loca
 nodes = click.option(
     "--nodes", metavar="LIST", shell_complete=completion.nodes_of_inventory, help="Nodes to use, as in n0,n[2-5]."
 )
+to_host = click.option("--host", "to_host", is_flag=True, help="On the node itself, also if it has a container.")
 shape = click.option("-j", "shape", metavar="NxR", help="Number of nodes and ranks on each, as in 2x8; default: all.")
 skip = click.option("--skip", "skipped", multiple=True, metavar="NAME", help="Leave out this check; may be repeated.")
 dry_run = click.option("--dry-run", is_flag=True, help="Print every file and command, start nothing.")

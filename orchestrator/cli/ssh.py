@@ -13,13 +13,14 @@ from orchestrator.errors import UsageError
 
 @click.command()
 @options.inventory
+@options.to_host
 @click.argument("node", shell_complete=completion.nodes_of_inventory)
-def ssh(inventory: str | None, node: str) -> NoReturn:
-    """Log in to a node of the inventory. With its address, user, port, jump host and host key rule."""
+def ssh(inventory: str | None, *, to_host: bool, node: str) -> NoReturn:
+    """Log in to a node of the inventory. In its container if it has one, with its address, user, port, jump host and host key rule."""
     from orchestrator.usecases.execute import login_command
 
-    argv = login_command(inventory, node)
+    argv = login_command(inventory, node, to_host=to_host)
     try:
         os.execvp(argv[0], argv)  # noqa: S606  that is the purpose
     except FileNotFoundError as exc:
-        raise UsageError("no program ssh on the PATH of this machine", hint="install the OpenSSH client") from exc
+        raise UsageError(f"no program {argv[0]} on the PATH of this machine", hint="install it") from exc

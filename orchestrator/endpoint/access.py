@@ -12,12 +12,13 @@ import resource
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from orchestrator.errors import NodeError, OrchError
 from orchestrator.node.system.files import low_size_limit
 from orchestrator.progress import OnProgress
 from orchestrator.transports.base import Transport
+from orchestrator.transports.container import ContainerName, ContainerTransport
 from orchestrator.transports.ssh.commands import login_argv
 from orchestrator.transports.ssh.deferred_imports import deferred_imports
 from orchestrator.transports.ssh.route import Destination, PlannedSsh, SshSettings
@@ -28,9 +29,11 @@ __all__ = [
     "PlannedSsh",
     "PromptCancelled",
     "SshSettings",
+    "Target",
     "Terminal",
     "TransportFactory",
     "between_prompts",
+    "container_of",
     "count_gateways",
     "login_argv",
     "require_file_size",
@@ -49,14 +52,27 @@ PROCESSES = Path("/proc")  # a folder for each on Linux
 
 _TOO_LOW = "the hard limit (`{}`) is too low: ask the administrator to raise it, or launch from another machine"
 
-TransportFactory: TypeAlias = Callable[[Destination], Transport]
+TransportFactory: TypeAlias = Callable[["Target"], Transport]
+
+
+class Target(Destination, Protocol):
+    """A node of an inventory or a plan: where it is, and the container in it that is entered."""
+
+    @property
+    def container(self) -> Mapping[str, Any] | ContainerSettings | None: ...
+
+
+class ContainerSettings(Protocol):
+    """The fields of a container in an inventory."""
+
+    def model_dump(self) -> dict[str, Any]: ...
 
 
 def transport_factory(
-    kind: str, ssh: Mapping[str, Any] | SshSettings, terminal: Terminal | None = None
+    kind: str, ssh: Mapping[str, Any] | SshSettings, terminal: Terminal | None = None, *, to_host: bool = False
 ) -> TransportFactory:
     """
-    Make the function that makes a node's transport; at most `fanout` of them log in at the same time.
+    Make the function that makes a node's transport, into its container if it has one; at most `fanout` log in at the same time.
 
     Only ssh imports Fabric, which is slow.
 
@@ -64,7 +80,28 @@ def transport_factory(
         kind: local or ssh.
         ssh: the options of an inventory, or of a plan; unused if `kind` is local.
         terminal: for a login's prompts; by default the terminal of this process.
+        to_host: to the node itself, also if it has a container.
     """
+    to_node = _factory_to_nodes(kind, ssh, terminal)
+
+    def transport(node: Target) -> Transport:
+        container = None if to_host else container_of(node)
+        return to_node(node) if container is None else ContainerTransport(to_node(node), container)
+
+    return transport
+
+
+def container_of(node: Target) -> ContainerName | None:
+    """The container of a node in which programs start; None: on the node itself."""
+    settings = node.container
+    if settings is None:
+        return None
+    return ContainerName.of(settings if isinstance(settings, Mapping) else settings.model_dump())
+
+
+def _factory_to_nodes(
+    kind: str, ssh: Mapping[str, Any] | SshSettings, terminal: Terminal | None
+) -> Callable[[Destination], Transport]:
     if kind == "local":
         from orchestrator.transports.local import LocalTransport
 

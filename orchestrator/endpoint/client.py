@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from orchestrator.endpoint.connection import ANSWER_S, Connection
+from orchestrator.endpoint.container import container_state
 from orchestrator.endpoint.files import FoundFiles
 from orchestrator.endpoint.logs import Chunk, Positions
 from orchestrator.endpoint.observation import AgentRecord, NodeObservation, RunTrace
@@ -19,8 +20,10 @@ from orchestrator.node.facts import read_facts
 from orchestrator.node.protocol import operations
 from orchestrator.progress import OnShare, no_progress
 from orchestrator.transports.base import Transport
+from orchestrator.transports.container import ContainerTransport
 
 if TYPE_CHECKING:
+    from orchestrator.checks.container_state import ContainerState
     from orchestrator.endpoint.clock import ClockBounds
     from orchestrator.node.facts import NodeFacts
     from orchestrator.node.protocol import agents, connection, output, push, runs
@@ -427,6 +430,15 @@ class Endpoint(Connection):
         }
         reply = self.call(operations.COMMAND, request, answer_s=timeout_s + ANSWER_S).reply
         return CommandResult(reply["code"], reply["out"], reply["err"])
+
+    @property
+    def container(self) -> str:
+        """The container in which it runs, for messages and comparisons; empty on the node itself."""
+        return str(self._transport.container) if isinstance(self._transport, ContainerTransport) else ""
+
+    def container_state(self) -> ContainerState | None:
+        """The container in which it runs, as its runtime describes it; None if that is the node itself."""
+        return container_state(self._transport) if isinstance(self._transport, ContainerTransport) else None
 
     def probe(
         self, names: Sequence[str], folders: Mapping[str, str], code: str | None, *, wait_s: float = PROBE_S

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 from orchestrator.endpoint.clock import ClockBounds
 from orchestrator.endpoint.program import FLAGS, MARKER, OLDEST_PYTHON, program
 from orchestrator.endpoint.replies import Facts
-from orchestrator.endpoint.start_failure import PYTHON_HINT, start_failure
+from orchestrator.endpoint.start_failure import python_hint, start_failure
 from orchestrator.errors import NodeError, Unreachable, machine_error
 from orchestrator.node.protocol import operations
 from orchestrator.progress import OnShare, no_progress
@@ -262,7 +262,9 @@ class Connection:
             sent_s = time.time()
             version = self._send_program(channel)
             if _numbers(version) < OLDEST_PYTHON:
-                raise NodeError(self.node, f"Python {version} is too old: {self.python}", hint=PYTHON_HINT)
+                raise NodeError(
+                    self.node, f"Python {version} is too old: {self.python}", hint=python_hint(self._transport)
+                )
             arrived = self._reply_to(HELLO_NUMBER, ANSWER_S)
             reply = arrived.header
             self._clock = ClockBounds.of(reply, sent_s=sent_s, arrived_s=arrived.time_s)

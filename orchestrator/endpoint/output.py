@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from orchestrator.endpoint.container import container_failure
 from orchestrator.errors import NodeError
 from orchestrator.transports.base import ChannelClosed, Transport
+from orchestrator.transports.container import ContainerTransport
 
 POLL_S = 60.0
 MAX_LINE_BYTES = 1 << 20
@@ -25,7 +27,7 @@ def run_program(transport: Transport, words: Sequence[str], on_line: Callable[[s
         on_line: takes each line of stdout and stderr, without its newline.
 
     Raises:
-        NodeError: there is no connection, or it was lost.
+        NodeError: there is no connection, or it was lost; or the container runs no programs.
     """
     rest = b""
     try:
@@ -45,6 +47,8 @@ def run_program(transport: Transport, words: Sequence[str], on_line: Callable[[s
     except ChannelClosed as closed:
         if rest:
             on_line(rest.decode("utf-8", "replace"))
+        if isinstance(transport, ContainerTransport) and closed.stderr and (failure := container_failure(transport)):
+            raise failure from closed
         if closed.exit_status is None and closed.stderr:
             raise NodeError(transport.node, closed.stderr.strip()) from closed
         return UNKNOWN if closed.exit_status is None or closed.exit_status < 0 else closed.exit_status

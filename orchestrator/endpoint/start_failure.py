@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from orchestrator.endpoint.container import container_failure
 from orchestrator.errors import NodeError
 from orchestrator.transports.base import ChannelClosed, ChannelReader, NoMarker, Transport
+from orchestrator.transports.container import ContainerTransport
 
-PYTHON_HINT = "set python: in the inventory to a Python of 3.8 or newer on that node"
 SHOWN_LINES = 3
 LOOK_S = 10.0
 _ANSWER = b"orch-python-"
@@ -31,20 +32,31 @@ def start_failure(transport: Transport, python: str, closed: ChannelClosed, prin
     Args:
         printed: the beginning of the standard output.
     """
+    failure = container_failure(transport) if isinstance(transport, ContainerTransport) else None
+    return failure or _program_failure(transport, python, closed, printed)
+
+
+def python_hint(transport: Transport) -> str:
+    """The next step where no Python of a sufficient version starts."""
+    location = f"in the {transport.container}" if isinstance(transport, ContainerTransport) else "on that node"
+    return f"set python: in the inventory to a Python of 3.8 or newer {location}"
+
+
+def _program_failure(transport: Transport, python: str, closed: ChannelClosed, printed: str) -> NodeError:
     node, lines = transport.node, (closed.stderr.strip() or printed).splitlines()
     words = "\n    ".join(line.strip() for line in lines[-SHOWN_LINES:]) or "it printed nothing"
     hint = f"see what the node prints for {transport.command_to_try([python, '--version'])}"
     if closed.exit_status in _NOT_RUN:
         found = _look(transport, python)
         if found == "absent":
-            return NodeError(node, f"no Python: {python} not found", hint=PYTHON_HINT)
+            return NodeError(node, f"no Python: {python} not found", hint=python_hint(transport))
         if found.startswith(BELOW):
             folder = found.removeprefix(BELOW)
             return NodeError(
-                node, f"no Python: {python} is in {folder}, which this user may not enter", hint=PYTHON_HINT
+                node, f"no Python: {python} is in {folder}, which this user may not enter", hint=python_hint(transport)
             )
         if found == "exists":
-            return NodeError(node, f"no Python: {python} cannot be run", hint=PYTHON_HINT)
+            return NodeError(node, f"no Python: {python} cannot be run", hint=python_hint(transport))
     if "invalid literal for int()" in closed.stderr:  # the first line of the program, read by the LOADER of program.py
         reason = (
             f"{python} received only a part of the program that orch sends: something before it read standard input, "

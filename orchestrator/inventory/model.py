@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ValidationError, model_validator
 
 from orchestrator.errors import UsageError
 from orchestrator.inventory import fields
+from orchestrator.inventory.container import NodeContainer
 from orchestrator.inventory.document import (
     Document,
     FieldPath,
@@ -79,6 +80,7 @@ class Node(_Model):
     env: fields.Environment = {}
     secrets: fields.Secrets = {}
     tags: tuple[fields.Name, ...] = ()
+    container: NodeContainer | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -95,6 +97,7 @@ class _Cluster(_Model):
     network: fields.Network = "auto"
     bind: fields.Binding = "auto"  # of ranks to the CPUs near their cards
     transport: fields.TransportKind = "ssh"
+    container: NodeContainer | None = None  # of each node that names no other
     env: fields.Environment = {}
     keep: fields.KeptFolders = ()  # folders of the program that its next runs see, too
     setup: tuple[fields.SetupLine, ...] = ()  # lines of shell that run on every node before its ranks
@@ -166,6 +169,7 @@ class _Defaults(_Model):
     env: fields.Environment = {}
     env_file: fields.File | None = None
     tags: tuple[fields.Name, ...] | None = None
+    container: NodeContainer | None = None
 
 
 class _Entry(_Defaults):
@@ -247,7 +251,10 @@ def _allowed(path: FieldPath) -> list[str]:
         ("restart",): RestartOptions,
         ("hooks",): Hook,
         ("slurm", "container"): Container,
+        ("container",): NodeContainer,
         ("defaults",): _Defaults,
+        ("defaults", "container"): NodeContainer,
+        ("nodes", "container"): NodeContainer,
         ("nodes",): _Entry,
     }
     model = sections.get(tuple(part for part in path[:-1] if isinstance(part, str)), _InventoryFile)
@@ -286,13 +293,14 @@ def _nodes_of(entry: _Entry, written: _InventoryFile, files: EnvFiles) -> Iterat
     settings: dict[str, Any] = {  # Any: fields of Node
         "accelerator": written.accelerator,
         "network": written.network,
-        "python": _PYTHON[written.transport],
+        "container": written.container,
     }
     if written.devices is not None:
         settings["devices"] = written.devices
     for source in (written.defaults, entry):
         settings.update(source.model_dump(exclude_none=True, exclude={"name", "address", "env", "env_file"}))
     settings.setdefault("devices", fields.DEFAULT_RANKS[settings["accelerator"]])
+    settings.setdefault("python", _PYTHON["ssh" if settings["container"] else written.transport])
     overridden = {**entry.env, **files.values[entry.env_file]}
     shared_env, shared_secrets = written.defaults.env, files.values[written.defaults.env_file]
     settings["env"] = {name: text for name, text in shared_env.items() if name not in overridden} | entry.env

@@ -19,6 +19,7 @@ from orchestrator.launchers.rendezvous import INTERFACES, check_reachable, parse
 from orchestrator.node.rendezvous import is_loopback
 
 if TYPE_CHECKING:
+    from orchestrator.checks.container_state import ContainerState
     from orchestrator.endpoint.client import Endpoint
     from orchestrator.node.facts import NodeFacts
     from orchestrator.plan.plan import LaunchPlan, NodePlan
@@ -42,10 +43,11 @@ class CheckedNode:
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """The facts of a node, and the least and the most seconds by which its clock is ahead of this machine's."""
+    """The facts of a node, the least and the most seconds by which its clock is ahead of this machine's, and its container."""
 
     facts: NodeFacts
     ahead_s: tuple[float, float]
+    container: ContainerState | None
 
 
 Reach = Callable[[str], "Endpoint"]
@@ -90,15 +92,18 @@ def survey(
     """
     machines = _machines([node for node in nodes if node.name not in known], reach)
     queried = [machine[0] for machine in machines]
-    answers, failures = _facts(queried, reach, code, all_names=all_names, wait_s=FACTS_S + busy_s)
+    wait_s = FACTS_S + busy_s
+    answers, failures = _facts(queried, reach, code, all_names=all_names, wait_s=wait_s)
     if code is not None:
-        answers = _without_changing_code(answers, queried, reach, code, wait_s=FACTS_S + busy_s)
+        answers = _without_changing_code(answers, queried, reach, code, wait_s=wait_s)
     found = {**known, **{name: answer.facts for name, answer in answers.items()}}
     cluster = Cluster(
         expected={node.name: node.expected for node in nodes if node in queried or node.name in known},
         facts={node.name: found[node.name] for node in nodes if node.name in found},
-        failures=failures,
+        failures={name: _reason(error, wait_s) for name, error in failures.items()},
+        hints={name: error.hint for name, error in failures.items() if error is not None and error.hint},
         clocks={name: answer.ahead_s for name, answer in answers.items()},
+        containers={name: answer.container for name, answer in answers.items() if answer.container is not None},
     )
     if answers:
         cluster = replace(
@@ -109,7 +114,7 @@ def survey(
 
 def _machines(nodes: Sequence[CheckedNode], reach: Reach) -> list[list[CheckedNode]]:
     """
-    The nodes by machine, network namespace, user, Python and folders: loopback addresses have the same facts then.
+    The nodes by machine, network namespace, container, user, Python and folders: loopback addresses have the same facts then.
 
     Nodes at other addresses stay alone: there, several on one machine are containers, or a mistake that a check must find.
     """
@@ -118,8 +123,9 @@ def _machines(nodes: Sequence[CheckedNode], reach: Reach) -> list[list[CheckedNo
         key: object = node.name
         if is_loopback(node.expected.address):
             with suppress(OrchError):  # `_facts` reports it
-                facts = reach(node.name).facts
-                key = facts.host_id, facts.user, facts.python, *sorted(node.folders.items())
+                endpoint = reach(node.name)
+                facts = endpoint.facts
+                key = facts.host_id, endpoint.container, facts.user, facts.python, *sorted(node.folders.items())
         groups.setdefault(key, []).append(node)
     return list(groups.values())
 
@@ -136,14 +142,18 @@ def _with_all(cluster: Cluster, nodes: Sequence[CheckedNode], machines: Sequence
             name: of_first if name == origin[name] else {**of_first, "node": name} for name, of_first in facts.items()
         },
         failures={name: cluster.failures[source] for name, source in origin.items() if source in cluster.failures},
+        hints={name: cluster.hints[source] for name, source in origin.items() if source in cluster.hints},
         clocks={name: cluster.clocks[source] for name, source in origin.items() if source in cluster.clocks},
+        containers={
+            name: cluster.containers[source] for name, source in origin.items() if source in cluster.containers
+        },
     )
 
 
 def _facts(
     nodes: Sequence[CheckedNode], reach: Reach, code: str | None, *, all_names: bool, wait_s: float
-) -> tuple[dict[str, NodeAnswer], dict[str, str]]:
-    """The answers of the nodes that answer in time, and the reasons of the others."""
+) -> tuple[dict[str, NodeAnswer], dict[str, OrchError | None]]:
+    """The answers of the nodes that answer in time, and the errors of the others; None for one that is late."""
     names, addresses = [node.name for node in nodes], {node.expected.address for node in nodes}
 
     def query(node: CheckedNode) -> NodeAnswer:
@@ -152,16 +162,17 @@ def _facts(
         resolved = nodes_to_resolve(nodes, node)
         hosts = [host for named in resolved for host in host_names(named.name, named.expected)]
         wanted = hosts if all_names else [host for host in hosts if host in addresses]
-        return NodeAnswer(endpoint.probe(wanted, node.folders, code, wait_s=FACTS_S), ahead_s)
+        facts = endpoint.probe(wanted, node.folders, code, wait_s=FACTS_S)
+        return NodeAnswer(facts, ahead_s, endpoint.container_state())
 
     answers: dict[str, NodeAnswer] = {}
-    failures: dict[str, str] = {}
+    failures: dict[str, OrchError | None] = {}
     results = map_within(nodes, query, limit=max(1, len(nodes)), wait_s=wait_s)
     for name, result in zip(names, results, strict=True):
         if isinstance(result, NodeAnswer):
             answers[name] = result
         else:
-            failures[name] = _failure(result, wait_s)
+            failures[name] = result
     return answers, failures
 
 
@@ -190,7 +201,7 @@ def _without_changing_code(
     return {name: settled(name, answer) for name, answer in answers.items()}
 
 
-def _failure(error: OrchError | None, wait_s: float) -> str:
+def _reason(error: OrchError | None, wait_s: float) -> str:
     """The reason of a request that failed, without the node's name; None is one that is not answered yet."""
     if error is None:
         return f"no answer for {wait_s:g} s"
@@ -230,7 +241,7 @@ def _rendezvous(cluster: Cluster, reach: Reach, busy_s: float) -> Rendezvous | N
     results = map_within(peers, connect, limit=len(peers), wait_s=PORT_S + busy_s)
     with suppress(NodeError):  # then the endpoint has ended, and with it the port
         reach(head).stop_listening(wait_s=wait_s)
-    reasons = (result if isinstance(result, str) else _failure(result, PORT_S) for result in results)
+    reasons = (result if isinstance(result, str) else _reason(result, PORT_S) for result in results)
     unreachable = {name: reason for name, reason in zip(peers, reasons, strict=True) if reason}
     return Rendezvous(head, record.address, record.port, unreachable)
 
@@ -274,5 +285,5 @@ def _share(path: str, writer: str, readers: Sequence[str], reach: Reach, *, busy
     results = map_within(readers, find, limit=max(1, len(readers)), wait_s=TOKEN_S + busy_s)
     with suppress(NodeError):
         reach(writer).remove_marker(file, wait_s=wait_s)
-    reasons = (result if isinstance(result, str) else _failure(result, TOKEN_S) for result in results)
+    reasons = (result if isinstance(result, str) else _reason(result, TOKEN_S) for result in results)
     return SharedFolder(path, writer, dict(zip(readers, reasons, strict=True)))

@@ -29,7 +29,13 @@ from orchestrator.plan.elastic import first_attempt
 from orchestrator.plan.node_plans import assign_ranks, with_debugging
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.plan.restart_settings import is_warm, max_retries, restart_warnings, spares
-from orchestrator.plan.slurm_job import expanded_workdir, is_checked_in_job, refuse_unequal_nodes, slurm_settings
+from orchestrator.plan.slurm_job import (
+    expanded_workdir,
+    is_checked_in_job,
+    refuse_containers,
+    refuse_unequal_nodes,
+    slurm_settings,
+)
 from orchestrator.run import Program, Request, trainer_setting
 
 if TYPE_CHECKING:
@@ -64,6 +70,7 @@ def make_plan(
     chosen = choose_nodes(inventory, request)
     _refuse_rank_launcher(request, chosen)
     if by_slurm:
+        refuse_containers(inventory, chosen)
         refuse_unequal_nodes(inventory, chosen)
     chosen, sizes, unused = first_attempt(inventory, request, chosen)
     nodes = assign_ranks(inventory, chosen.nodes, chosen.ranks_each, request.variables)

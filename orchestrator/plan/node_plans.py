@@ -45,6 +45,7 @@ def assign_ranks(
             secrets=inventory.secret_names(node) | secrets,
             accelerator=node.accelerator,
             network=node.network,
+            container=None if node.container is None else node.container.model_dump(),
         )
         for node_rank, (node, count, first) in enumerate(zip(nodes, ranks_each, firsts, strict=False))
     )

@@ -39,6 +39,15 @@ def is_checked_in_job(inventory: Inventory, request: Request) -> bool:
     return inventory.slurm.template is None and (container is None or container.runtime != "pyxis")
 
 
+def refuse_containers(inventory: Inventory, chosen: Chosen) -> None:
+    """UsageError for nodes with a `container:`, which is entered over SSH: a job starts its ranks in an image."""
+    if name := next((node.name for node in chosen.nodes if node.container is not None), ""):
+        raise UsageError(
+            f"{name}: container: names a running container, which Slurm's jobs do not enter",
+            hint=f"write the image in slurm.container of {inventory.file or 'the inventory'} for jobs, or start it with orch ssh-launch",
+        )
+
+
 def refuse_unequal_nodes(inventory: Inventory, chosen: Chosen) -> None:
     """UsageError for nodes of one job that differ in workdir or Python, of which the batch script names one, or in their ranks."""
     for field in ("workdir", "python"):

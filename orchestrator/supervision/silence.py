@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Sequence
 
 from orchestrator.endpoint.observation import AgentRecord
-from orchestrator.errors import OrchError
+from orchestrator.errors import ContainerEnded, OrchError
 from orchestrator.failure_class import FailureClass
 from orchestrator.fanout import map_parallel
 from orchestrator.launchers.direct import DirectLauncher
@@ -38,7 +38,13 @@ class Silence:
         self._refused_timeout_s: float | None = plan.ssh.get("refused_timeout_s")
 
     def node_gone(self) -> Verdict | None:
-        """The verdict if no machine reaches a node; a node that only this machine cannot reach continues."""
+        """
+        The verdict if no machine reaches a node, or its container has ended; a node that only this machine cannot reach continues.
+        """
+        for state in self._states.values():
+            if isinstance(state.failure, ContainerEnded):
+                failed = (state.node.name,)
+                return Verdict(RunState.FAILED, message=str(state.failure), failure=OF_NODE, failed_nodes=failed)
         answering = [
             state
             for state in self._states.values()
@@ -96,11 +102,19 @@ class Silence:
 
     def isolated(self, lost: Collection[str], refusing: Collection[str]) -> set[str]:
         """
-        The lost nodes that end their ranks after the isolation timeout: no peer reaches them.
+        The lost nodes whose ranks have ended with their container, or end after the isolation timeout: no peer reaches them.
 
         The head is the only peer of another node. If the head itself is lost, another lost node may still reach it, so nothing is
         proved unless it is the only one.
         """
+        ended = {name for name in lost if self.has_ended_container(name)}
+        return ended | self._isolated_by_peers(set(lost) - ended, refusing)
+
+    def has_ended_container(self, name: str) -> bool:
+        """True if nothing of the run is left on the node, because the container in which it ran is not running."""
+        return isinstance(self._states[name].failure, ContainerEnded)
+
+    def _isolated_by_peers(self, lost: Collection[str], refusing: Collection[str]) -> set[str]:
         head = self._states[self._plan.head.name]
         agent = head.observation.agent if head.observation else None
         if self._plan.isolation_timeout_s is None or agent is None or not lost:
@@ -142,6 +156,9 @@ class Silence:
 
     def isolation_wait_s(self, unreached: Sequence[NodePlan], polled_until_s: float) -> float:
         """The time after which nodes that are cut off have ended their ranks themselves."""
+        unreached = [node for node in unreached if not self.has_ended_container(node.name)]
+        if not unreached:
+            return 0.0
         # the attempt on the other nodes was ended meanwhile; a node that was not queried may have been cut off just now
         now, cut_s = time.monotonic(), [self._states[node.name].unreached_s for node in unreached]
         passed_s = min(0.0 if since_s is None else now - max(since_s, polled_until_s) for since_s in cut_s)

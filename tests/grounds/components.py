@@ -14,6 +14,7 @@ _PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin
 
 PROGRAMS = {
     "ssh": ("sshd", "ssh", "ssh-keygen"),
+    "containers": ("docker", "dockerd", "podman", "runc"),
     "hosts": ("unshare", "nsenter", "ip", "bridge", "ss", "tc", "sshd", "ssh", "ssh-keygen"),
     "slurm": ("slurmctld", "slurmd", "munged", "sbatch"),
     "accounting": ("slurmctld", "slurmd", "munged", "sbatch", "slurmdbd", "mariadbd", "mariadb-install-db"),

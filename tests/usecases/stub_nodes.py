@@ -21,7 +21,7 @@ class StubNode:
         self.facts = SimpleNamespace(host_id=facts["node"], user="u", python="3.11")
         self.deadlines: dict[str, float] = {}
         self.interfaces: Mapping[str, str] = {}
-        self.listens, self.refusal = False, ""
+        self.listens, self.refusal, self.container = False, "", ""
         self.code_digest: Callable[[], str] = lambda: "d"
         self._facts, self._files = facts, files
 
@@ -38,6 +38,9 @@ class StubNode:
             else {"path": code, "identity": "", "commit": None, "dirty": None, "digest": self.code_digest()}
         )
         return cast("NodeFacts", {**self._facts, "code": entry})
+
+    def container_state(self) -> None:
+        """It answers on the node itself."""
 
     def listen(self, candidates: Sequence[str], interfaces: Mapping[str, str], *, wait_s: float) -> str:
         self.deadlines["listen"], self.interfaces, self.listens = wait_s, interfaces, True

@@ -52,8 +52,8 @@ def login_node(login: str | None, node: N, ssh: SshSettings) -> N | None:
 
 def _renamed(node: N, name: str) -> N:
     if isinstance(node, NodePlan):
-        return replace(node, name=name, address=name)
-    return node.model_copy(update={"name": name, "address": name})
+        return replace(node, name=name, address=name, container=None)
+    return node.model_copy(update={"name": name, "address": name, "container": None})
 
 
 class LoginNode:

@@ -6,7 +6,14 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.endpoint.access import PlannedSsh, SshSettings, Terminal, between_prompts, transport_factory
+from orchestrator.endpoint.access import (
+    PlannedSsh,
+    SshSettings,
+    Terminal,
+    between_prompts,
+    container_of,
+    transport_factory,
+)
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import LaunchError, NodeError, NodesError, OrchError, RunNotFound, UsageError
 from orchestrator.fanout import map_parallel
@@ -28,7 +35,7 @@ __all__ = ["HOLDS_RESULTS", "Garbage", "GarbageBody", "Limits", "SiteGarbage", "
 YOUNG_S = 60.0  # the agent of a younger process may not have written its record yet
 RECORDS = "-"  # shown as the node of garbage among the records of this machine
 FANOUT = 64
-Key = tuple[str, str, str | None, int | None, str]
+Key = tuple[str, str, str | None, int | None, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,14 @@ class Site:
     @property
     def key(self) -> Key:
         """The identity of the site, without the node's name."""
-        return self.transport, self.node.address, self.node.user, self.node.port, self.node.workdir
+        return (
+            self.transport,
+            self.node.address,
+            self.node.user,
+            self.node.port,
+            self.node.workdir,
+            str(container_of(self.node) or ""),
+        )
 
     def connect(self, terminal: Terminal) -> Endpoint:
         """Connect to the node; logins that need answers use `terminal`."""

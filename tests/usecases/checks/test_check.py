@@ -81,7 +81,7 @@ def test_unknown_check_is_refused_with_the_names_of_all(capsys: pytest.CaptureFi
     with pytest.raises(UsageError, match="--skip nofiles: there is no such check"):
         check_nodes("local", None, ["nofiles"])
     assert run(["check", "-i", "local", "--skip", "nofiles"]) == 2
-    assert "next: the checks are answer, incomplete, cards, " in capsys.readouterr().err
+    assert "next: the checks are answer, incomplete, container, cards, " in capsys.readouterr().err
 
 
 def test_nodes_are_logged_in_to_once_before_any_deadline_begins() -> None:

@@ -1,0 +1,53 @@
+"""Obstacles to training in containers, by the answers of their runtimes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from orchestrator.checks.container_state import HOST
+from orchestrator.findings import Finding, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from orchestrator.checks.cluster import Cluster
+
+
+def container(cluster: Cluster) -> Iterator[Finding]:
+    """The containers of several nodes need the network of their nodes, a workdir that outlives them, and the same image."""
+    for node, state in cluster.containers.items():
+        if state.network != HOST and len(cluster.expected) > 1:
+            text = f"{state} has the network {state.network}, so ranks on other nodes cannot connect to those in it"
+            yield Finding(Severity.FAIL, "container", text, (node,), remedy=state.recreated_with("--network=host"))
+        workdirs = (
+            [disk["path"] for disk in cluster.facts[node]["disks"] if disk["use"] == "workdir"]
+            if node in cluster.facts
+            else []
+        )
+        for path in workdirs:
+            if state.mounts is not None and not any(_is_below(path, mount) for mount in state.mounts):
+                text = f"the workdir {path} is in {state} itself: logs and checkpoints are lost when the container is removed"
+                remedy = f"set workdir: to a mounted folder ({', '.join(state.mounts) or 'there is none'}), or mount one: {state.recreated_with(f'--volume={path}:{path}')}"
+                yield Finding(Severity.WARN, "container", text, (node,), remedy=remedy)
+    yield from _images(cluster)
+
+
+def _images(cluster: Cluster) -> Iterator[Finding]:
+    """Nodes whose image is not that of most nodes; containers that were committed and loaded keep the id."""
+    images = {node: state for node, state in cluster.containers.items() if state.image_id}
+    counts = Counter(state.image_id for state in images.values())
+    if len(counts) < 2:  # noqa: PLR2004
+        return
+    usual = counts.most_common(1)[0][0]
+    for node, state in images.items():
+        if state.image_id != usual:
+            text = (
+                f"{state} is of another image than most: {state.image} ({state.image_id[:12]} instead of {usual[:12]})"
+            )
+            remedy = "send one image to all nodes: docker save IMAGE | ssh NODE docker load"
+            yield Finding(Severity.WARN, "container", text, (node,), remedy=remedy)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
