@@ -85,6 +85,8 @@ class Cluster:
     shared: Sequence[SharedFolder] = ()
     containers: Mapping[str, ContainerState] = field(default_factory=dict)
     """The containers of the nodes that are entered over SSH, as far as their runtimes have answered."""
+    problems: Mapping[str, Sequence[tuple[str, str, str]]] = field(default_factory=dict)
+    """Kind (path, import, command, variable), name and problem of what the inventory requires on a node and is not there."""
     hints: Mapping[str, str] = field(default_factory=dict)
     """The next step after a failure, where it has one."""
     is_job_without_gpus: bool = False
@@ -95,10 +97,11 @@ class Cluster:
         expected, facts, clocks = _of(self.expected, nodes), _of(self.facts, nodes), _of(self.clocks, nodes)
         containers, failures = _of(self.containers, nodes), _of(self.failures, nodes)
         without_gpus = self.is_job_without_gpus
-        hints = _of(self.hints, nodes)
+        problems, hints = _of(self.problems, nodes), _of(self.hints, nodes)
         return Cluster(
-            expected, facts, failures, clocks, containers=containers, hints=hints, is_job_without_gpus=without_gpus
-        )
+            expected, facts, failures, clocks,
+            containers=containers, problems=problems, hints=hints, is_job_without_gpus=without_gpus,
+        )  # fmt: skip
 
     def host_cards(self, node: str) -> Mapping[str, int]:
         """The number of cards by accelerator on the node itself, by their device files; empty unless ranks run in a container there."""

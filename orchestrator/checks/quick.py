@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from orchestrator.checks import answers, cards, container, disks, machine, names, network, software
+from orchestrator.checks import answers, cards, container, disks, machine, names, network, requirements, software
 from orchestrator.checks.cluster import Cluster
 from orchestrator.findings import Finding, Severity
 
@@ -53,6 +53,8 @@ CHECKS: Mapping[str, Check] = {
     "packages": software.packages,
     "trainer": software.trainer,
     "code": software.code,
+    "required": requirements.required,
+    "env-paths": requirements.env_paths,
 }
 """Every quick check by the name that its findings and --skip use; the order is that of the table."""
 

@@ -18,7 +18,9 @@ from orchestrator.endpoint.replies import CommandResult, StopResult
 from orchestrator.errors import NodeError
 from orchestrator.node.facts import read_facts
 from orchestrator.node.protocol import operations
+from orchestrator.node.requirements import MARKER as MARKER_OF_PROBLEMS
 from orchestrator.progress import OnShare, no_progress
+from orchestrator.resources import node_folder
 from orchestrator.transports.base import Transport
 from orchestrator.transports.container import ContainerTransport
 
@@ -430,6 +432,38 @@ class Endpoint(Connection):
         }
         reply = self.call(operations.COMMAND, request, answer_s=timeout_s + ANSWER_S).reply
         return CommandResult(reply["code"], reply["out"], reply["err"])
+
+    def problems(
+        self, required: Mapping[str, Sequence[str]], env: Mapping[str, str], setup: Sequence[str], *, each_s: float
+    ) -> list[tuple[str, str, str]]:
+        """
+        Test paths, modules and commands on the node; kind, name and problem of everything that fails.
+
+        Args:
+            required: `paths`, `imports` and `commands`.
+            env: the variables of the ranks.
+            setup: the lines of shell before the ranks.
+            each_s: the deadline of each module and command.
+        """
+        wanted = {name: list(required.get(name, ())) for name in ("paths", "imports", "commands")}
+        wanted_json = json.dumps({**wanted, "env": dict(env), "setup": list(setup), "each_s": each_s})
+        source = (node_folder() / "requirements.py").read_text("utf-8")
+        timeout_s = each_s * (1 + len(wanted["imports"]) + len(wanted["commands"]))
+        request: connection.CommandRequest = {
+            "argv": [self.python, "-"],
+            "folder": "~",
+            "login": False,
+            "removed": "",
+            "timeout_s": timeout_s,
+        }
+        stdin = f"{source}\nmain(json.loads({wanted_json!r}))\n".encode()
+        reply = self.call(operations.COMMAND, request, stdin, answer_s=timeout_s + PROBE_MARGIN_S).reply
+        try:
+            found = json.loads(reply["out"].partition(MARKER_OF_PROBLEMS)[2])
+            return [(str(kind), str(name), str(problem)) for kind, name, problem in found]
+        except ValueError as error:
+            last = (reply["err"].strip().splitlines() or ["no message"])[-1]
+            raise NodeError(self.node, f"the test of checks: ended with exit code {reply['code']}: {last}") from error
 
     @property
     def container(self) -> str:

@@ -175,6 +175,17 @@ Environment: TypeAlias = dict[
 ]
 
 
+Module: TypeAlias = Annotated[
+    str,
+    AfterValidator(
+        pattern_check(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "a module", "names with dots between them, as in mmcv.ops")
+    ),
+]
+NodePath: TypeAlias = Annotated[
+    str, AfterValidator(pattern_check(r"~?/.*", "a path on the node", "an absolute path, or ~/ and a path"))
+]
+
+
 def _check_kept(path: str) -> str:
     """Return a folder relative to the ranks' working folder, without `./` and a slash at the end; ValueError if it is none."""
     parts = [part for part in path.split("/") if part not in ("", ".")]

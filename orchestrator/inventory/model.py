@@ -65,6 +65,14 @@ class RestartOptions(_Model):
     warm: bool = True
 
 
+class Requirements(_Model):
+    """Paths that must be readable, modules that must import and lines of shell that must succeed on every node before a launch."""
+
+    paths: tuple[fields.NodePath, ...] = ()
+    imports: tuple[fields.Module, ...] = ()
+    commands: tuple[fields.SetupLine, ...] = ()
+
+
 class Node(_Model):
     """One host. If user or port is None, the ssh configuration decides; `env` and `secrets` apply to this node only."""
 
@@ -101,6 +109,7 @@ class _Cluster(_Model):
     env: fields.Environment = {}
     keep: fields.KeptFolders = ()  # folders of the program that its next runs see, too
     setup: tuple[fields.SetupLine, ...] = ()  # lines of shell that run on every node before its ranks
+    checks: Requirements = Requirements()
     ssh: SshOptions = SshOptions()
     slurm: SlurmOptions = SlurmOptions()
     restart: RestartOptions = RestartOptions()
@@ -249,6 +258,7 @@ def _allowed(path: FieldPath) -> list[str]:
         ("ssh",): SshOptions,
         ("slurm",): SlurmOptions,
         ("restart",): RestartOptions,
+        ("checks",): Requirements,
         ("hooks",): Hook,
         ("slurm", "container"): Container,
         ("container",): NodeContainer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.node.facts import NodeFacts
     from orchestrator.plan.plan import LaunchPlan, NodePlan
 
+REQUIRED_S = 60.0  # for each module and command: torch on a cold file server takes half a minute
 FACTS_S, PORT_S, TOKEN_S = 20.0, 4.0, 1.0  # at most 29 s in all with two folders, whatever a connected node does
 LOOPBACK = "127.0.0.1"
 # File systems of a server, which several machines mount; one of another type, such as 9p or virtiofs, may belong to one machine.
@@ -39,15 +40,23 @@ class CheckedNode:
     name: str
     expected: NodeRequest
     folders: Mapping[str, str]
+    required: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    setup: Sequence[str] = ()
+
+    @property
+    def required_s(self) -> float:
+        """The longest time that the test of what it requires takes."""
+        return REQUIRED_S * sum(len(self.required.get(kind, ())) for kind in ("imports", "commands"))
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """The facts of a node, the least and the most seconds by which its clock is ahead of this machine's, and its container."""
+    """The facts of a node, the least and the most seconds by which its clock is ahead of this machine's, its container, and what it lacks."""
 
     facts: NodeFacts
     ahead_s: tuple[float, float]
     container: ContainerState | None
+    problems: Sequence[tuple[str, str, str]]
 
 
 Reach = Callable[[str], "Endpoint"]
@@ -66,7 +75,7 @@ def checked_nodes(plan: LaunchPlan, *, is_program_known: bool = True) -> tuple[C
         folders = {"workdir": node.workdir}
         if out is not None and 0 in node.ranks:
             folders["out"] = out
-        return CheckedNode(node.name, expected, folders)
+        return CheckedNode(node.name, expected, folders, plan.required, plan.setup)
 
     out = plan.checkpoint_folder
     return tuple(map(checked, plan.nodes))
@@ -92,7 +101,7 @@ def survey(
     """
     machines = _machines([node for node in nodes if node.name not in known], reach)
     queried = [machine[0] for machine in machines]
-    wait_s = FACTS_S + busy_s
+    wait_s = FACTS_S + busy_s + max((node.required_s for node in queried), default=0.0)
     answers, failures = _facts(queried, reach, code, all_names=all_names, wait_s=wait_s)
     if code is not None:
         answers = _without_changing_code(answers, queried, reach, code, wait_s=wait_s)
@@ -104,6 +113,7 @@ def survey(
         hints={name: error.hint for name, error in failures.items() if error is not None and error.hint},
         clocks={name: answer.ahead_s for name, answer in answers.items()},
         containers={name: answer.container for name, answer in answers.items() if answer.container is not None},
+        problems={name: answer.problems for name, answer in answers.items() if answer.problems},
     )
     if answers:
         cluster = replace(
@@ -144,6 +154,7 @@ def _with_all(cluster: Cluster, nodes: Sequence[CheckedNode], machines: Sequence
         failures={name: cluster.failures[source] for name, source in origin.items() if source in cluster.failures},
         hints={name: cluster.hints[source] for name, source in origin.items() if source in cluster.hints},
         clocks={name: cluster.clocks[source] for name, source in origin.items() if source in cluster.clocks},
+        problems={name: cluster.problems[source] for name, source in origin.items() if source in cluster.problems},
         containers={
             name: cluster.containers[source] for name, source in origin.items() if source in cluster.containers
         },
@@ -163,7 +174,7 @@ def _facts(
         hosts = [host for named in resolved for host in host_names(named.name, named.expected)]
         wanted = hosts if all_names else [host for host in hosts if host in addresses]
         facts = endpoint.probe(wanted, node.folders, code, wait_s=FACTS_S)
-        return NodeAnswer(facts, ahead_s, endpoint.container_state())
+        return NodeAnswer(facts, ahead_s, endpoint.container_state(), _problems(endpoint, node))
 
     answers: dict[str, NodeAnswer] = {}
     failures: dict[str, OrchError | None] = {}
@@ -174,6 +185,21 @@ def _facts(
         else:
             failures[name] = result
     return answers, failures
+
+
+def _problems(endpoint: Endpoint, node: CheckedNode) -> list[tuple[str, str, str]]:
+    """Everything that the inventory requires and the node lacks; of variables whose value is a path, those that name none."""
+    env = node.expected.env
+    variables = {name: value for name, value in env.items() if value.startswith("/") and not set(value) & set(":,; ")}
+    public = {name: value for name, value in variables.items() if name not in node.expected.private}
+    required = node.required.get("paths", ())
+    paths = [*required, *(path for path in dict.fromkeys(public.values()) if path not in required)]
+    if not paths and not any(node.required.values()):
+        return []
+    found = endpoint.problems({**node.required, "paths": paths}, env, node.setup, each_s=REQUIRED_S)
+    absent = {path: problem for kind, path, problem in found if kind == "path"}
+    named = [("variable", f"{name}={value}", absent[value]) for name, value in public.items() if value in absent]
+    return [*(entry for entry in found if entry[0] != "path" or entry[1] in required), *named]
 
 
 def _without_changing_code(
@@ -188,7 +214,11 @@ def _without_changing_code(
     if len({*first.values()} - {None}) <= 1:  # equal on all nodes
         return dict(answers)
     second_answers, _ = _facts(
-        [node for node in nodes if node.name in first], reach, code, all_names=False, wait_s=wait_s
+        [replace(node, required={}) for node in nodes if node.name in first],
+        reach,
+        code,
+        all_names=False,
+        wait_s=wait_s,
     )
     second = {name: entry["digest"] for name, answer in second_answers.items() if (entry := answer.facts["code"])}
 

@@ -112,6 +112,7 @@ def make_plan(
         warnings=(*chosen.warnings, *warnings, *_env_warnings(inventory, chosen.nodes), *restart_warnings(request)),
         is_checked_in_job=is_checked_in_job(inventory, request),
         skipped=request.skipped,
+        required=inventory.checks.model_dump(mode="json", exclude_defaults=True),
         keep=inventory.keep if (name := _kept_name(run_id, folder, request)) else (),
         kept_name=name if inventory.keep else "",
         hooks=() if by_slurm or request.is_trial else tuple(hook.model_dump(mode="json") for hook in inventory.hooks),

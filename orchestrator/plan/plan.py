@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -140,6 +140,8 @@ class LaunchPlan:
     """The batch script checks the nodes before the first attempt."""
     skipped: tuple[str, ...] = ()
     """The names of checks that are left out."""
+    required: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The paths, modules and lines of shell that every node needs, as in `checks:` of the inventory."""
     keep: tuple[str, ...] = ()
     """The folders, relative to the ranks' working folder, that runs of the same name and launch folder share."""
     kept_name: str = ""

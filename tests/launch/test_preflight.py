@@ -137,3 +137,32 @@ def test_code_that_differs_in_both_readings_is_compared() -> None:
         node.code_digest = partial(str, name)
     found = survey(nodes.checked, nodes.reach, code="/data")
     assert [facts["code"] and facts["code"]["digest"] for facts in found.facts.values()] == ["n0", "n1"]
+
+
+def test_paths_in_variables_are_tested_but_secret_ones_and_lists() -> None:
+    nodes = StubNodes(cluster(cpu_node, 1))
+    env = {"MODEL": "/models/x", "TOKEN": "/a/secret", "LD_LIBRARY_PATH": "/a:/b", "WORD": "x", "DATA": "/data"}
+    [checked] = nodes.checked
+    expected = replace(checked.expected, env=env, private=frozenset({"TOKEN"}))
+    required = {"paths": ["/data"], "imports": ["mmcv"]}
+    surveyed = survey([replace(checked, expected=expected, required=required)], nodes.reach)
+    assert surveyed.problems["n0"] == [
+        ("path", "/data", "missing"),
+        ("import", "mmcv", "missing"),
+        ("variable", "MODEL=/models/x", "missing"),
+        ("variable", "DATA=/data", "missing"),
+    ]
+    assert survey(nodes.checked, nodes.reach).problems == {}
+
+
+def test_modules_and_commands_have_time_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+
+    def recorded(*args: Any, wait_s: float, limit: int) -> object:  # any work
+        waited.append(wait_s)
+        return map_within(*args, wait_s=wait_s, limit=limit)
+
+    monkeypatch.setattr(preflight, "map_within", recorded)
+    nodes = StubNodes(cluster(cpu_node, 1))
+    survey([replace(nodes.checked[0], required={"imports": ["a"], "commands": ["b"]})], nodes.reach)
+    assert waited[0] == FACTS_S + 2 * preflight.REQUIRED_S

@@ -42,6 +42,14 @@ class StubNode:
     def container_state(self) -> None:
         """It answers on the node itself."""
 
+    def problems(
+        self, required: Mapping[str, Sequence[str]], env: Mapping[str, str], setup: Sequence[str], *, each_s: float
+    ) -> list[tuple[str, str, str]]:
+        """Everything that is required is missing."""
+        del env, setup, each_s
+        kinds = {"paths": "path", "imports": "import", "commands": "command"}
+        return [(kinds[kind], name, "missing") for kind, names in required.items() for name in names]
+
     def listen(self, candidates: Sequence[str], interfaces: Mapping[str, str], *, wait_s: float) -> str:
         self.deadlines["listen"], self.interfaces, self.listens = wait_s, interfaces, True
         return f"{candidates[0]} 29500 {self.facts.host_id}"
