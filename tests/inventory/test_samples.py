@@ -8,7 +8,7 @@ from orchestrator.inventory.model import Inventory, load
 from tests.paths import ROOT
 
 FOLDER = ROOT / "inventories"
-NAMES = ("h800", "h800-roce", "t20", "local")
+NAMES = ("h800", "h800-roce", "t20", "t20-docker", "local")
 
 # Wrong or without effect on the hardware of these inventories; comments in the files give the reason.
 NEVER = {
