@@ -51,6 +51,7 @@ def watch_groups(module: Any) -> None:
     def make_and_remember(*args: Any, **kwargs: Any) -> Any:
         result = make(*args, **kwargs)
         _RANK["is_joined"] = True
+        _warn_on_failure(_path("joined").touch)
         return result
 
     module.init_process_group = make_and_remember
@@ -63,26 +64,43 @@ def begin() -> None:
 
 
 def note() -> None:
-    """Write the error of a rank that has failed after it had joined a group; remove it if a later process of the rank has not failed."""
+    """
+    Write the error with which a rank ends; remove it if a later process of the rank has not failed.
+
+    That of a script before it joined a group is kept apart: it is the failure of the run only if no rank of the node joins one. A line such as
+    `python -c 'import x' || …` is no rank.
+    """
     exception, code = getattr(sys, "last_value", None), _RANK["exit_code"]
-    error = f"{type(exception).__name__}: {exception}" if exception is not None else ""
+    error = _words(exception) if exception is not None else ""
     if exception is None and code not in (None, 0):
         error = f"exit code {code}" if isinstance(code, int) else str(code)
     if error and _RANK["is_joined"]:
         _write_note(error[:1000])
-    elif not error and _path().exists():
-        _warn_on_failure(_path().unlink)
+    elif error and os.path.isfile(sys.argv[0]):
+        _write_note(error[:1000], kind="unjoined")
+    for kind in () if error else ("lost", "unjoined"):
+        if _path(kind).exists():
+            _warn_on_failure(_path(kind).unlink)
 
 
-def _path() -> Path:
+def _words(exception: BaseException) -> str:
+    """The first line of an exception, and of the one that it began with."""
+    first = exception
+    while (earlier := first.__cause__ or (None if first.__suppress_context__ else first.__context__)) is not None:
+        first = earlier
+    lines = [f"{type(error).__name__}: {error}".partition("\n")[0] for error in (exception, first)]
+    return lines[0] if first is exception else f"{lines[0]}, after {lines[1]}"
+
+
+def _path(kind: str) -> Path:
     env = os.environ
     node = Path(env["ORCH_RUN_DIR"], f"attempt-{env.get('ORCH_ATTEMPT', '')}", env.get("ORCH_NODE", ""))
-    return node / "error" / f"lost-{env['RANK']}.json"
+    return node / "error" / f"{kind}-{env['RANK']}.json"
 
 
-def _write_note(error: str | None) -> None:
+def _write_note(error: str | None, *, kind: str = "lost") -> None:
     report = {"rank": os.environ["RANK"], "error": error}
-    _warn_on_failure(lambda: replace_text(_path(), json.dumps(report)))
+    _warn_on_failure(lambda: replace_text(_path(kind), json.dumps(report)))
 
 
 def _warn_on_failure(write: Callable[[], object]) -> None:

@@ -71,7 +71,10 @@ def error_of(path: str) -> tuple[str | None, str | None]:
 
 def lost_error(folder: str) -> str:
     """The error of a rank that the program of this node started by hand, and whose failure it did not notice; empty if there is none."""
-    found = next((report for report in lost_reports(folder) if report.get("error")), None)
+    reports = lost_reports(folder)
+    if not reports and not _error_files(folder, "joined-"):  # no rank of the node has got as far as its process group
+        reports = lost_reports(folder, "unjoined-")
+    found = next((report for report in reports if report.get("error")), None)
     if found is None:
         return ""
     return (
@@ -89,13 +92,18 @@ def ended_early(folder: str) -> str:
     )
 
 
-def lost_reports(folder: str) -> list[dict[str, Any]]:  # Any: JSON
+def lost_reports(folder: str, begin: str = "lost-") -> list[dict[str, Any]]:  # Any: JSON
     """The notes of ranks started by hand that have failed, with `error`, or have not noted their end."""
+    return [report for path in _error_files(folder, begin) if (report := read_json(path))]
+
+
+def _error_files(folder: str, begin: str) -> list[str]:
+    """The files of the node's folder of errors whose names begin so, sorted."""
+    errors = os.path.join(folder, "error")
     try:
-        names = sorted(name for name in os.listdir(os.path.join(folder, "error")) if name.startswith("lost-"))
+        return [os.path.join(errors, name) for name in sorted(os.listdir(errors)) if name.startswith(begin)]
     except OSError:
         return []
-    return [report for name in names if (report := read_json(os.path.join(folder, "error", name)))]
 
 
 def error_file(folder: str, rank: int | None) -> str:

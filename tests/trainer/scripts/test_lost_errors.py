@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.node.agent.failure import lost_error
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.processes
@@ -46,6 +47,9 @@ def _note(folder: Path) -> dict[str, Any]:
     ("end", "error"),
     [
         ("raise ValueError('bad')", "ValueError: bad"),
+        ("raise ValueError('a\\nb') from KeyError('c')", "ValueError: a, after KeyError: 'c'"),
+        ("try: 1/0\nexcept OSError: pass", "ZeroDivisionError: division by zero"),
+        ("try: 1/0\nexcept ArithmeticError: raise ImportError('x') from None", "ImportError: x"),
         ("sys.exit(2)", "exit code 2"),  # as a script that prints its errors itself, or the error of the rendezvous
         ("sys.exit('no data')", "no data"),
         ("sys.exit(0)", None),
@@ -66,6 +70,31 @@ def test_rank_that_a_signal_ends_leaves_the_note_of_its_first_step(tmp_path: Pat
     assert _note(tmp_path) == {}
     _end(tmp_path, "lost.begin(); os.kill(os.getpid(), 9)", joins=False)
     assert _note(tmp_path) == {}
+
+
+def test_error_of_a_script_before_it_joined_a_group_is_kept_apart_until_a_process_of_the_rank_succeeds(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    errors = tmp_path / "attempt-1" / "n0" / "error"
+
+    def run(end: str) -> list[str]:
+        joins = "joins" in end
+        script.write_text(PROGRAM.format(joins=joins, end=end.replace("joins", "pass")))
+        rank = {"RANK": "3", "PET_NNODES": "1", "ORCH_RUN_DIR": str(tmp_path), "ORCH_ATTEMPT": "1", "ORCH_NODE": "n0"}
+        env = {**os.environ, **rank, "PYTHONPATH": str(ROOT)}
+        subprocess.run([sys.executable, str(script)], env=env, check=False, timeout=60, capture_output=True)
+        return sorted(path.name for path in errors.iterdir())
+
+    errors.mkdir(parents=True)
+    assert run("import no_such_module") == ["unjoined-3.json"]
+    assert "No module named 'no_such_module'" in lost_error(str(errors.parent))
+    assert run("") == []
+    assert run("import no_such_module") == ["unjoined-3.json"]
+    (errors / "joined-0.json").touch()
+    assert lost_error(str(errors.parent)) == "", "another rank has joined: this process may be a helper of the script"
+    assert run("joins; import no_such_module") == ["joined-0.json", "joined-3.json", "lost-3.json", "unjoined-3.json"]
+    assert lost_error(str(errors.parent)).startswith("rank 3 failed (ModuleNotFoundError: ")
 
 
 def test_error_of_a_process_that_joined_no_group_or_that_torchrun_watches_is_not_noted(tmp_path: Path) -> None:
