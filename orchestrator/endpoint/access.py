@@ -18,7 +18,7 @@ from orchestrator.errors import NodeError, OrchError
 from orchestrator.node.system.files import low_size_limit
 from orchestrator.progress import OnProgress
 from orchestrator.transports.base import Transport
-from orchestrator.transports.container import ContainerName, ContainerTransport
+from orchestrator.transports.container import Container, ContainerImage, ContainerName, ContainerTransport
 from orchestrator.transports.ssh.commands import login_argv
 from orchestrator.transports.ssh.deferred_imports import deferred_imports
 from orchestrator.transports.ssh.route import Destination, PlannedSsh, SshSettings
@@ -59,6 +59,8 @@ class Target(Destination, Protocol):
     """A node of an inventory or a plan: where it is, and the container in it that is entered."""
 
     @property
+    def workdir(self) -> str: ...
+    @property
     def container(self) -> Mapping[str, Any] | ContainerSettings | None: ...
 
 
@@ -69,7 +71,12 @@ class ContainerSettings(Protocol):
 
 
 def transport_factory(
-    kind: str, ssh: Mapping[str, Any] | SshSettings, terminal: Terminal | None = None, *, to_host: bool = False
+    kind: str,
+    ssh: Mapping[str, Any] | SshSettings,
+    terminal: Terminal | None = None,
+    *,
+    to_host: bool = False,
+    run: str = "",
 ) -> TransportFactory:
     """
     Make the function that makes a node's transport, into its container if it has one; at most `fanout` log in at the same time.
@@ -81,22 +88,25 @@ def transport_factory(
         ssh: the options of an inventory, or of a plan; unused if `kind` is local.
         terminal: for a login's prompts; by default the terminal of this process.
         to_host: to the node itself, also if it has a container.
+        run: the run for which a container of an image is; empty for commands without a run.
     """
     to_node = _factory_to_nodes(kind, ssh, terminal)
 
     def transport(node: Target) -> Transport:
-        container = None if to_host else container_of(node)
+        container = None if to_host else container_of(node, run)
         return to_node(node) if container is None else ContainerTransport(to_node(node), container)
 
     return transport
 
 
-def container_of(node: Target) -> ContainerName | None:
-    """The container of a node in which programs start; None: on the node itself."""
-    settings = node.container
-    if settings is None:
+def container_of(node: Target, run: str = "") -> Container | None:
+    """The container of a node in which programs start, of an image for this run; None: on the node itself."""
+    if node.container is None:
         return None
-    return ContainerName.of(settings if isinstance(settings, Mapping) else settings.model_dump())
+    settings = node.container if isinstance(node.container, Mapping) else node.container.model_dump()
+    if settings.get("image") is None:
+        return ContainerName.of(settings)
+    return ContainerImage.of(settings, node.workdir, run)
 
 
 def _factory_to_nodes(

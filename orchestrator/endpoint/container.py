@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.checks.container_state import ContainerState
 from orchestrator.errors import ContainerEnded, NodeError
 from orchestrator.transports.base import ChannelClosed
-from orchestrator.transports.container import APPTAINER, ContainerName, ContainerTransport
+from orchestrator.transports.container import APPTAINER, Container, ContainerImage, ContainerTransport
 
 ANSWER_S = 20.0  # a daemon that starts or removes containers answers late
 KILLED = 137
@@ -22,6 +22,12 @@ _NO_DAEMON = re.compile(
 )
 _ABSENT = re.compile(r"no such (?:container|object)|no container with name|no instance found", re.IGNORECASE)
 _NO_CLIENT = (126, 127)
+_NO_IMAGE = re.compile(
+    r"Unable to find image|pull access denied|manifest (?:for \S+ not found|unknown)|no such image|short-name|initializing source|reading manifest",
+    re.IGNORECASE,
+)
+_NO_TOOLKIT = re.compile(r"could not select device driver|unresolvable CDI devices|nvidia-container-cli", re.IGNORECASE)
+_NOT_CREATED = re.compile(r"^(?:docker|Error|podman|mkdir): (.+)|^(unknown flag.+|invalid argument.+)", re.MULTILINE)
 _DEVICE_FILES = {"cuda": r"^nvidia\d+$", "gcu": r"^gcu\d+$"}
 
 
@@ -51,7 +57,7 @@ def container_state(transport: ContainerTransport) -> ContainerState:
     raise _absent(transport.node, name)
 
 
-def _state(name: ContainerName, inspected: Mapping[str, Any], host_cards: Mapping[str, int]) -> ContainerState:
+def _state(name: Container, inspected: Mapping[str, Any], host_cards: Mapping[str, int]) -> ContainerState:
     """From an entry of `docker container inspect` or `podman container inspect`, of which any key may be missing."""
     state, host, config = (inspected.get(key) or {} for key in ("State", "HostConfig", "Config"))
     found = [mount for mount in inspected.get("Mounts") or () if mount.get("Destination")]
@@ -101,9 +107,16 @@ def _options(host: Mapping[str, Any], config: Mapping[str, Any], mounts: list[Ma
     return tuple(options)
 
 
-def container_failure(transport: ContainerTransport) -> NodeError | None:
-    """Why no program starts in the container; None if it runs, so that the program itself is the cause."""
+def container_failure(transport: ContainerTransport, errors: str) -> NodeError | None:
+    """
+    Why no program starts in the container; None if it runs, so that the program itself is the cause.
+
+    Args:
+        errors: the end of the standard error of the attempt.
+    """
     name = transport.container
+    if isinstance(name, ContainerImage) and (failure := _not_created(transport.node, name, errors)):
+        return failure
     try:
         state = container_state(transport)
     except NodeError as error:
@@ -111,7 +124,27 @@ def container_failure(transport: ContainerTransport) -> NodeError | None:
     return None if state.status == "running" else not_running(transport.node, name, state)
 
 
-def not_running(node: str, name: ContainerName, state: ContainerState) -> NodeError:
+def _not_created(node: str, name: ContainerImage, errors: str) -> NodeError | None:
+    """The error of a container that could not be created of an image; None if that is not the cause."""
+    client = " ".join(name.client)
+    if _NO_IMAGE.search(errors):
+        hint = f"{client} pull {name.image} on {node}, or send it: docker save {name.image} | ssh {node} {client} load"
+        return NodeError(node, f"{name.runtime} has no image {name.image}, and cannot pull it", hint=hint)
+    if _NO_TOOLKIT.search(errors):
+        hint = (
+            f"on {node}: install nvidia-container-toolkit, then nvidia-ctk runtime configure --runtime={name.runtime}"
+        )
+        return NodeError(node, f"{name.runtime} cannot give cards to containers", hint=hint)
+    if cause := _NOT_CREATED.search(errors):
+        return NodeError(
+            node,
+            f"{name} cannot be created: {cause[1] or cause[2]}",
+            hint="correct image, mounts and options of container: in the inventory",
+        )
+    return None
+
+
+def not_running(node: str, name: Container, state: ContainerState) -> NodeError:
     """The error for a container that exists and does not run programs."""
     client = " ".join(name.client)
     if state.status == "paused":
@@ -128,7 +161,7 @@ def not_running(node: str, name: ContainerName, state: ContainerState) -> NodeEr
     return ContainerEnded(node, f"{name} is not running: {reason}", hint=f"on {node}: {client} start {name.name}")
 
 
-def _refusal(node: str, name: ContainerName, status: int | None, errors: str) -> NodeError:
+def _refusal(node: str, name: Container, status: int | None, errors: str) -> NodeError:
     """The error of a client that could not answer."""
     client, last = " ".join(name.client), (errors.strip().splitlines() or [f"exit status {status}"])[-1]
     reason, hint = f"{name}: {last}", f"see what `{client} container inspect {name.name}` prints on {node}"
@@ -153,7 +186,7 @@ def _refusal(node: str, name: ContainerName, status: int | None, errors: str) ->
     return NodeError(node, reason, hint=hint)
 
 
-def _absent(node: str, name: ContainerName) -> ContainerEnded:
+def _absent(node: str, name: Container) -> ContainerEnded:
     client = " ".join(name.client)
     listed = "instance list" if name.runtime == APPTAINER else "ps --all"
     return ContainerEnded(node, f"there is no {name}", hint=f"on {node}: {client} {listed}: shows those that exist")

@@ -47,7 +47,11 @@ def run_program(transport: Transport, words: Sequence[str], on_line: Callable[[s
     except ChannelClosed as closed:
         if rest:
             on_line(rest.decode("utf-8", "replace"))
-        if isinstance(transport, ContainerTransport) and closed.stderr and (failure := container_failure(transport)):
+        if (
+            isinstance(transport, ContainerTransport)
+            and closed.stderr
+            and (failure := container_failure(transport, closed.stderr))
+        ):
             raise failure from closed
         if closed.exit_status is None and closed.stderr:
             raise NodeError(transport.node, closed.stderr.strip()) from closed

@@ -32,7 +32,7 @@ def start_failure(transport: Transport, python: str, closed: ChannelClosed, prin
     Args:
         printed: the beginning of the standard output.
     """
-    failure = container_failure(transport) if isinstance(transport, ContainerTransport) else None
+    failure = container_failure(transport, closed.stderr) if isinstance(transport, ContainerTransport) else None
     return failure or _program_failure(transport, python, closed, printed)
 
 

@@ -7,7 +7,14 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import AfterValidator, BaseModel, model_validator
 
 from orchestrator.inventory import fields
+from orchestrator.inventory.slurm import Image, Mount
 from orchestrator.names.addresses import pattern_check
+
+_check_option = pattern_check(
+    r"--[a-z][a-z0-9-]*(=.+)?",
+    "an option of `run`",
+    "one that begins with -- and has its value after =, as in --shm-size=16g",
+)
 
 Runtime: TypeAlias = Literal["docker", "podman", "apptainer"]
 _check_name = pattern_check(
@@ -21,17 +28,34 @@ _check_user = pattern_check(
 
 
 class NodeContainer(BaseModel):
-    """A running container; `python`, `workdir` and `setup` are those inside, and programs start in it as `user`."""
+    """
+    A container that runs already (`name`), or an image of which orch creates one for each run (`image`).
+
+    `python`, `workdir` and `setup` are those inside, and programs start in it as `user`.
+    """
 
     model_config = fields.STRICT
 
-    name: Annotated[str, AfterValidator(_check_name)]
+    name: Annotated[str, AfterValidator(_check_name)] | None = None
+    image: Image | None = None
     runtime: Runtime = "docker"
+    mounts: tuple[Mount, ...] = ()
+    options: tuple[Annotated[str, AfterValidator(_check_option)], ...] = ()
     user: Annotated[str, AfterValidator(_check_user)] | None = None
     sudo: bool = False
 
     @model_validator(mode="after")
     def _check_runtime(self) -> NodeContainer:
+        if (self.name is None) == (self.image is None):
+            raise ValueError("needs either name, of a running container, or image, to create one")
+        if self.name is not None and (self.mounts or self.options):
+            raise ValueError(
+                f"{self.name} exists already, with the mounts and options that it was created with; delete mounts and options"
+            )
         if self.runtime == "apptainer" and self.user is not None:
             raise ValueError("apptainer starts programs as the user of the login; delete user")
+        if self.runtime == "apptainer" and self.image is not None:
+            raise ValueError(
+                f"start an instance on each node, and write its name: apptainer instance start {self.image} NAME"
+            )
         return self

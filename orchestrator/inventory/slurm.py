@@ -121,14 +121,18 @@ WarnSeconds: TypeAlias = Annotated[int, BeforeValidator(integer_check("a number 
 Option: TypeAlias = Annotated[str, AfterValidator(check_option)]
 
 
+Image: TypeAlias = Annotated[str, AfterValidator(_check_image)]
+Mount: TypeAlias = Annotated[str, AfterValidator(_check_mount)]
+
+
 class Container(BaseModel):
     """The image in which the agent and its ranks run; the workdir is mounted in addition to `mounts`."""
 
     model_config = fields.STRICT
 
-    image: Annotated[str, AfterValidator(_check_image)]
+    image: Image
     runtime: Literal["pyxis", "apptainer"]
-    mounts: tuple[Annotated[str, AfterValidator(_check_mount)], ...] = ()
+    mounts: tuple[Mount, ...] = ()
 
 
 class SlurmOptions(BaseModel):

@@ -1,5 +1,5 @@
 """
-The transport into a running container of a node: programs start by the runtime's `exec`, over the transport to the node.
+The transport into a container of a node: programs start by the runtime's `exec`, over the transport to the node.
 
 A program that is started so is a process of the container: it shares its namespaces with all others there, it continues when the client of
 `exec` is killed, and it ends with the container.
@@ -7,9 +7,11 @@ A program that is started so is a process of the container: it shares its namesp
 
 from __future__ import annotations
 
+import hashlib
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from orchestrator.stored import known_fields
 from orchestrator.transports.base import Channel, Transport
@@ -39,8 +41,8 @@ class ContainerName:
 
     @property
     def client(self) -> list[str]:
-        """The runtime's client on the node; sudo asks for no password, since there is no terminal."""
-        return [*(["sudo", "-n"] if self.sudo else []), self.runtime]
+        """The runtime's client on the node."""
+        return _client(self.runtime, sudo=self.sudo)
 
     def inside(self, argv: Sequence[str]) -> list[str]:
         """The command that starts a program in the container, with its stdin."""
@@ -57,10 +59,104 @@ class ContainerName:
         return [*self.client, "exec", options, *(["--user", self.user] if self.user else []), self.name]
 
 
+IDLE_S = 30
+# The first process of a container that orch creates: it ends, and the container with it, once there is no other process for IDLE_S.
+# /proc has the init of --init, this shell, and no more.
+_WATCH = (
+    "idle=0; while [ $idle -lt {polls} ]; do sleep 5; set -- /proc/[0-9]*; "
+    "if [ $# -gt 2 ]; then idle=0; else idle=$((idle + 1)); fi; done"
+)
+# The container is created by the first connection; another one may create it at the same time.
+_ENTER = (
+    "client=$1 name=$2 create=$3; shift 3; "
+    'running() { [ "$($client container inspect --format "{{.State.Running}}" "$name" 2>/dev/null)" = true ]; }; '
+    'until running; do errors=$(eval "$create" 2>&1 >/dev/null) && break; '
+    'case $errors in *"in use"*) sleep 0.2;; *) echo "$errors" >&2; exit 125;; esac; done; '
+    'exec $client exec -i "$name" "$@"'
+)
+# The user's folders and name, and the cards and adapters of the node.
+_CREATE = (
+    'case $work in "~/"*) work=$HOME/${work#"~/"};; esac; mkdir -p "$work" || exit; devices=; '
+    'if [ -e /dev/infiniband ]; then devices="--device=/dev/infiniband --ulimit=memlock=-1"; fi; '
+    'if [ -e /dev/nvidiactl ]; then devices="$devices $gpus"; fi; '
+    'if [ -e /dev/gcu0 ]; then devices="$devices --privileged"; fi; '
+    'if [ "$client" = podman ] && [ "$(id -u)" -gt 0 ]; then devices="$devices --userns=keep-id"; fi; '
+    '$client run --detach --rm --init --network=host --ipc=host $devices --env=HOME="$HOME" --env=USER="$(id -un)" '
+    '--env=LOGNAME="$(id -un)" --volume="$work:$work" --user="${user:-$(id -u):$(id -g)}" '
+)
+_GPUS = {"docker": "--gpus=all", "podman": "--device=nvidia.com/gpu=all"}
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerImage:
+    """
+    A container that orch creates from an image when it first starts a program in it, and that ends with the last program.
+
+    It has the network, the IPC, the cards and the adapters of the node, and the user of the login; `workdir` and the `mounts` are the
+    same folders as on the node unless a mount says otherwise. `run` is a container for that run alone; empty: for commands without a run.
+    """
+
+    runtime: str
+    image: str
+    workdir: str
+    mounts: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    user: str | None = None
+    sudo: bool = False
+    run: str = ""
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], workdir: str, run: str) -> ContainerImage:
+        """The container in a plan that any version has stored."""
+        known = known_fields(cls, {**settings, "workdir": workdir, "run": run})
+        return cls(**{**known, "mounts": tuple(known["mounts"]), "options": tuple(known["options"])})
+
+    def __str__(self) -> str:
+        return f"{self.runtime} container of {self.image}"
+
+    @property
+    def name(self) -> str:
+        """The name of the container on the node: of the run, or of the settings."""
+        settings = repr((self.image, self.workdir, self.mounts, self.options, self.user))
+        return f"orch-{self.run or 'commands'}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
+
+    @property
+    def client(self) -> list[str]:
+        """The runtime's client on the node."""
+        return _client(self.runtime, sudo=self.sudo)
+
+    def inside(self, argv: Sequence[str]) -> list[str]:
+        """The command that starts a program in the container, with its stdin, and creates the container if there is none."""
+        words = ["sh", "-c", _HOME, "sh", *argv] if argv[0].startswith("~/") else argv
+        return ["sh", "-c", _ENTER, "sh", " ".join(self.client), self.name, self._create(), *words]
+
+    def login_shell(self) -> list[str]:
+        """The command that starts a shell for a person in the container, on a terminal."""
+        enter = _ENTER.replace("exec -i", "exec -it")
+        return ["sh", "-c", enter, "sh", " ".join(self.client), self.name, self._create(), "sh", "-c", _SHELL]
+
+    def _create(self) -> str:
+        """The line of shell that creates the container; its words are quoted."""
+        begin = f"work={shlex.quote(self.workdir)} gpus={_GPUS[self.runtime]} user={shlex.quote(self.user or '')}; "
+        labels = [f"--label=orch.run={self.run}"] if self.run else []
+        mounts = [f"--volume={mount if ':' in mount else f'{mount}:{mount}'}" for mount in self.mounts]
+        watch = _WATCH.format(polls=IDLE_S // 5)
+        end = [f"--name={self.name}", *labels, *mounts, *self.options, "--entrypoint=sh", self.image, "-c", watch]
+        return begin + _CREATE + shlex.join(end)
+
+
+Container: TypeAlias = ContainerName | ContainerImage
+
+
+def _client(runtime: str, *, sudo: bool) -> list[str]:
+    """The command of a runtime; sudo asks for no password, since there is no terminal."""
+    return [*(["sudo", "-n"] if sudo else []), runtime]
+
+
 class ContainerTransport:
     """Starts programs in a container of a node."""
 
-    def __init__(self, outer: Transport, container: ContainerName) -> None:
+    def __init__(self, outer: Transport, container: Container) -> None:
         """`outer` is the transport to the node itself."""
         self.outer = outer
         self.container = container

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from orchestrator.inventory.model import load
 from tests.grounds.cli import Orch
-from tests.grounds.containers import Runtime
+from tests.grounds.containers import IMAGE, Runtime, host_folders
 from tests.grounds.inventories import write_inventory
 from tests.grounds.python import node_python
 from tests.grounds.sshd import Farm
@@ -51,8 +51,15 @@ class Nodes:
         yaml = YAML(typ="safe", pure=True)
         data = yaml.load(path)
         for index, node in enumerate(data["nodes"]):
-            node["container"] = {"name": f"c{index}", **container}
+            fields = {"name": f"c{index}", **container}
+            node["container"] = {key: value for key, value in fields.items() if value is not None}
         yaml.dump(data, path)
+
+    def use_image(self, image: str, **container: object) -> None:
+        """Write the inventory for containers that are created from this image."""
+        mounts = [str(self.farm.folder), *(f"{folder}:{folder}:ro" for folder in host_folders())]
+        options = ["--ulimit=nofile=16384:16384"]
+        self.write_inventory(name=None, image=image, **{"mounts": mounts, "options": options, **container})
 
     def strangers_alone(self) -> bool:
         """Nothing but the strangers is left in the containers."""
@@ -61,10 +68,10 @@ class Nodes:
     def left(self) -> str:
         return str({name: self.docker.processes(name) for name in ("c0", "c1")})
 
-    def launch(self, *options: str, code: int = 0) -> str:
-        """Start the program and return the run, whose ranks have printed their line."""
+    def launch(self, *options: str, code: int = 0, first: str = "sleep") -> str:
+        """Start the program and return the run, whose ranks have printed their line with the name of the first process."""
         run = self.orch("ssh-launch", "--no-check", "--detach", *options, "--", "train.py", code=code).stdout.strip()
-        until(lambda: self.orch.printed(run).count("below sleep") >= 2, awaited="both ranks")
+        until(lambda: self.orch.printed(run).count(f"below {first}") >= 2, awaited="both ranks")
         return run
 
 
@@ -210,6 +217,45 @@ def test_workdir_that_ends_with_the_container_is_warned_of(nodes: Nodes) -> None
         path.write_text(path.read_text("utf-8").replace(node.workdir, f"/var/tmp/{node.name}"), "utf-8")
     findings = nodes.orch("check", "--skip", "nofile", code=None).stdout
     assert "the workdir /var/tmp/n0 is in docker container c0 itself" in findings
+
+
+def test_container_of_an_image_is_made_for_the_run_as_the_user_of_the_login_and_ends_by_itself(nodes: Nodes) -> None:
+    nodes.use_image(IMAGE)
+    run = nodes.launch(first="docker-init")
+    assert nodes.docker("ps", "--quiet", "--filter", f"label=orch.run={run}").split()
+    assert (
+        int(nodes.orch("exec", "--nodes", "n0", "--", "id", "-u").stdout.split()[-1]) == nodes.farm.home.stat().st_uid
+    )
+    nodes.end.touch()
+    until(lambda: nodes.orch.status(run)["state"] == "DONE", awaited=lambda: str(nodes.orch.status(run)))
+    assert "below docker-init" in nodes.orch("logs", run).stdout
+    output = nodes.orch.node_folder(run, "n0") / "rank-0.out"
+    assert output.stat().st_uid == nodes.farm.home.stat().st_uid
+    until(
+        lambda: "orch-" not in nodes.docker("ps", "--all", "--format", "{{.Names}}"),
+        deadline_s=100,
+        awaited=lambda: nodes.docker("ps", "--all"),
+    )
+
+
+def test_container_of_an_image_that_is_killed_is_made_once_more_for_the_next_attempt(nodes: Nodes) -> None:
+    nodes.use_image(IMAGE)
+    run = nodes.launch("--max-retries", "1", first="docker-init")
+    nodes.docker("rm", "--force", *nodes.docker("ps", "--quiet", "--filter", f"label=orch.run={run}").split())
+    until(lambda: nodes.orch.status(run)["attempt"] == 2, awaited=lambda: _events(nodes.orch, run))
+    nodes.end.touch()
+    until(lambda: nodes.orch.status(run)["state"] == "DONE", awaited=lambda: str(nodes.orch.status(run)))
+
+
+def test_image_or_option_that_the_runtime_refuses_is_named(nodes: Nodes) -> None:
+    nodes.use_image("no-such-image:1")
+    text = nodes.orch("ssh-launch", "--", "train.py", code=4).stderr
+    assert "docker has no image no-such-image:1, and cannot pull it" in text
+    assert "docker save no-such-image:1 | ssh" in text
+    nodes.use_image(IMAGE, options=["--no-such-option"])
+    assert "cannot be created: unknown flag: --no-such-option" in nodes.orch("check", code=3).stdout
+    nodes.use_image(IMAGE, mounts=["/no/such/folder:/usr:bad"])
+    assert "not a mount" in nodes.orch("check", code=2).stderr
 
 
 def test_podman_on_this_machine(podman: Runtime, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def _transport(answer: Answer, **settings: Any) -> ContainerTransport:
     ],
 )  # fmt: skip
 def test_client_that_cannot_answer(status: int, err: str, settings: dict[str, Any], reason: str, hint: str) -> None:
-    failure = container_failure(_transport(Answer(status, err=err), **settings))
+    failure = container_failure(_transport(Answer(status, err=err), **settings), "")
     assert failure is not None
     assert reason in failure.reason
     assert hint in failure.hint
@@ -85,7 +85,7 @@ def test_client_that_cannot_answer(status: int, err: str, settings: dict[str, An
     ],
 )
 def test_container_that_runs_no_programs(state: dict[str, Any], text: str, *, is_ended: bool) -> None:
-    failure = container_failure(_transport(Answer(0, json.dumps([{"State": state}]))))
+    failure = container_failure(_transport(Answer(0, json.dumps([{"State": state}]))), "")
     assert failure is not None
     assert text in failure.reason
     assert isinstance(failure, ContainerEnded) is is_ended
@@ -120,14 +120,14 @@ def test_state_of_a_container_with_all_options() -> None:
 
 def test_instance_of_apptainer() -> None:
     listed = {"instances": [{"instance": "c0", "pid": 12, "img": "/images/train.sif"}]}
-    assert container_failure(_transport(Answer(0, json.dumps(listed)), runtime="apptainer")) is None
-    failure = container_failure(_transport(Answer(0, '{"instances": []}'), runtime="apptainer"))
+    assert container_failure(_transport(Answer(0, json.dumps(listed)), runtime="apptainer"), "") is None
+    failure = container_failure(_transport(Answer(0, '{"instances": []}'), runtime="apptainer"), "")
     assert failure is not None
     assert "there is no apptainer container c0" in failure.reason
 
 
 @pytest.mark.parametrize("printed", ["", "[]", "{}", "[1]", "no JSON"])
 def test_answer_that_cannot_be_read_is_no_traceback(printed: str) -> None:
-    failure = container_failure(_transport(Answer(0, printed)))
+    failure = container_failure(_transport(Answer(0, printed)), "")
     assert failure is not None
     assert "cannot be read" in failure.reason

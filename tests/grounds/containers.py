@@ -24,8 +24,8 @@ from tests.grounds.keeper import Keeper
 from tests.until import until
 
 IMAGE = "orch-test"
-_FOLDERS = ("dev", "etc", "home", "opt", "proc", "root", "run", "sys", "tmp", "usr", "var/tmp", "work")
-_LINKS = {"bin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64", "sbin": "usr/sbin"}
+_FOLDERS = ("dev", "etc", "home", "opt", "proc", "root", "run", "sbin", "sys", "tmp", "usr", "var/tmp", "work")
+_LINKS = {"bin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64"}
 _FILES = ("etc/passwd", "etc/group", "etc/nsswitch.conf", "etc/ld.so.cache")
 _DAEMON_S = 60.0
 
@@ -55,10 +55,7 @@ class Runtime:
 
     def start(self, name: str, *options: str, folders: Sequence[Path] = (), network: str = "host") -> None:
         """Start a container in which programs of this machine run, with these folders of it mounted."""
-        python = Path(sys.executable).resolve().parent.parent
-        shared = {Path("/usr"), Path("/etc/alternatives"), python, Path(sysconfig.get_path("purelib")).parents[2]}
-        nested = [folder for folder in shared if any(parent in shared for parent in folder.parents)]
-        mounts = [f"--volume={folder}:{folder}:ro" for folder in sorted(shared.difference(nested)) if folder.exists()]
+        mounts = [f"--volume={folder}:{folder}:ro" for folder in host_folders()]
         mounts += [f"--volume={folder}:{folder}" for folder in folders]
         self._names.add(name)
         self(
@@ -82,9 +79,18 @@ class Runtime:
 
     def clear(self) -> None:
         """Remove all containers that were started, and what runs in them."""
-        for name in self._names:
+        created = self("ps", "--all", "--quiet", "--filter", "name=orch-").split()
+        for name in (*self._names, *created):
             self("rm", "--force", name)
         self._names.clear()
+
+
+def host_folders() -> list[Path]:
+    """The folders of this machine that a container of IMAGE needs: programs, and the Python and the packages of the tests."""
+    python = Path(sys.executable).resolve().parent.parent
+    shared = {Path("/usr"), Path("/etc/alternatives"), python, Path(sysconfig.get_path("purelib")).parents[2]}
+    nested = [folder for folder in shared if any(parent in shared for parent in folder.parents)]
+    return [folder for folder in sorted(shared.difference(nested)) if folder.exists()]
 
 
 @contextlib.contextmanager

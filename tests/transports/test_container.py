@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.transports.container import ContainerName
+from orchestrator.transports.container import ContainerImage, ContainerName
 
 
 @pytest.mark.parametrize(
@@ -32,3 +35,57 @@ def test_home_folder_is_that_in_the_container() -> None:
     assert (shell, option, name, program, argument) == ("sh", "-c", "sh", "~/bin/python", "-V")
     assert "$HOME" in script
     assert "~/bin/python" not in script
+
+
+def test_container_of_an_image_is_entered_once_it_runs_and_created_before(tmp_path: Path) -> None:
+    """A client that records its words: it knows no container until it has created one."""
+    client = tmp_path / "docker"
+    client.write_text(
+        '#!/bin/sh\nfor word in "$@"; do echo "$word" >>"$LOG"; done; echo >>"$LOG"\n'
+        'case $1 in container) [ -e "$LOG.made" ] && echo true;; run) touch "$LOG.made"; echo id;; esac\n'
+    )
+    client.chmod(0o755)
+    settings = {
+        "runtime": "docker",
+        "image": "train:1",
+        "mounts": ["/data", "/a b:/c:ro"],
+        "options": ["--shm-size=1g"],
+    }
+    container = ContainerImage.of(settings, "~/or'ch", "gpt-1")
+    env = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "LOG": str(tmp_path / "log"),
+        "HOME": str(tmp_path),
+    }
+    for _ in range(2):
+        done = subprocess.run(container.inside(["python3", "-c", "x y"]), env=env, check=True, capture_output=True)
+        assert done.stdout == b"", "only the program prints"
+    calls = [call.split("\n") for call in (tmp_path / "log").read_text().strip().split("\n\n")]
+    inspect = ["container", "inspect", "--format", "{{.State.Running}}", container.name]
+    enter = ["exec", "-i", container.name, "python3", "-c", "x y"]
+    first, created, *rest = calls
+    assert (first, rest) == (inspect, [enter, inspect, enter])
+    assert created[:5] == ["run", "--detach", "--rm", "--init", "--network=host"]
+    wanted = {
+        f"--volume={tmp_path}/or'ch:{tmp_path}/or'ch",
+        "--volume=/data:/data",
+        "--volume=/a b:/c:ro",
+        "--shm-size=1g",
+    }
+    assert wanted | {f"--user={os.getuid()}:{os.getgid()}", "--label=orch.run=gpt-1", f"--env=HOME={tmp_path}"} <= set(
+        created
+    )
+    assert (tmp_path / "or'ch").is_dir()
+    assert created[-4:-1] == ["--entrypoint=sh", "train:1", "-c"]
+
+
+def test_containers_of_other_settings_or_runs_have_other_names() -> None:
+    settings = {"runtime": "docker", "image": "train:1", "mounts": [], "options": []}
+    names = {
+        ContainerImage.of(settings, "/w", "a").name,
+        ContainerImage.of(settings, "/w", "b").name,
+        ContainerImage.of(settings, "/v", "a").name,
+        ContainerImage.of({**settings, "image": "train:2"}, "/w", "a").name,
+    }
+    assert len(names) == 4

@@ -72,7 +72,7 @@ def test_rank_that_a_signal_ends_leaves_the_note_of_its_first_step(tmp_path: Pat
     assert _note(tmp_path) == {}
 
 
-def test_error_of_a_script_before_it_joined_a_group_is_kept_apart_until_a_process_of_the_rank_succeeds(
+def test_error_before_a_rank_joined_a_group_counts_only_if_no_rank_of_the_node_joins_one(
     tmp_path: Path,
 ) -> None:
     script = tmp_path / "train.py"
