@@ -89,7 +89,7 @@ test-quick: .venv/.dev
 test:
 	$(MAKE) --jobs=3 components dev .venv-t20/.ready
 	$(MAKE) check
-	$(BIN)/python -m pytest --numprocesses $(WORKERS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --durations=25
 
 # make bench: compare with other launchers and trainers, more than an hour; BENCH="--update docs/benchmarks.md" saves the figures
 .PHONY: bench

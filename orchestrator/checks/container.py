@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from orchestrator.checks.container_state import HOST
+from orchestrator.checks.majority import difference
 from orchestrator.findings import Finding, Severity
 
 if TYPE_CHECKING:
@@ -30,23 +30,12 @@ def container(cluster: Cluster) -> Iterator[Finding]:
                 text = f"the workdir {path} is in {state} itself: logs and checkpoints are lost when the container is removed"
                 remedy = f"set workdir: to a mounted folder ({', '.join(state.mounts) or 'there is none'}), or mount one: {state.recreated_with(f'--volume={path}:{path}')}"
                 yield Finding(Severity.WARN, "container", text, (node,), remedy=remedy)
-    yield from _images(cluster)
-
-
-def _images(cluster: Cluster) -> Iterator[Finding]:
-    """Nodes whose image is not that of most nodes; containers that were committed and loaded keep the id."""
-    images = {node: state for node, state in cluster.containers.items() if state.image_id}
-    counts = Counter(state.image_id for state in images.values())
-    if len(counts) < 2:  # noqa: PLR2004
-        return
-    usual = counts.most_common(1)[0][0]
-    for node, state in images.items():
-        if state.image_id != usual:
-            text = (
-                f"{state} is of another image than most: {state.image} ({state.image_id[:12]} instead of {usual[:12]})"
-            )
-            remedy = "send one image to all nodes: docker save IMAGE | ssh NODE docker load"
-            yield Finding(Severity.WARN, "container", text, (node,), remedy=remedy)
+    images = {
+        node: f"{state.image} {state.image_id[:12]}" for node, state in cluster.containers.items() if state.image_id
+    }
+    if differs := difference(images):
+        remedy = "send one image to all nodes: docker save IMAGE | ssh NODE docker load"
+        yield Finding(Severity.WARN, "container", f"the images differ: {differs.text()}", differs.nodes, remedy=remedy)
 
 
 def _is_below(path: str, folder: str) -> bool:

@@ -94,8 +94,13 @@ def host_folders() -> list[Path]:
 
 
 @contextlib.contextmanager
-def open_docker(folder: Path) -> Iterator[Runtime]:
-    """Start a daemon with all its files in `folder`; on leaving, it and its containers are gone."""
+def open_docker(folder: Path, enter: Sequence[str] = ()) -> Iterator[Runtime]:
+    """
+    Start a daemon with all its files in `folder`; on leaving, it and its containers are gone.
+
+    Args:
+        enter: the words before a command that runs on another host; `--network host` is the network of that host then.
+    """
     if not is_root():
         components.unavailable("only root can start a docker daemon")
     socket, log = folder / "docker.sock", folder / "dockerd.log"
@@ -104,7 +109,7 @@ def open_docker(folder: Path) -> Iterator[Runtime]:
     try:
         keeper.start(
             # the mounts of containers end with the daemon
-            [program("unshare"), "--mount", program("dockerd"), "--bridge=none", "--iptables=false",
+            [*enter, program("unshare"), "--mount", program("dockerd"), "--bridge=none", "--iptables=false",
              f"--data-root={folder}/data", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid", f"--host=unix://{socket}"],
             env={"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"},
             log=log,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator.code.report import CodeReport
+from orchestrator.endpoint.access import container_of
 from orchestrator.inventory.hooks import Hook
 from orchestrator.names.hostlist import counted
 from orchestrator.plan.files import PlannedFile, node_files, sbatch_command, start_command, step_command
@@ -49,6 +50,8 @@ def _slurm(plan: LaunchPlan, files: list[PlannedFile]) -> str:
 def _direct(plan: LaunchPlan, node: NodePlan, files: list[PlannedFile], first_node: dict[PlannedFile, str]) -> str:
     """The files and the command of one node; `first_node` maps each file written so far to its first node."""
     host = "this machine" if plan.transport == "local" else f"ssh {_target(node)}"
+    if container := container_of(node):
+        host += f", in the {container}"
     parts = [f"# --- node {node.name} ({host}); the bundle goes to {plan.bundle_dir(node)}\n"]
     for file in files:
         first = first_node.setdefault(file, node.name)
