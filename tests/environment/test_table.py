@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import ctypes
 import importlib.util
+import json
 import random
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ from orchestrator.environment.table import UNDOCUMENTED, VARIABLES
 from orchestrator.environment.table.conditions import Context, holds, version
 from orchestrator.environment.table.values import strtoll
 from tests.grounds import components
+from tests.paths import CASES
 
 
 def test_rows_are_well_formed() -> None:
@@ -67,6 +69,45 @@ def test_table_has_the_variables_of_the_installed_torch() -> None:
     names = set(re.findall(r'"((?:TORCH_)?NCCL_[A-Z0-9_]+)"', header.read_text()))
     assert len(names) > 20
     assert not names - VARIABLES.keys()
+
+
+def _spans(name: str) -> tuple[list[str], dict[str, tuple[str, str]]]:
+    """The releases of a library whose code was read, and for each variable the first and the last one that read it."""
+    facts = json.loads((CASES / name).read_text())
+    releases = facts["releases"].split()
+    spans = {variable: f"{span} {releases[-1]}".split()[:2] for variable, span in facts["names"].items()}
+    return releases, {variable: (first, last) for variable, (first, last) in spans.items()}
+
+
+def _is_release(release: str, stated: str) -> bool:
+    return f"{release}.".startswith(f"{stated}.")
+
+
+def test_table_has_the_variables_of_nccl() -> None:
+    releases, spans = _spans("nccl_names.json")
+    assert releases[-1] == "2.32.3"
+    assert not spans.keys() - VARIABLES.keys() - UNDOCUMENTED
+    assert not UNDOCUMENTED - spans.keys() - {"NCCL_PARAM_DUMP_ALL"}
+    rows = [row for row in VARIABLES.values() if row.library == "NCCL" and row.name in spans]
+    oldest = [
+        release for release in releases if version(release) < (2, 4, 6)
+    ]  # whose documentation has no first versions
+    assert [row.name for row in rows if spans[row.name][0] not in oldest and not row.since] == []
+    assert [row.name for row in rows if row.since and not _is_release(spans[row.name][0], row.since)] == []
+    assert [row.name for row in rows if bool(row.until) is (spans[row.name][1] == releases[-1])] == []
+
+
+def test_table_has_the_variables_of_torch() -> None:
+    releases, spans = _spans("torch_names.json")
+    assert releases[-1] == "2.15"
+    missing = spans.keys() - VARIABLES.keys()
+    assert sorted(missing) == ["TORCH_DISTRIBUTED_COMPILE_ON_ONE_RANK", "TORCH_DISTRIBUTED_PIPELINE_PER_DIRECTION_P2P"]
+    for name in spans.keys() & VARIABLES.keys():
+        first, last = spans[name]
+        row = VARIABLES[name]
+        assert (row.since == first) is (first != releases[0]), name
+        is_gone = any(verdict.when == ("torch>=2.15",) for verdict in row.verdicts)
+        assert is_gone is (last != releases[-1]), name
 
 
 def test_zero_keys_are_those_of_the_installed_deepspeed() -> None:

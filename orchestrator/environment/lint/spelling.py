@@ -13,8 +13,8 @@ from orchestrator.findings import Severity
 
 # Prefixes whose variables are all in the table, with the latest code that was read.
 _COMPLETE = {
-    "NCCL_": "NCCL to 2.30",
-    "TORCH_NCCL_": "torch to 2.13",
+    "NCCL_": "NCCL to 2.32",
+    "TORCH_NCCL_": "torch to 2.15",
     "TORCH_ECCL_": "torch_gcu to 2.10",
     "ECCL_": "Enflame's published code",
     "GCU_": "Enflame's published code",
@@ -22,9 +22,15 @@ _COMPLETE = {
 }
 _CLOSE, _CLOSE_ELSEWHERE = 0.85, 0.9  # similarity of a misspelt name, as difflib measures it
 _LONGEST_NAME = 60  # characters
-_OTHER_LIBRARY = re.compile("(?!NCCL|ECCL)[A-Z]CCL_")  # collective libraries of other vendors: HCCL, RCCL, MCCL
-_PLUGINS = frozenset(("NCCL_IBEXT_DISABLE", "NCCL_SHARP_DISABLE", "NCCL_VERSION"))
-"""Read by NVIDIA's network plugins, and the version that NVIDIA's images state."""
+_OTHER_LIBRARY = re.compile("(?!NCCL|ECCL)[A-Z]CCL_|PYTORCH_(?:NPU|HIP|XPU|MUSA|MLU)_")
+"""Beginnings of names for other vendors' cards: HCCL, RCCL, MCCL, PYTORCH_NPU_ALLOC_CONF."""
+_OF_OTHERS = frozenset(
+    "NCCL_IBEXT_DISABLE NCCL_SHARP_DISABLE NCCL_VERSION NCCL_HOME NCCL_EP_HOME NCCL_ROOT NCCL_INCLUDE_DIR NCCL_LIB_DIR "
+    "NCCL_TUNER_CONFIG_FILE NCCL_PROFILER_CE_POLLER_INTERVAL_MICROSECONDS NCCL_PROFILER_CE_TIMING".split()
+)
+"""Read by NVIDIA's plugins or by builds, and the version that NVIDIA's images state."""
+_OF_PLUGINS = ("NCCL_INSPECTOR_", "NCCL_PROFILE_", "NCCL_OFI_", "NCCL_TESTS_", "NCCL_FASTRAK_", "NCCL_GPUVIZ_")
+"""Beginnings of names that profilers and network plugins of NVIDIA, AWS and Google read."""
 
 
 def _is_current(row: Row) -> bool:
@@ -49,7 +55,8 @@ class UnknownName:
 @lru_cache(maxsize=1000)
 def unknown_name(name: str, *, is_exported: bool = True) -> UnknownName | None:
     """Judge a name that is not in the table; None for a name of no concern, as for most variables that a script keeps for itself."""
-    if name in UNDOCUMENTED or name in _PLUGINS or (not is_exported and not name.isupper()):
+    is_known = name in UNDOCUMENTED or name in _OF_OTHERS or name.startswith(_OF_PLUGINS)
+    if is_known or (not is_exported and not name.isupper()):
         return None
     known = VARIABLES.get(name.upper())
     if known is not None and known.library == "launchers":
@@ -58,7 +65,7 @@ def unknown_name(name: str, *, is_exported: bool = True) -> UnknownName | None:
         text = "names of variables are case-sensitive, so nothing reads it"
         return UnknownName(Severity.WARN, text, name.upper(), is_certain=True)
     prefix = next((prefix for prefix in sorted(_COMPLETE, key=len, reverse=True) if name.startswith(prefix)), None)
-    meant = _nearest(name, is_complete=prefix is not None)
+    meant = _nearest(name, is_complete=prefix is not None and is_exported)
     if meant is not None:
         likeness = difflib.SequenceMatcher(a=meant, b=name).ratio()
         is_certain = meant in VARIABLES and likeness >= _CLOSE_ELSEWHERE and abs(len(name) - len(meant)) <= 1

@@ -33,6 +33,8 @@ HOST: tuple[Row, ...] = (
     _row("DS_ENV_FILE", "DeepSpeed", Anything("file name"), ".deepspeed_env", "KEY=VALUE lines that the DeepSpeed launcher passes to the nodes", source="DeepSpeed, launcher/runner.py"),
     _row("DS_ACCELERATOR", "DeepSpeed", Anything("cuda, cpu, xpu, npu, mps, hpu, mlu, sdaa, supa"), "auto", "Accelerator of DeepSpeed",
         warn("DeepSpeed stops with an error, unless it is the fork of Enflame (0.9.2+gcu)", value="(?i)gcu|dtu|tops|enflame"), source="DeepSpeed, real_accelerator.py"),
+    Row("MASTER_ADDR", "launchers", Anything("host name or address of the first node"), "Rendezvous of the ranks", source=_ENV),
+    Row("MASTER_PORT", "launchers", Integer(1, 65535, reader="torch"), "Port of the rendezvous", source=_ENV),
     _of_launcher("RANK", "Number of the rank"),
     _of_launcher("LOCAL_RANK", "Number of the rank on its node"),
     _of_launcher("WORLD_SIZE", "Number of ranks"),

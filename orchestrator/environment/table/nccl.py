@@ -1,14 +1,24 @@
 """
-NCCL's variables, to NCCL 2.30.
+NCCL's variables, to NCCL 2.32.
 
 First versions and defaults were read from the code of each release (NCCL_PARAM and getenv), meanings and ranges from the section
-"Environment Variables" of the NCCL User Guide. Numbers of the code that mean "chosen at run time" (-1, -2, undefined) are `auto` here.
+"Environment Variables" of the NCCL User Guide. The names of 2.31 and 2.32 are those in libnccl.so of NVIDIA's packages. A test
+compares them with tests/cases/nccl_names.json. Numbers of the code that mean "chosen at run time" (-1, -2, undefined) are `auto` here.
 """
 
 from __future__ import annotations
 
 from orchestrator.environment.table.row import REMOVE, Row, Verdict, fail, info, warn
-from orchestrator.environment.table.values import Anything, Kind, NcclInteger, PathLevel, Selection, Word, WordList
+from orchestrator.environment.table.values import (
+    Adapters,
+    Anything,
+    Kind,
+    NcclInteger,
+    PathLevel,
+    Selection,
+    Word,
+    WordList,
+)
 
 DOCS = "NCCL User Guide, Environment Variables"
 _FLAG = NcclInteger(choices=(0, 1))
@@ -28,8 +38,9 @@ def _row(
     until: str = "",
     is_debug: bool = False,
     source: str = DOCS,
+    undecided: str = "",
 ) -> Row:
-    return Row("NCCL_" + name, "NCCL", kind, text, default, since, until, is_debug, verdicts, source)
+    return Row("NCCL_" + name, "NCCL", kind, text, default, since, until, is_debug, verdicts, source, undecided)
 
 
 def _debug(
@@ -52,7 +63,7 @@ NCCL: tuple[Row, ...] = (
     _debug("IB_DISABLE", _FLAG, "0", "Do not use RDMA (InfiniBand or RoCE)",
         warn("turns RDMA off, so NCCL uses TCP sockets, about ten times slower", "InfiniBand", value="0*1", better=REMOVE),
         warn("turns RDMA off, so NCCL uses TCP sockets, about ten times slower", "RoCE", value="0*1", better=REMOVE)),
-    _row("IB_HCA", Anything("[^][=]HCA[:PORT[:RAIL[:PLANE]]],…; a name is a prefix unless `=` comes first"), "all active ports", "RDMA adapters to use",
+    _row("IB_HCA", Adapters(), "all active ports", "RDMA adapters to use",
         warn("is a prefix and takes every adapter that begins so, storage and management ports too, with which NCCL may be unable to connect; name the compute adapters: =mlx5_0,mlx5_1,…", value=r"mlx\d+(_bond)?_?|mlx|ib[ps]?|roce[ps]?|hfi|irdma|bnxt_re"),
         warn("is a prefix: mlx5_1 also takes mlx5_10 to mlx5_19", value=r"(?![\^=])(?!(?:\w+_0(?::\d+)?(?:,|$))+$).+", better="={value}"),
         warn("is a prefix: ^mlx5_1 also excludes mlx5_10 to mlx5_19", value=r"\^[^=].*")),
@@ -65,11 +76,11 @@ NCCL: tuple[Row, ...] = (
     _row("SOCKET_MAGIC", Anything("number, 64 bits"), "built in", "Number that the job's own socket handshakes share", since="2.30"),
     _row("SOCKET_RETRY_CNT", NcclInteger(1), "34", "Retries of a refused connection", since="2.24"),
     _row("SOCKET_RETRY_SLEEP_MSEC", NcclInteger(1, unit="ms"), "100", "Pause before the first retry; later ones are longer", since="2.24"),
-    _row("SOCKET_POLL_TIMEOUT_MSEC", NcclInteger(0, unit="ms"), "0", "Longest poll during bootstrap; 0 polls without pause", since="2.28"),
+    _row("SOCKET_POLL_TIMEOUT_MSEC", NcclInteger(0, unit="ms"), "0", "Longest poll during bootstrap; 0 polls without pause", since="2.29"),
     _row("SOCKET_NTHREADS", NcclInteger(1, 16), "auto", "Helper threads per socket connection", since="2.4"),
     _row("NSOCKS_PERTHREAD", NcclInteger(1, 64), "auto", "Sockets per helper thread; times SOCKET_NTHREADS at most 64", since="2.4"),
     _row("COMM_ID", Anything("HOST:PORT"), "", "Address of the bootstrap root, for programs without a launcher"),
-    _row("HOSTID", Anything(), "the host name", "Identity of the host", source="NCCL code"),
+    _row("HOSTID", Anything(), "the host name", "Identity of the host", since="2.5", source="NCCL code"),
     _row("CROSS_NIC", NcclInteger(choices=(0, 1, 2)), "2", "Let a ring use different adapters on different nodes",
         info("right for rail-optimised fabrics only; elsewhere it lowers the bandwidth, and the default 2 detects both", value="0"), since="2.5"),
     # InfiniBand and RoCE
@@ -83,7 +94,8 @@ NCCL: tuple[Row, ...] = (
         fail("is for RoCE, and an index beyond the short GID table of InfiniBand fails", "InfiniBand", "NCCL<2.22", above=0, better=REMOVE),
         warn("is for RoCE, and ignored", "InfiniBand", "NCCL>=2.22", above=-1, better=REMOVE),
         warn("should not be set: NCCL finds the index of each adapter, and one number is wrong where adapters or nodes differ", "RoCE", "NCCL>=2.21", above=-1, better=REMOVE),
-        info("must be the index of the RoCE v2 address on every adapter of every node: compare `show_gids`; 3 is common, not universal", "RoCE", "NCCL<2.21", above=-1)),
+        info("must be the index of the RoCE v2 address on every adapter of every node: compare `show_gids`; 3 is common, not universal", "RoCE", "NCCL<2.21", above=-1),
+        undecided="is needed on RoCE with NCCL < 2.21 only; otherwise it is ignored, or wrong where adapters or nodes differ"),
     _row("IB_ADDR_FAMILY", Word(("AF_INET", "AF_INET6"), "NCCL ignores it without a message", case_sensitive=True), "AF_INET", "IP version of the GID that NCCL chooses", since="2.21"),
     _row("IB_ADDR_RANGE", Anything("CIDR, as in 10.0.0.0/16"), "any", "Network of the GID that NCCL chooses", since="2.21"),
     _row("IB_ROCE_VERSION_NUM", NcclInteger(choices=(1, 2)), "2", "RoCE version of the GID that NCCL chooses", since="2.21"),
@@ -91,6 +103,8 @@ NCCL: tuple[Row, ...] = (
     _row("IB_TC", NcclInteger(-1, 255), "0", "Traffic class; on RoCE the one that the switches treat as lossless, a value of the site"),
     _row("IB_FIFO_TC", NcclInteger(-1, 255), "that of IB_TC", "Traffic class of control messages", since="2.22"),
     _row("IB_PKEY", _COUNT, "0", "Index of the partition key", since="2.8", source="NCCL code"),
+    _row("IB_PKEY_VALUE", _COUNT, "", "The partition key itself, before IB_PKEY", since="2.31", source="NCCL code"),
+    _row("IB_RAIL_POLICY", Word(("NONE", "CX9", "CX9:FLIP", "CX9:ALT", "CX9:BLOCK"), "NCCL ignores it"), "NONE", "Rails of ConnectX-9 adapters", since="2.32", source="NCCL code"),
     _debug("IB_QPS_PER_CONNECTION", NcclInteger(1, 128), "1", "Queue pairs per connection", since="2.10"),
     _debug("IB_SPLIT_DATA_ON_QPS", _FLAG, {"": "1", "2.20": "0"}, "Split each message over the queue pairs", since="2.18"),
     _debug("IB_PCI_RELAXED_ORDERING", NcclInteger(choices=(0, 1, 2)), "2", "PCI relaxed ordering; 1 stops where it is not supported", since="2.12"),
@@ -122,7 +136,7 @@ NCCL: tuple[Row, ...] = (
     _debug("P2P_LEVEL", PathLevel(("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")), "auto", "Longest distance for direct access between GPUs",
         info("has no effect where NVSwitch joins all GPUs", value="SYS|[4-9]|[1-9][0-9]+", better=REMOVE),
         warn("turns direct access off: GPUs of a node then exchange data through host memory", value="LOC|0", better=REMOVE)),
-    _debug("P2P_DIRECT_DISABLE", _FLAG, "0", "No direct access to user buffers in one process"),
+    _debug("P2P_DIRECT_DISABLE", _FLAG, "0", "No direct access to user buffers in one process", since="2.12"),
     _debug("SHM_DISABLE", _FLAG, "0", "No shared memory between the ranks of a node", warn("the ranks of a node then use the network where P2P is not possible", value="0*1", better=REMOVE)),
     _debug("NVLS_ENABLE", NcclInteger(choices=(0, 1, 2)), {"": "1", "2.18": "2"}, "NVLink SHARP; 0 if its memory cannot be had", since="2.17"),
     _debug("NVB_DISABLE", _FLAG, "0", "No NVLink path through another GPU", since="2.9"),
@@ -167,7 +181,7 @@ NCCL: tuple[Row, ...] = (
     _debug("PAT_ENABLE", NcclInteger(choices=(0, 1, 2)), "2", "The PAT algorithm", since="2.23"),
     _debug("SINGLE_RING_THRESHOLD", _BYTES, "", "Size below which one ring is used", until="2.3"),
     _debug("LL_THRESHOLD", _BYTES, "", "Largest message of the LL protocol", until="2.5"),
-    _debug("TREE_THRESHOLD", _BYTES, "", "Largest message of the tree algorithm", until="2.5"),
+    _debug("TREE_THRESHOLD", _BYTES, "", "Largest message of the tree algorithm", since="2.4", until="2.5"),
     _debug("THREAD_THRESHOLDS", Anything(), "auto", "Sizes from which more threads are used", since="2.5"),
     _row("COLLNET_ENABLE", _FLAG, "0", "CollNet (SHARP) plugin", since="2.6"),
     _row("COLLNET_NODE_THRESHOLD", _COUNT, "2", "Fewest nodes for CollNet", since="2.9"),
@@ -198,15 +212,17 @@ NCCL: tuple[Row, ...] = (
     _debug("CHECK_MODE", Word(("DEFAULT", "DEBUG_LOCAL", "DEBUG_GLOBAL"), "NCCL uses its default"), "DEFAULT", "Check arguments at every call", since="2.29.7"),
     _debug("LAUNCH_RACE_FATAL", _FLAG, "1", "Stop where LAUNCH_ORDER_IMPLICIT finds a race", since="2.26"),
     _debug("IPC_USE_ABSTRACT_SOCKET", _FLAG, "1", "Abstract sockets between the processes of a node", since="2.29"),
-    _debug("SYM_GIN_KERNELS_ENABLE", _FLAG, "1", "Symmetric kernels over the network", since="2.30"),
-    Row("NCCL_TIMEOUT", "nothing", Anything(), "In copied scripts only", source="NCCL code to 2.30",
+    _debug("SYM_GIN_KERNELS_ENABLE", _FLAG, "1", "Symmetric kernels over the network", since="2.29.7"),
+    _row("RUN_DIAGNOSTICS", _FLAG, "0", "Test cards and links before the first operation", since="2.31", source="NCCL code"),
+    Row("NCCL_TIMEOUT", "nothing", Anything(), "In copied scripts only", source="NCCL code to 2.32",
         verdicts=(warn("no NCCL and no torch reads it; the timeout is an argument of init_process_group", better=REMOVE),)),
     # Logs, files and health
-    _row("DEBUG", Word(("VERSION", "WARN", "INFO", "ABORT", "TRACE"), "NCCL logs nothing"), "", "Level of NCCL's log",
+    _row("DEBUG", Word(("VERSION", "WARN", "ATTN", "INFO", "ABORT", "TRACE"), "NCCL logs nothing"), "", "Level of NCCL's log",
         info("is for debugging: every rank logs", value="(?i)info", better="WARN"),
         warn("logs every call", value="(?i)trace", better="WARN")),
     _row("DEBUG_SUBSYS", WordList(("INIT", "COLL", "P2P", "SHM", "NET", "GRAPH", "TUNING", "ENV", "ALLOC", "ALLOC_HOST", "CALL", "PROXY", "NVLS", "BOOTSTRAP", "REG", "PROFILE", "RAS", "DESTROY", "ALL"), "NCCL ignores it"), "INIT,BOOTSTRAP,ENV", "Parts of NCCL that log at INFO",
         warn("logs every operation: huge logs", value="(?i)(.*,)?(all|call|coll)(,.*)?", better="INIT,NET,ENV")),
+    _row("DEBUG_LEVELS", Anything("list of levels"), "", "Levels of NCCL's log, one by one", since="2.32", source="NCCL code"),
     _row("DEBUG_FILE", Anything("path; %h is the host, %p the process"), "stdout", "File of NCCL's log",
         warn("has no %p, so all ranks of a node overwrite one file", value=r"(?!.*%p)(?!/dev/std(?:out|err)$).+", better="{value}.%h.%p"),
         warn("NCCL does not expand ~", value="~.*")),
@@ -225,35 +241,43 @@ NCCL: tuple[Row, ...] = (
     _row("RAS_TIMEOUT_FACTOR", NcclInteger(1), "1", "Factor for timeouts of this", since="2.24"),
 )  # fmt: skip
 
-# Read by the code of some release, to 2.30, and documented nowhere: known, and not judged.
+# Read by the code of some release, to 2.32, and documented nowhere: known, and not judged.
 UNDOCUMENTED: frozenset[str] = frozenset(
     f"NCCL_{name}"
     for name in """
-    AGG_ALLOC_MODE AGG_CHANNEL_SIZE ALLGATHERV_ENABLE CHUNK_SIZE COMM_SHRINK_SHARE_RESOURCES COMM_SPLIT_SHARE_RESOURCES
-    CONNECT_ROUND_MAX_PEERS CREATE_THREAD_CONTEXT DEV_API_JIT DISABLE_MEM_MANAGER ELASTIC_BUFFER_REGISTER
-    ENABLE_VERSION_CHECK GDAKI_USE_RELIABLE_DB GDRCOPY_FIFO_ENABLE GDRCOPY_FLUSH_ENABLE GDRCOPY_SYNC_ENABLE
-    GDRCOPY_TAIL_ENABLE GDR_FLUSH_DISABLE GIN_COUNTER_POOL_SIZE GIN_ENABLE GIN_ERROR_QUERY_SEC GIN_EXCLUSIVE_CONTEXTS
-    GIN_GDAKI_MAX_DEST_RD_ATOMIC GIN_GDAKI_MAX_QP_RD_ATOMIC GIN_GDAKI_NIC_HANDLER GIN_GDAKI_QP_DEPTH GIN_IB_TC
-    GIN_NCONNECTIONS GIN_NCONTEXTS GIN_PLUGIN GIN_PLUGIN_REF_COUNT GIN_PROXY_QUEUE_SIZE GIN_SIGNAL_POOL_SIZE GIN_TYPE
-    GRAPH_DUMP_FILE_RANK GRAPH_HELPER_DISABLE GROUP_CUDA_STREAM IBVERBS_LIB IB_DATA_DIRECT IB_DEVICE_PCI_ORDER
-    IB_MERGE_VFS IB_MQP_RETRY_ALL IB_MQP_RETRY_CNT IB_MQP_RETRY_SLEEP_MSEC IB_PREPOST_RECEIVE_WORK_REQUESTS
-    IB_QUERY_PORT_SPEED IB_RECEIVER_SIDE_MATCHING_SCHEME IB_RESILIENCY_PORT_FAILOVER
+    AGG_ALLOC_MODE AGG_CHANNEL_SIZE ALLGATHERV_ENABLE CE_CHUNK_SIZE CE_COLL_AG_MULTICAST_THRESHOLD
+    CE_INTRA_GPU_MEMCPY_ENABLE CFT_ENABLE CHUNK_SIZE COMM_SHRINK_SHARE_RESOURCES COMM_SPLIT_SHARE_RESOURCES
+    CONNECT_ROUND_MAX_PEERS CREATE_THREAD_CONTEXT CUDA_PATH DEV_API_JIT DIAGNOSTICS_ECC_THRESHOLD
+    DIAGNOSTICS_IB_BW_TIMEOUT DISABLE_MEM_MANAGER ELASTIC_BUFFER_REGISTER ENABLE_VERSION_CHECK ENQUEUE_REARCH_ENABLE
+    GDAKI_FORCE_MCST GDAKI_USE_RELIABLE_DB GDRCOPY_FIFO_ENABLE GDRCOPY_FLUSH_ENABLE GDRCOPY_SYNC_ENABLE
+    GDRCOPY_TAIL_ENABLE GDRCOPY_USE_INTERNAL_DMABUF GDR_FLUSH_DISABLE GIN_COUNTER_POOL_SIZE GIN_ENABLE
+    GIN_ERROR_QUERY_SEC GIN_EXCLUSIVE_CONTEXTS GIN_GDAKI_LAG_AWARE_DISABLE GIN_GDAKI_MAX_DEST_RD_ATOMIC
+    GIN_GDAKI_MAX_QP_RD_ATOMIC GIN_GDAKI_NIC_HANDLER GIN_GDAKI_QP_DEPTH GIN_IB_OOO_OPT GIN_IB_TC GIN_NCONNECTIONS
+    GIN_NCONTEXTS GIN_PLUGIN GIN_PLUGIN_REF_COUNT GIN_PROXY_NTHREADS GIN_PROXY_POLL_BATCH GIN_PROXY_QUEUE_SIZE
+    GIN_SIGNAL_POOL_SIZE GIN_TYPE GRAPH_DUMP_FILE_RANK GRAPH_HELPER_DISABLE GROUP_CUDA_STREAM
+    HIER_CE_COLL_AG_RAIL_RING_ENABLE HIER_CE_COLL_NUM_CTX IBVERBS_LIB IB_DATA_DIRECT IB_DEVICE_PCI_ORDER
+    IB_EVENT_BASED_LB IB_EVENT_BASED_LB_REMOTE IB_MERGE_VFS IB_MQP_RETRY_ALL IB_MQP_RETRY_CNT IB_MQP_RETRY_SLEEP_MSEC
+    IB_PREPOST_RECEIVE_WORK_REQUESTS IB_QUERY_PORT_SPEED IB_RECEIVER_SIDE_MATCHING_SCHEME IB_RESILIENCY_PORT_FAILOVER
     IB_RESILIENCY_PORT_FAILOVER_MAX_ATTEMPTS IB_RESILIENCY_PORT_FAILOVER_PROBE_DELAY IB_RESILIENCY_PORT_RECOVERY
     IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_INTERVAL
     IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_SIZE IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_SEQUENCE_SIZE
     IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_TIMEOUT IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX
-    IB_RESILIENCY_PORT_RECOVERY_START_DELAY IB_ROUTABLE_FLID_GID_INDEX IB_SUBNET_AWARE_ROUTING IB_SUBNET_PREFIX_LEN
-    IB_USE_INLINE IB_WARN_RAIL_LOCAL IGNORE_DISABLED_P2P L1_SHARED_MEMORY_CARVEOUT
-    LL128_C2C MAX_P2P_NCHANNELS MIN_P2P_NCHANNELS MLOPART_RDMA_ENABLE MNNVL MNNVL_CROSS_CLIQUE
-    MNNVL_RAIL_PER_HOST MNNVL_SCATTER_NETS_ENABLE MULTI_SEGMENT_REGISTER NET_DISABLE_INTRA NET_FORCE_FLUSH NET_FORCE_MERGE
-    NET_GDR_MLOPART NET_OPTIONAL_RECV_COMPLETION NET_OVERHEAD NET_PLUGIN_REF_COUNT NO_CACHE NUM_RMA_CTX NVB_PRECONNECT
-    NVLINK_UTIL_CENTRIC_SCHED_ENABLE NVLSTREE_MAX_CHUNKSIZE NVLS_CHUNKSIZE NVLS_NCHANNELS NVTX_DISABLE P2P_EPOCH_ENABLE
-    P2P_MAX_PEERS P2P_PER_CHANNEL_NET_BW P2P_READ_ENABLE P2P_SCHEDULE_GROUP_SIZE P2P_USE_CUDA_MEMCPY PARAM_DUMP_ALL
-    PROGRESS_APPENDOP_FREQ PROXY_APPEND_BATCH_SIZE PROXY_CPUSET PROXY_DUMP_SIGNAL PROXY_PROFILE REPORT_CONNECT_PROGRESS
-    RMA_DISABLE RMA_PLUGIN RMA_PLUGIN_REF_COUNT RMA_PROXY_DUMP_SIGNAL RMA_PROXY_QUEUE_SIZE SET_CPU_STACK_SIZE
-    SHADOW_MEMPOOL_MAX_SIZE SHARED_BUFF_COUNT SHM_LOCALITY SHM_MEMCPY_MODE SHM_USE_CUDA_MEMCPY SINGLE_PROC_MEM_REG_ENABLE
-    SOCKET_INLINE SOCKET_MIN_TASKSIZE SOCKET_RCVBUF SOCKET_SNDBUF SYM_CE_THRESHOLD SYM_KERNEL SYM_NOWIN_ENABLE
-    SYM_REUSE_SYSMEM_HANDLES THREAD_THRESHOLD TOPO_DUMP_FILE_RANK TOPO_SPLIT_MLOPART UNPACK_DOUBLE_NCHANNELS WIN_STRIDE
-    WORK_ARGS_BYTES WORK_FIFO_BYTES WORK_FIFO_DEPTH
+    IB_RESILIENCY_PORT_RECOVERY_START_DELAY IB_ROUTABLE_FLID_GID_INDEX IB_SORT_MERGE_NICS IB_SUBNET_AWARE_ROUTING
+    IB_SUBNET_PREFIX_LEN IB_USE_INLINE IB_WARN_RAIL_LOCAL IB_WQE_LATENCY_REPORT IB_WQE_LATENCY_THRESHOLD_NS
+    IGNORE_DISABLED_P2P L1_SHARED_MEMORY_CARVEOUT LL128_C2C LSA_TEAM_SIZE MAX_P2P_NCHANNELS MIN_P2P_NCHANNELS
+    MLOPART_RDMA_ENABLE MNNVL MNNVL_CROSS_CLIQUE MNNVL_RAIL_PER_HOST MNNVL_SCATTER_NETS_ENABLE MULTI_SEGMENT_REGISTER
+    NET_DISABLE_INTRA NET_FORCE_FLUSH NET_FORCE_MERGE NET_GDR_MLOPART NET_OPTIONAL_RECV_COMPLETION NET_OVERHEAD
+    NET_PLUGIN_REF_COUNT NO_CACHE NUM_RMA_CTX NUM_RMA_INT_CTX NVB_PRECONNECT NVLINK_UTIL_CENTRIC_SCHED_ENABLE
+    NVLSTREE_MAX_CHUNKSIZE NVLS_CHUNKSIZE NVLS_NCHANNELS NVLS_UB_SIZE NVTX_DISABLE P2P_EPOCH_ENABLE P2P_MAX_PEERS
+    P2P_PER_CHANNEL_NET_BW P2P_PER_CHANNEL_REG_NET_BW P2P_READ_ENABLE P2P_SCHEDULE_GROUP_SIZE P2P_USE_CUDA_MEMCPY
+    PARAM_DUMP_ALL PROGRESS_APPENDOP_FREQ PROGRESS_COUNTERS PROGRESS_COUNTER_MONITOR_POLL_MS
+    PROGRESS_COUNTER_MONITOR_STALE_MS PROGRESS_COUNTER_MONITOR_STALE_WARN_SEC PROXY_APPEND_BATCH_SIZE PROXY_CPUSET
+    PROXY_DUMP_SIGNAL PROXY_PROFILE REPORT_CONNECT_PROGRESS RINGS RMA_DISABLE RMA_EAGER_INIT RMA_IB_WR_BATCHSIZE
+    RMA_MULTI_CTX_THRESHOLD RMA_PLUGIN RMA_PLUGIN_REF_COUNT RMA_PROXY_DUMP_SIGNAL RMA_PROXY_QUEUE_SIZE
+    RUN_RAS_DIAGNOSTICS SET_CPU_STACK_SIZE SHADOW_MEMPOOL_MAX_SIZE SHARED_BUFF_COUNT SHM_LOCALITY SHM_MEMCPY_MODE
+    SHM_USE_CUDA_MEMCPY SINGLE_PROC_MEM_REG_ENABLE SOCKET_INLINE SOCKET_MIN_TASKSIZE SOCKET_RCVBUF SOCKET_SNDBUF
+    SYM_CE_THRESHOLD SYM_CTAS SYM_KERNEL SYM_NOWIN_ENABLE SYM_REUSE_SYSMEM_HANDLES SYM_RS_GIN_CHUNK_SIZE
+    SYM_TMA_ENABLE THREAD_THRESHOLD TOPO_DUMP_FILE_RANK TOPO_SCATTER_START_NET TOPO_SPLIT_MLOPART
+    UNPACK_DOUBLE_NCHANNELS WIN_STRIDE WORK_ARGS_BYTES WORK_FIFO_BYTES WORK_FIFO_DEPTH
     """.split()
 )

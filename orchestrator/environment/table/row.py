@@ -52,6 +52,8 @@ class Row:
     is_debug: bool = False
     verdicts: tuple[Verdict, ...] = ()
     source: str = ""
+    undecided: str = ""
+    """What to report instead of several verdicts whose conditions are all unknown."""
 
     def defaults(self) -> dict[str, str]:
         """The default by first version, the oldest first."""

@@ -1,17 +1,32 @@
 """
 torch's variables for distributed training, gloo's and tensorpipe's interfaces.
 
-Names, defaults and parsers are those of ProcessGroupNCCL.hpp, FlightRecorder.hpp, Utils.hpp and debug.cpp in torch 2.13.
+Names, defaults and parsers are those of ProcessGroupNCCL.hpp, FlightRecorder.hpp, Utils.hpp and debug.cpp in torch 2.13 to 2.15; a test
+compares them with tests/cases/torch_names.json.
 """
 
 from __future__ import annotations
 
 from orchestrator.environment.table.row import REMOVE, Row, Verdict, fail, info, warn
-from orchestrator.environment.table.values import Anything, Integer, Kind, TorchBool, Word
+from orchestrator.environment.table.values import AllocatorOptions, Anything, Integer, Kind, TorchBool, Word
 from orchestrator.findings import Severity
 
 NCCL_GROUP = "torch, ProcessGroupNCCL.hpp"
 _FLAG = TorchBool()
+_ALLOCATOR = AllocatorOptions(
+    flags=frozenset(
+        "expandable_segments graph_capture_record_stream_reuse pinned_free_catch_all pinned_use_background_threads "
+        "pinned_use_cuda_host_register pinned_use_hip_host_register release_lock_on_cudamalloc release_lock_on_hipmalloc "
+        "throw_on_cudamalloc_oom".split()
+    ),
+    settings=frozenset(
+        "backend expandable_segments_reserve expandable_segments_reserve_by_class garbage_collection_threshold "
+        "large_segment_size_mb max_non_split_rounding_mb max_split_size_mb per_process_memory_fraction "
+        "pinned_max_cached_size_mb pinned_max_round_threshold_mb pinned_num_register_threads pinned_reserve_segment_size_mb "
+        "roundup_bypass_threshold_mb roundup_power2_divisions".split()
+    ),
+)
+"""The names that some torch from 1.10 to 2.15 knows."""
 _FIRST = "2.2"
 """The first torch with names that begin with TORCH_NCCL_."""
 
@@ -75,7 +90,8 @@ TORCH: tuple[Row, ...] = (
     _group("USE_COMM_NONBLOCKING", _FLAG, "auto", "Create communicators without waiting for all ranks", since="2.1"),
     _group("NONBLOCKING_TIMEOUT", Integer(1, unit="s"), "1800", "Wait for such a communicator", since="2.1"),
     _group("HIGH_PRIORITY", _FLAG, "0", "Streams of high priority"),
-    _group("AVOID_RECORD_STREAMS", _FLAG, "auto", "Keep references instead of record_stream"),
+    _group("AVOID_RECORD_STREAMS", _FLAG, "auto", "Keep references instead of record_stream", info("is not read: torch 2.15 has no such choice", "torch>=2.15", better=REMOVE)),
+    _group("TEARDOWN_ON_TIMEOUT", _FLAG, "0", "End the process at a timeout, also without RETHROW_CUDA_ERRORS", since="2.15"),
     _group("USE_TENSOR_REGISTER_ALLOCATOR_HOOK", _FLAG, "0", "Register the allocator's memory with NCCL"),
     _group("BCAST_UNIQUEID", _FLAG, "", "Rank 0 broadcasts NCCL's id"),
     _group("RANKS_PER_ROOT", Integer(1), "auto", "Ranks per root at the start"),
@@ -83,6 +99,18 @@ TORCH: tuple[Row, ...] = (
     _row("TORCH_FR_BUFFER_SIZE", Integer(0), "2000", "Entries of the flight recorder; 0 turns it off", since="2.9", source="torch, FlightRecorder.hpp"),
     _row("TORCH_FR_CPP_STACK", _FLAG, "0", "C++ stacks in the flight recorder", since="2.9", source="torch, FlightRecorder.hpp"),
     _row("TORCH_FR_DUMP_TEMP_FILE", Anything("path prefix"), "", "Files of the flight recorder", since="2.9", source="torch, FlightRecorder.hpp"),
+    _row("TORCH_FR_DUMP_ON_TIMEOUT", _FLAG, "1", "Write the flight recorder at a timeout", since="2.15", source="torch, FlightRecorder.hpp"),
+    _row("TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC", Integer(0, unit="ms"), "15000", "Time for that dump", since="2.15", source="torch, FlightRecorder.hpp"),
+    _row("TORCH_DIST_USE_NCCL2", Anything("0: the former process group"), "1", "Process group for NCCL", since="2.14", source="torch, distributed_c10d.py"),
+    _row("TORCH_DIST_NAN_CHECK", Anything("0 or 1"), "0", "Check every collective for NaN", since="2.14", is_debug=True, source="torch, distributed_c10d.py"),
+    _row("TORCH_DIST_INIT_BARRIER", Integer(0, 1), "0", "A barrier at the end of init_process_group", source="torch, distributed_c10d.py"),
+    _row("TORCH_DISTRIBUTED_USE_TORCHCOMMS", Anything("0 or 1"), "0", "torchcomms instead of torch's process groups; needs that package", source="torch, distributed/config.py"),
+    _row("TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P", Anything("0 or 1"), "0", "A communicator per pair of pipeline stages", since="2.15", source="torch, distributed/config.py"),
+    _row("TORCH_GLOO_LAZY_INIT", Anything("0 or 1"), "0", "Connect gloo's peers at their first operation", source="torch, ProcessGroupGloo.hpp"),
+    _row("PYTORCH_CUDA_ALLOC_CONF", _ALLOCATOR, "", "Options of the allocator of GPU memory", source="torch, CUDAAllocatorConfig.h"),
+    _row("PYTORCH_ALLOC_CONF", _ALLOCATOR, "", "Options of the allocator of GPU memory", since="2.9", source="torch, AllocatorConfig.h"),
+    Row("TORCH_DISTRIBUTED_TIMEOUT", "nothing", Anything(), "In copied scripts only", source="torch code to 2.15",
+        verdicts=(warn("no torch reads it; the timeout is an argument of init_process_group", better=REMOVE),)),
     _old("NCCL_ASYNC_ERROR_HANDLING", Integer(0, 3), "Before torch 2.2: TORCH_NCCL_ASYNC_ERROR_HANDLING",
         warn("is the old name of TORCH_NCCL_ASYNC_ERROR_HANDLING, and worse than the default 3: the abort may hang", "torch>=2.2", value="[012]", better=REMOVE),
         value="3"),

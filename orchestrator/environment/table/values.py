@@ -211,6 +211,50 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapters:
+    """NCCL_IB_HCA: a list of adapters, each of which is named once."""
+
+    text: str = "[^][=]HCA[:PORT[:RAIL[:PLANE]]],…; a name is a prefix unless `=` comes first"
+
+    def fault(self, value: str) -> Fault | None:
+        names = value.lstrip("^=").split(",")
+        twice = [name for index, name in enumerate(names) if name in names[:index]]
+        if not twice:
+            return None
+        better = value[: len(value) - len(value.lstrip("^="))] + ",".join(dict.fromkeys(names))
+        return Fault(Severity.WARN, f"names {twice[0]} twice: is another adapter meant?", better)
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorOptions:
+    """PYTORCH_CUDA_ALLOC_CONF: `NAME:VALUE,…`, where torch knows the names; flags are True or False, in this case."""
+
+    flags: frozenset[str]
+    settings: frozenset[str]
+    text: str = "list of NAME:VALUE, as in max_split_size_mb:128,expandable_segments:True"
+
+    def fault(self, value: str) -> Fault | None:
+        """Refuse unknown names, `=` instead of `:`, and flags in another case."""
+        known = tuple(sorted(self.flags | self.settings))
+        for option in re.split(r",(?![^\[]*\])", value) if value.strip() else ():
+            name, colon, setting = option.strip().partition(":")
+            if not colon:
+                better = value.replace("=", ":") if "=" in option else None
+                return Fault(Severity.FAIL, f"{option.strip()!r} is no NAME:VALUE: torch stops with an error", better)
+            if name.strip() not in known:
+                close = closest(name.strip(), known)
+                better = value.replace(name, close) if close else None
+                return Fault(Severity.FAIL, f"{name.strip()!r} is no option: torch stops with an error", better)
+            if name.strip() in self.flags and setting.strip() not in ("True", "False"):
+                word = {"true": "True", "1": "True", "false": "False", "0": "False"}.get(setting.strip().lower())
+                better = value.replace(option, f"{name}:{word}") if word else None
+                return Fault(
+                    Severity.FAIL, f"{name.strip()} is True or False, in this case: torch stops with an error", better
+                )
+        return None
+
+
+@dataclass(frozen=True, slots=True)
 class PathLevel:
     """A distance in NCCL's topology: a word in capitals, or a number of the time before words (`strtol`)."""
 
