@@ -1,9 +1,13 @@
-"""Assignments of variables as the readers find them: name, value, file, line, and the range of the text for mending it."""
+"""Assignments and commands as the readers find them in files, with the range of the text for mending it."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+HOLE = "\0"
+"""Encloses the name of a variable whose value is known only when the script runs; `\\0\\0` for anything else unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +16,8 @@ class Assignment:
     One `NAME=VALUE`; `value` None: known only when the script runs.
 
     `is_exported` is False for a variable that a script keeps for itself. `start` and `end` are the range of `NAME=VALUE` in the file's text, where there is one. `fault` is a fault of the line itself,
-    with `replacement` for the range: the corrected text, "" to remove it, None if unknown.
+    with `replacement` for the range: the corrected text, "" to remove it, None if unknown. `pattern` is the value with a hole for each
+    part that is unknown.
     """
 
     name: str
@@ -25,9 +30,20 @@ class Assignment:
     fault: str = ""
     replacement: str | None = None
     is_exported: bool = True
+    pattern: str = ""
+    is_of_command: bool = False
+    """Set for one command only, as in `NAME=VALUE python train.py`."""
+    branches: tuple[tuple[int, int], ...] = ()
+    """The branches of `if` and `case` around it: offset of the statement, number of the branch."""
+
+    def excludes(self, second: Assignment) -> bool:
+        """True if at most one of the two runs: they are in different branches of one statement."""
+        branches = dict(self.branches)
+        return any(branches.get(statement, branch) != branch for statement, branch in second.branches)
 
 
 _NAME = re.compile(r"([A-Za-z_]\w*)=")
+_HOLE = re.compile(f"{HOLE}([^{HOLE}]*){HOLE}")
 
 
 def split_assignment(text: str) -> tuple[str, str]:
@@ -36,22 +52,71 @@ def split_assignment(text: str) -> tuple[str, str]:
     return (found[1], text[found.end() :]) if found else ("", text)
 
 
+def known(pattern: str) -> str | None:
+    """The value if no part of it is unknown."""
+    return None if HOLE in pattern else pattern
+
+
+def hole(name: str = "") -> str:
+    return f"{HOLE}{name}{HOLE}"
+
+
+def holes(pattern: str) -> frozenset[str]:
+    """The names of the variables that a value needs."""
+    return frozenset(filter(None, _HOLE.findall(pattern)))
+
+
+def without_holes(pattern: str) -> str:
+    """The value as a script writes it: `$NAME` for what is unknown."""
+    return _HOLE.sub(lambda found: f"${{{found[1]}}}" if found[1] else "$_", pattern)
+
+
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word of a command line; `value` None: known only when the script runs."""
+    """A word of a command line; `value` None: known only when the script runs. `pattern` has a hole for each unknown part."""
 
     value: str | None
     line: int
     start: int
     end: int
+    pattern: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A line that is not in this language; `is_rest`: nor could anything below it be read."""
+
+    line: int
+    is_rest: bool = False
+    language: str = "shell"
+
+
+@dataclass(frozen=True, slots=True)
+class Directive:
+    """An option in a `#SBATCH` comment; `is_late`: it stands below the first command, where sbatch ignores it."""
+
+    name: str
+    value: str
+    line: int
+    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The assignments and commands of a shell script, in order; `stopped_at` is the line from which nothing could be read."""
+    """
+    The assignments and commands of a shell script, in the order in which they run.
+
+    `embedded` are the scripts within it: texts of `bash -c`, here-documents that are run or written to a file.
+    """
 
     assignments: tuple[Assignment, ...]
     commands: tuple[tuple[Word, ...], ...] = ()
     background: frozenset[int] = frozenset()
     """Indices of the commands that end with `&`."""
-    stopped_at: int | None = None
+    unread: tuple[Unread, ...] = ()
+    directives: tuple[Directive, ...] = ()
+    embedded: tuple[Script, ...] = ()
+    exported: Mapping[str, str] | None = None
+    """The exported variables at the end of the script, as patterns; None for files that are no scripts."""
+    unset: tuple[Word, ...] = ()
+    """The names that the script removes."""

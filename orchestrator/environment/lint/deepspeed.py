@@ -184,16 +184,17 @@ def _lint_top(config: dict[str, Any], report: _Report) -> None:
     automatic = sorted(_automatic(config))
     if automatic:
         text = f'"auto" is understood by transformers, accelerate and the trainer of orch only: {", ".join(automatic)}'
-        line, source = report.line(automatic[0]), "transformers, integrations/deepspeed.py"
+        line, source = report.line(automatic[0].rpartition(".")[2]), "transformers, integrations/deepspeed.py"
         report.add(Severity.INFO, "auto", text, line=line, source=source)
 
 
-def _automatic(config: dict[str, Any]) -> Iterator[str]:
+def _automatic(config: dict[str, Any], section: str = "") -> Iterator[str]:
+    """The keys with the value "auto", each with its section: `fp16.enabled`."""
     for name, value in config.items():
         if value == "auto":
-            yield name
+            yield f"{section}{name}"
         elif isinstance(value, dict):
-            yield from _automatic(value)
+            yield from _automatic(value, f"{section}{name}.")
 
 
 def _lint_zero(zero: dict[str, Any], report: _Report, comments: Mapping[int, str], context: Context) -> None:

@@ -18,6 +18,7 @@ from orchestrator.names.hostlist import fold
 
 _EXPERIMENT = "is for experiments: NCCL's documentation advises against keeping it set"
 _MOST_UNKNOWN = 500  # names that are compared with known ones
+_MOST_UNDECIDED = 2  # verdicts in a message, if the row has a sentence for all of them
 _MAX_SHOWN = 60  # characters of a value in a message
 _SHOWN_DEFAULTS = frozenset(("NCCL", "torch", "torch_gcu", "CUDA", "DeepSpeed"))
 _OPTIONS = {
@@ -225,6 +226,12 @@ def _verdict_remarks(row: Row, value: str | None, context: Context) -> list[_Rem
             remarks[-1] = replace(remarks[-1], text=f"{phrase(unknown)} or {remarks[-1].text}")
         else:
             remarks.append(_Remark(severity, f"{phrase(unknown)}: {verdict.reason}", better, unknown))
+    open_remarks = [remark for remark in remarks if remark.unknown]
+    if row.undecided and len(open_remarks) > _MOST_UNDECIDED:
+        severities = {remark.severity for remark in open_remarks}
+        severity = Severity.WARN if Severity.WARN in severities else Severity.INFO
+        unknown = tuple(dict.fromkeys(condition for remark in open_remarks for condition in remark.unknown))
+        return [_Remark(severity, row.undecided, None, unknown)]
     is_decided = bool(remarks) and not remarks[-1].unknown
     if not is_decided or len({remark.better for remark in remarks}) > 1:  # the remedy depends on what is unknown
         return [replace(remark, better=None, name="") for remark in remarks]

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from orchestrator.environment.lint.assignment import Assignment, Script, Word
 from orchestrator.environment.lint.judge import LintFinding
+from orchestrator.environment.lint.launch import lint_launch
 from orchestrator.environment.table import VARIABLES
 from orchestrator.environment.table.values import strtoll
 from orchestrator.findings import Finding, Severity
@@ -22,21 +24,28 @@ _MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _FLAGS = frozenset(("standalone", "module", "m", "no_python", "run_path", "use_env", "virtual_local_rank"))
 _STATIC = ("master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id")
 _PASSED = ("NCCL", "PYTHON", "UCX", "MV2", "MLFLOW")  # prefixes that the DeepSpeed launcher passes
-_MOST_NOT_PASSED, _MOST_UNREAD = 5, 3  # that are named
-_EXPORT = re.compile(r"^[ \t]*export[ \t]+([A-Za-z_]\w*)=", re.MULTILINE)
+_MOST_NOT_PASSED, _MOST_UNREAD = 5, 5  # that are named
+_RANGES = (("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"), ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS"))
 _TRAINING = re.compile(r"(?:.*/)?(?:python[\d.]*|torchrun|deepspeed|accelerate)|.*\.py")
 _WAIT = "wait without arguments ends with 0 whatever the processes in the background end with, so a rank that fails is not noticed"
 
 
-def lint_script(script: Script, text: str, file: str) -> Iterator[LintFinding]:
+def lint_whole(script: Script, file: str, *, is_part: bool = False) -> Iterator[LintFinding]:
+    """All findings on a script as a whole, without those on the scripts within it."""
+    yield from lint_commands(script.commands, file)
+    yield from lint_launch(script, file)
+    yield from lint_combinations(script.assignments)
+    for found in lint_script(script, file):
+        is_doubtful = is_part and found.finding.check == "script"  # documents leave out parts of what they show
+        yield found if not is_doubtful else replace(found, finding=replace(found.finding, severity=Severity.INFO))
+    yield from lint_propagation(script.assignments, script.commands)
+
+
+def lint_script(script: Script, file: str) -> Iterator[LintFinding]:
     """Judge the script as a whole; at most one finding of each kind."""
-    if script.stopped_at is not None:
-        problem = (
-            "a quote, bracket or here-document that begins here does not end, so the lines from here on were not read"
-        )
-        remedy = f"bash -n {shlex.quote(file)}"
-        yield _finding((file, script.stopped_at), Severity.WARN, "script", problem, remedy=remedy)
-    yield from _unread(script, text, file)
+    remedy = f"bash -n {shlex.quote(file)}" if not script.unread or script.unread[0].language == "shell" else ""
+    for text, lines in _unread(script):
+        yield _finding((file, lines[0]), Severity.WARN, "script", text, remedy=remedy)
     waits = [words for words in script.commands if [word.value for word in words] == ["wait"]]
     has_training = any(
         word.value is not None and _TRAINING.fullmatch(word.value)
@@ -48,45 +57,92 @@ def lint_script(script: Script, text: str, file: str) -> Iterator[LintFinding]:
         yield _finding((file, waits[-1][0].line), Severity.WARN, "wait", _WAIT, remedy=remedy)
 
 
-def _unread(script: Script, text: str, file: str) -> Iterator[LintFinding]:
-    """Find lines of quoted texts and here-documents that would set known variables in another shell."""
-    read = {(found.name, found.line) for found in script.assignments}
-    unread: dict[str, int] = {}
-    for match in _EXPORT.finditer(text):
-        line = text.count("\n", 0, match.start(1)) + 1
-        if match[1] in VARIABLES and (match[1], line) not in read and line < (script.stopped_at or line + 1):
-            unread.setdefault(match[1], line)
-    if unread:
-        names = ", ".join(f"{name} (line {line})" for name, line in list(unread.items())[:_MOST_UNREAD])
-        more = f" and {len(unread) - _MOST_UNREAD} more" if len(unread) > _MOST_UNREAD else ""
-        problem = f"{names}{more}: set within a quoted text or here-document, which was not read"
-        remedy = "give orch lint these lines as a file of their own"
-        yield _finding((file, next(iter(unread.values()))), Severity.INFO, "script", problem, remedy=remedy)
+def _unread(script: Script) -> Iterator[tuple[str, list[int]]]:
+    """Texts about lines that could not be read, each with these lines."""
+    lines = [entry.line for entry in script.unread if not entry.is_rest]
+    if lines:
+        more = f" and {len(lines) - _MOST_UNREAD} more" if len(lines) > _MOST_UNREAD else ""
+        named = ", ".join(map(str, lines[:_MOST_UNREAD]))
+        language = script.unread[0].language
+        yield f"line{'s' if len(lines) > 1 else ''} {named}{more}: not understood as {language}, and not judged", lines
+    for entry in script.unread:
+        if entry.is_rest:
+            text = "a quote, bracket or here-document that begins here does not end: the lines from here on may not have been judged"
+            yield text, [entry.line]
 
 
 def lint_combinations(assignments: Sequence[Assignment]) -> Iterator[LintFinding]:
-    """Find contradictions between the last values of a file's variables."""
-    last = {found.name: found for found in assignments if found.value is not None}
-    values = {name: found.value or "" for name, found in last.items()}
+    """Find contradictions between the last values of a file's variables, and between those of one command."""
+    lasting = [found for found in assignments if not found.is_of_command]
+    groups = {
+        found.line: [*lasting, *(near for near in assignments if near.line == found.line)]
+        for found in assignments
+        if found.is_of_command
+    }
+    reported: set[str] = set()
+    for group in (lasting, *groups.values()):
+        for finding in _contradictions({found.name: found for found in group if found.value is not None}):
+            if finding.finding.text not in reported:
+                reported.add(finding.finding.text)
+                yield finding
 
-    def finding(name: str, severity: Severity, text: str, remedy: str = "") -> LintFinding:
-        found, source = last[name], VARIABLES[name].source
-        return LintFinding(
-            Finding(severity, name, text, found.nodes, remedy=remedy, source=source), found.file, found.line
-        )
 
-    if values.get("NCCL_NET", "").upper() == "IB" and strtoll(values.get("NCCL_IB_DISABLE", ""))[0] == 1:
-        text = "NCCL_IB_DISABLE=1: contradicts NCCL_NET=IB, with which NCCL stops if there is no RDMA"
-        yield finding("NCCL_IB_DISABLE", Severity.FAIL, text, "remove one of the two")
-    for name in values:
-        if name in VARIABLES and f"TORCH_{name}" in VARIABLES and f"TORCH_{name}" in values:
-            yield finding(name, Severity.WARN, f"{name}: TORCH_{name} is set, too, and wins", "remove it")
-    threads, per_thread = (
-        strtoll(values.get(name, ""))[0] or 1 for name in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
-    )
-    if threads * per_thread > MAX_SOCKETS:
-        text = f"times NCCL_SOCKET_NTHREADS it is {threads * per_thread}, and at most {MAX_SOCKETS} are allowed"
-        yield finding("NCCL_NSOCKS_PERTHREAD", Severity.FAIL, f"NCCL_NSOCKS_PERTHREAD: {text}")
+def _contradictions(last: Mapping[str, Assignment]) -> Iterator[LintFinding]:
+    for conflict in (*_exclusive(last), *_out_of_range(last)):
+        found = last[conflict.name]
+        if not found.excludes(last[conflict.second]):
+            source = VARIABLES[conflict.name].source
+            text = f"{conflict.name}{conflict.text}"
+            finding = Finding(
+                conflict.severity, conflict.name, text, found.nodes, remedy=conflict.remedy, source=source
+            )
+            yield LintFinding(finding, found.file, found.line)
+
+
+@dataclass(frozen=True, slots=True)
+class _Conflict:
+    """A contradiction of a variable with another one; `text` follows its name."""
+
+    name: str
+    second: str
+    severity: Severity
+    text: str
+    remedy: str
+
+
+def _number(last: Mapping[str, Assignment], name: str) -> int | None:
+    return strtoll(last[name].value or "")[0] if name in last else None
+
+
+def _exclusive(last: Mapping[str, Assignment]) -> Iterator[_Conflict]:
+    """Variables that have no use together."""
+    remedy = "remove one of the two"
+    is_rdma = "NCCL_NET" in last and (last["NCCL_NET"].value or "").upper() == "IB"
+    if is_rdma and _number(last, "NCCL_IB_DISABLE") == 1:
+        text = "=1: contradicts NCCL_NET=IB, with which NCCL stops if there is no RDMA"
+        yield _Conflict("NCCL_IB_DISABLE", "NCCL_NET", Severity.FAIL, text, remedy)
+    if "NCCL_P2P_LEVEL" in last and _number(last, "NCCL_P2P_DISABLE") == 1:
+        text = ": has no effect, as NCCL_P2P_DISABLE=1 turns direct access off"
+        yield _Conflict("NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE", Severity.WARN, text, remedy)
+    for name in last:
+        new = f"TORCH_{name}"
+        if name in VARIABLES and new in VARIABLES and new in last:
+            yield _Conflict(name, new, Severity.WARN, f": {new} is set, too, and wins", "remove it")
+
+
+def _out_of_range(last: Mapping[str, Assignment]) -> Iterator[_Conflict]:
+    """Numbers that are wrong together."""
+    for least, most in _RANGES:
+        low, high = _number(last, least), _number(last, most)
+        if low is not None and high is not None and low > high:
+            yield _Conflict(least, most, Severity.FAIL, f"={low}: is more than {most}={high}", "remove both")
+    threads = _number(last, "NCCL_SOCKET_NTHREADS") or 1
+    product = threads * (_number(last, "NCCL_NSOCKS_PERTHREAD") or 0)
+    if product > MAX_SOCKETS:
+        name = "NCCL_NSOCKS_PERTHREAD"
+        second = "NCCL_SOCKET_NTHREADS" if "NCCL_SOCKET_NTHREADS" in last else name
+        text = f": times NCCL_SOCKET_NTHREADS it is {product}, and at most {MAX_SOCKETS} are allowed"
+        yield _Conflict(name, second, Severity.FAIL, text, "")
 
 
 def lint_propagation(assignments: Sequence[Assignment], commands: Sequence[Sequence[Word]]) -> Iterator[LintFinding]:

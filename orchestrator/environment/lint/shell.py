@@ -1,247 +1,386 @@
 """
-Read a shell script without running it: its assignments, and its command lines as words.
+Read a shell script without running it: its assignments, its command lines as words, and the scripts within it.
 
-Quotes, continued lines, comments, here-documents and `${NAME:-default}` are understood. A value that needs a command, arithmetic or
-a variable that the script does not set is unknown (None). No text is an error: reading stops where a quote or bracket does not close.
+Statements are followed in the order in which they run: functions where they are called, both branches of an `if`, the body of a loop
+once. A value that needs a command, arithmetic or a variable that the script does not set is unknown. No text is an error: lines
+that are no shell are named, and the others are read.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from orchestrator.environment.lint.assignment import Assignment, Script, Word
-from orchestrator.environment.lint.extents import find_extents
+from orchestrator.environment.lint import syntax
+from orchestrator.environment.lint.assignment import Directive, Script, Unread, Word, hole, known, without_holes
+from orchestrator.environment.lint.embedded import (
+    Document,
+    kind_of_document,
+    kind_of_target,
+    lines_script,
+    placed,
+    texts_of_command,
+)
+from orchestrator.environment.lint.expand import Expander, Variables
+from orchestrator.environment.lint.recorder import ASSIGNMENT, Recorder
+from orchestrator.environment.lint.sbatch import directive
 from orchestrator.environment.table import VARIABLES
 
-MAX_VALUE = 1 << 15  # characters; `A=$A$A` in a loop of lines would double it with each
-MAX_NESTING = 10  # of ${A:-${B:-…}}
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
-_PARAMETER = re.compile(r"([A-Za-z_]\w*)(?:(:?[-=])|$)")
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_RESERVED = frozenset("if then else elif do while until ! { } time exec nohup sudo command".split())
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+MAX_DEPTH = 60  # of statements within statements
+MAX_CALLS = 200  # of functions
+MAX_EMBEDDED = 3  # scripts within scripts
+_WRAPPERS = frozenset("time exec nohup sudo command builtin then do else".split())
 _EXPORTERS = frozenset(("export", "env"))
 _DECLARERS = frozenset(("declare", "typeset", "local", "readonly"))
 _VARIABLE_OPTIONS = ("-e", "-x", "--env", "-env", "-genv")
+_SLURM = frozenset(("srun", "sbatch", "salloc"))
 _PRINTERS = frozenset(("echo", "printf"))
-_OPERATORS = "\n;&|()"
+_SUBSHELLS = frozenset(("subshell", "pipeline", "command_substitution", "process_substitution"))
+_SEQUENCES = _SUBSHELLS | frozenset(
+    "program compound_statement list negated_command do_group else_clause ERROR variable_assignments".split()
+)
+_COMPOUNDS = frozenset("if_statement case_statement for_statement while_statement c_style_for_statement".split())
 
 
-def read_shell(text: str, file: str) -> Script:
-    return _Reader(text, file).read()
+def read_shell(
+    text: str, file: str, *, first_line: int = 1, variables: Variables | None = None, depth: int = 0
+) -> Script:
+    """Read a script that begins at this line of the file; `depth` is the number of scripts that it is within."""
+    if syntax.is_too_long(text):
+        return Script((), unread=(Unread(first_line, is_rest=True),))
+    recorder = Recorder(text, file, first_line)
+    return _Reader(text, file, recorder, depth).read(variables or Variables())
 
 
 class _Reader:
-    """One pass over the text; `_position` is the next character."""
+    """One walk over the tree of a script."""
 
-    def __init__(self, text: str, file: str) -> None:
-        self._text, self._file = text, file
-        self._position = 0
-        self._lines = [0, *(match.end() for match in re.finditer("\n", text))]
-        self._extents = find_extents(text)
-        self._values: dict[str, str | None] = {}
-        self._exported: set[str] = set()
-        self._plain: list[int] = []
-        """Indices of the assignments of the shell alone."""
-        self._assignments: list[Assignment] = []
+    def __init__(self, text: str, file: str, recorder: Recorder, depth: int) -> None:
+        self._text, self._file, self._depth = text, file, depth
+        self._recorder = recorder
         self._commands: list[tuple[Word, ...]] = []
         self._background: list[int] = []
-        self._exports_all = False
+        self._unread: list[Unread] = []
+        self._directives: list[Directive] = []
+        self._embedded: list[Script] = []
+        self._unset: list[Word] = []
+        self._documents: set[int] = set()
+        self._functions: dict[str, Node] = {}
+        self._called: set[str] = set()
+        self._calls, self._level = 0, 0
 
-    def read(self) -> Script:
-        words: list[Word] = []
-        unclosed = len(self._text) + 1 if self._extents.unclosed is None else self._extents.unclosed
-        while self._position < len(self._text):
-            character = self._text[self._position]
-            if character in " \t\r" or self._text.startswith("\\\n", self._position):
-                self._position += 1 if character != "\\" else 2
-            elif character == "#":
-                end = self._text.find("\n", self._position)
-                self._position = len(self._text) if end < 0 else end
-            elif character in "<>" or self._text.startswith("&>", self._position):
-                self._redirection()
-            elif character in _OPERATORS:
-                self._end_command(words, is_background=self._is_background())
-                words = []
-                self._position = self._extents.documents.get(self._position, self._position + 1)
-            else:
-                words.append(self._word())
-            if self._position >= unclosed:
-                return self._script(stopped_at=self._line(unclosed))
-        self._end_command(words)
-        return self._script()
+    def read(self, variables: Variables) -> Script:
+        self._expander = Expander(self._text, variables, self._assign_default, self._visit)
+        root = syntax.parse(self._text)
+        self._find_errors(root)
+        self._find_directives(root)
+        self._visit(root)
+        while uncalled := [name for name in self._functions if name not in self._called]:
+            self._call(uncalled[0], None)
+        values = self._variables.values
+        return Script(
+            self._recorder.assignments(),
+            tuple(self._commands),
+            frozenset(self._background),
+            tuple(self._unread),
+            tuple(self._directives),
+            tuple(self._embedded),
+            {name: values[name] for name in self._recorder.exported if name in values},
+            tuple(self._unset),
+        )
 
-    def _script(self, stopped_at: int | None = None) -> Script:
-        return Script(tuple(self._with_export_faults()), tuple(self._commands), frozenset(self._background), stopped_at)
+    @property
+    def _variables(self) -> Variables:
+        return self._expander.variables
 
-    def _is_background(self) -> bool:
-        """True at a `&` that is not half of a `&&`."""
-        start = self._position
-        return self._text[start] == "&" and "&" not in (self._text[start - 1], self._text[start + 1 : start + 2])
+    @_variables.setter
+    def _variables(self, variables: Variables) -> None:
+        self._expander.variables = variables
 
-    def _redirection(self) -> None:
-        """Skip an operator; the word after it is a file, or the end mark of a here-document."""
-        if self._position in self._extents.operators:
-            self._position = self._extents.operators[self._position]
-            return
-        while self._position < len(self._text) and self._text[self._position] in "<>&|":
-            self._position += 1
-        while self._position < len(self._text) and self._text[self._position] in " \t":
-            self._position += 1
-        if self._position < len(self._text) and self._text[self._position] not in "\n;&|()<>#":
-            self._word()
+    def _source(self, node: Node) -> str:
+        return syntax.source(node, self._text)
 
-    def _word(self) -> Word:
-        start = self._position
-        array = _ASSIGNMENT.match(self._text, start)
-        if array is not None and self._text.startswith("(", array.end()) and array.end() in self._extents.closing:
-            self._position = self._extents.closing[array.end()] + 1
-            return Word(None, self._line(start), start, self._position)
-        value = self._expand(len(self._text), "", 0)
-        self._position = max(self._position, start + 1)
-        return Word(value, self._line(start), start, self._position)
+    def _line(self, node: Node) -> int:
+        return self._recorder.line(syntax.begin(node, self._text))
 
-    def _expand(self, end: int, closing: str, depth: int) -> str | None:
-        """
-        Read to an unquoted blank or operator, or with `closing` to that character, at most to `end`; return the value.
-
-        `closing` is `"`, or `}` for the default of a parameter.
-        """
-        parts: list[str] = []
-        is_known = True
-        while self._position < end:
-            character = self._text[self._position]
-            if character == closing or (not closing and character in " \t\r\n;&|()<>"):
+    def _find_errors(self, root: Node) -> None:
+        lines: dict[int, bool] = {}
+        for offset, is_rest in syntax.errors(root, self._text):
+            lines[self._recorder.line(offset)] = is_rest
+        for line in sorted(lines):
+            self._unread.append(Unread(line, lines[line]))
+            if lines[line]:
                 break
-            part = self._part(character, closing, end, depth)
-            is_known = is_known and part is not None
-            parts.append(part or "")
-        value = "".join(parts)
-        return value if is_known and len(value) <= MAX_VALUE else None
 
-    def _part(self, character: str, closing: str, end: int, depth: int) -> str | None:
-        """Read one character, quotation or expansion; None if its value is unknown."""
-        self._position += 1
-        if character == "\\":
-            return self._escaped(closing)
-        if character in "'\"`":
-            return self._quoted(character, end, depth)
-        return self._parameter(end, depth) if character == "$" else character
+    def _find_directives(self, root: Node) -> None:
+        is_late = False
+        for node in root.children:
+            is_late = is_late or node.type != "comment"
+            if node.type != "comment" or node.start_point[1]:
+                continue
+            for name, value in directive(self._source(node)):
+                self._directives.append(Directive(name, value, self._line(node), is_late))
+                if name == "export" and not is_late:
+                    self._recorder.export_list(value, self._line(node), self._variables)
 
-    def _escaped(self, closing: str) -> str:
-        following = self._text[self._position : self._position + 1]
-        self._position += len(following)
-        if following == "\n":
-            return ""
-        return following if closing != '"' or following in '"\\$`' else f"\\{following}"
+    # Statements
 
-    def _quoted(self, quote: str, end: int, depth: int) -> str | None:
-        """Read what follows a quote; one that does not close is a plain character, as is a single one within double ones."""
-        start = self._position
-        close = self._extents.closing.get(start - 1, end)
-        if close >= end:
-            return quote
-        value = self._expand(close, quote, depth) if quote == '"' else self._text[start:close]
-        self._position = close + 1
-        return None if quote == "`" else value
-
-    def _parameter(self, end: int, depth: int) -> str | None:
-        """Read what follows a `$`."""
-        opening = self._text[self._position : self._position + 1]
-        if opening in ("(", "{", "'"):
-            close = self._extents.closing.get(self._position, end)
-            if close >= end:
-                return None
-            inner, self._position = self._position + 1, close + 1
-            return self._braced(inner, close, depth) if opening == "{" else None
-        match = _NAME.match(self._text, self._position, end)
-        if match is None:
-            self._position += 1 if opening and opening in "@*#?$!-0123456789" else 0
-            return None
-        self._position = match.end()
-        return self._values.get(match[0])
-
-    def _braced(self, start: int, close: int, depth: int) -> str | None:
-        """The value of `${NAME}` or `${NAME:-default}`."""
-        match = _PARAMETER.match(self._text[start : min(close, start + 200)])
-        if match is None or depth >= MAX_NESTING:
-            return None
-        if match[1] in self._values or match[2] is None:
-            return self._values.get(match[1])
-        after, self._position = self._position, start + match.end()
-        value = self._expand(close, "}", depth + 1)
-        self._position = after
-        return value
-
-    def _line(self, offset: int) -> int:
-        return bisect_right(self._lines, offset)
-
-    def _end_command(self, words: list[Word], *, is_background: bool = False) -> None:
-        begin = 0
-        while begin < len(words) and words[begin].value in _RESERVED:
-            begin += 1
-        command = begin
-        while command < len(words) and self._match(words[command]):
-            command += 1
-        rest = words[command:]
-        for word in words[begin:command]:
-            self._assign(word, is_exported=bool(rest))
-        if not rest:
+    def _visit(self, node: Node) -> None:
+        if self._level >= MAX_DEPTH:
+            self._unread.append(Unread(self._line(node)))
             return
-        if is_background:
-            self._background.append(len(self._commands))
-        self._commands.append(tuple(rest))
-        self._arguments(rest[0].value or "", rest[1:])
+        self._level += 1
+        kind = node.type
+        if kind == "command":
+            for children in syntax.commands(node.children, self._text):
+                self._command(children)
+        elif kind == "declaration_command":
+            self._command(node.children)
+        elif kind == "variable_assignment":
+            self._assign([node], is_exported=False)
+        elif kind in _COMPOUNDS:
+            self._compound(node)
+        elif kind in _SEQUENCES:
+            self._sequence(node)
+        elif kind == "redirected_statement":
+            self._redirected(node)
+        else:
+            self._define(node)
+        self._level -= 1
 
-    def _match(self, word: Word) -> re.Match[str] | None:
-        return _ASSIGNMENT.match(self._text, word.start, word.end)
+    def _define(self, node: Node) -> None:
+        """Take note of a function, or forget variables that are unset."""
+        if node.type == "unset_command":
+            for child in node.named_children:
+                text = self._source(child)
+                self._variables.values.pop(text, None)
+                self._unset.append(Word(text, self._line(child), child.start_byte, child.end_byte, text))
+        elif node.type == "function_definition":
+            name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+            if name is not None and body is not None:
+                self._functions[self._source(name)] = body
 
-    def _arguments(self, command: str, arguments: list[Word]) -> None:
+    def _sequence(self, node: Node) -> None:
+        before = self._variables.copy() if node.type in _SUBSHELLS else None
+        for child, following in zip(node.children, [*node.children[1:], None], strict=False):
+            count = len(self._commands)
+            self._visit(child)
+            if following is not None and following.type == "&" and len(self._commands) > count:
+                self._background.append(len(self._commands) - 1)
+        if before is not None:
+            self._variables = before
+
+    def _compound(self, node: Node) -> None:
+        if node.type == "if_statement":
+            self._branches(node.start_byte, syntax.clauses(node))
+        elif node.type == "case_statement":
+            items = [list(child.children) for child in node.children if child.type == "case_item"]
+            self._branches(node.start_byte, [[], *items])
+        elif node.type == "for_statement":
+            variable, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
+            values = [word for child in node.children_by_field_name("value") for word in self._expander.words([child])]
+            if variable is not None:
+                self._variables.values[self._source(variable)] = values[0] if len(values) == 1 else hole()
+            self._loop([] if body is None else [body])
+        else:
+            self._loop(node.children)
+
+    def _branches(self, statement: int, branches: Sequence[Sequence[Node]]) -> None:
+        before, around = self._variables, self._recorder.around
+        results = []
+        for number, nodes in enumerate(branches):
+            self._variables = before.copy()
+            self._recorder.around = (*around, (statement, number))
+            for child in nodes:
+                self._visit(child)
+            results.append(self._variables)
+        before.merge(results)
+        self._variables, self._recorder.around = before, around
+
+    def _loop(self, nodes: Sequence[Node]) -> None:
+        """Read the body once; a variable that it changes has no known value at its start."""
+        for name in syntax.assigned(nodes, self._text):
+            if name in self._variables.values:
+                self._variables.values[name] = hole()
+            self._variables.arrays.pop(name, None)
+        for child in nodes:
+            self._visit(child)
+
+    def _call(self, name: str, arguments: tuple[str, ...] | None) -> None:
+        self._called.add(name)
+        self._calls += 1
+        if self._calls > MAX_CALLS:
+            return
+        body, before = self._functions[name], self._variables
+        self._variables = before.copy()
+        self._variables.arguments = arguments
+        self._visit(body)
+        before.take(self._variables, syntax.local_names(body, self._text))
+        self._variables = before
+
+    # Commands
+
+    def _command(self, children: Sequence[Node]) -> None:
+        """Record the prefix assignments and the words of a simple command, and what it declares."""
+        prefix: list[list[Node]] = []
+        words: list[Word] = []
+        for group in syntax.words(children, self._text):
+            first, last = group[0], group[-1]
+            if first.type == "variable_assignment" and not words:
+                prefix.append(group)
+            elif first.type not in syntax.REDIRECTS:
+                is_pair = first.type == "variable_assignment"
+                texts = [self._pair(group)] if is_pair else self._expander.words(group)
+                start = syntax.begin(first, self._text)
+                line = self._recorder.line(start)
+                words += (Word(known(text), line, start, last.end_byte, text) for text in texts)
+        while words and words[0].value in _WRAPPERS:
+            words.pop(0)
+        while words and self._recorder.is_pair(words[0]):  # sudo NAME=VALUE …
+            self._recorder.assign(words.pop(0), self._variables, is_exported=True, is_of_command=True)
+        for group in prefix:
+            self._assign(group, is_exported=bool(words), is_of_command=bool(words))
+        if words:
+            self._commands.append(tuple(words))
+            self._arguments(words)
+
+    def _arguments(self, words: Sequence[Word]) -> None:
+        """Follow a command: a function, a builtin that sets variables, or a program that passes variables or runs a script."""
+        name = words[0].pattern.rpartition("/")[2]
+        if name in _PRINTERS:
+            return
+        if name in self._functions and self._level < MAX_DEPTH // 2:
+            self._call(name, tuple(word.pattern for word in words[1:]))
+        values = [word.value or "" for word in words[1:]]
+        is_all = any(re.fullmatch("-[a-z]*a[a-z]*", value) for value in values) or "allexport" in values
+        self._recorder.exports_all |= name == "set" and is_all
+        self._recorder.blanks(words, is_export=name in _EXPORTERS | _DECLARERS)
+        self._declare(name, words[1:])
+        if self._depth < MAX_EMBEDDED:
+            for word in texts_of_command(words):
+                self._embed_text(word, "shell")
+
+    def _declare(self, command: str, arguments: Sequence[Word]) -> None:
         """Record assignments among the arguments, as of export, env, `mpirun -x` and `docker run -e`."""
         options = [word.value or "" for word in arguments if (word.value or "").startswith("-")]
-        if command == "set" and (
-            any(re.fullmatch("-[a-z]*a[a-z]*", option) for option in options)
-            or "allexport" in [word.value for word in arguments]
-        ):
-            self._exports_all = True
-        exports = command in _EXPORTERS or (command in _DECLARERS and any("x" in option for option in options))
-        if command in _PRINTERS:
+        is_declarer = command in _DECLARERS
+        exports = command in _EXPORTERS or (is_declarer and any("x" in option for option in options))
+        if command == "export" and "-n" in options:
             return
-        for before, word in zip([None, *arguments], arguments, strict=False):
-            match = self._match(word)
-            if match is None and (
-                exports or command in _DECLARERS or (before is not None and before.value in _VARIABLE_OPTIONS)
-            ):
-                match = _ASSIGNMENT.match(word.value or "")  # as in docker run -e "NAME=VALUE"; else it is a text
-            if match is None:
-                self._exported.update([word.value] if exports and word.value else [])
-            elif exports or command in _DECLARERS or match[1] in VARIABLES:
-                self._assign(word, is_exported=command not in _DECLARERS or exports)
-
-    def _assign(self, word: Word, *, is_exported: bool) -> None:
-        match = self._match(word) or _ASSIGNMENT.match(word.value or "")
-        assert match is not None  # the caller's condition
-        name = match[1]
-        value = None if word.value is None or match[2] else word.value[len(match[0]) :]
-        self._values[name] = value
-        if is_exported:
-            self._exported.add(name)
-        else:
-            self._plain.append(len(self._assignments))
-        self._assignments.append(Assignment(name, value, self._file, word.line, start=word.start, end=word.end))
-
-    def _with_export_faults(self) -> list[Assignment]:
-        """Mark the variables that the shell keeps for itself, and add a fault to the known ones."""
-        for index in [] if self._exports_all else self._plain:
-            found = self._assignments[index]
-            if found.name in self._exported:
+        previous = ""
+        for word in arguments:
+            before, previous = previous, word.pattern
+            if command in _SLURM and (before == "--export" or word.pattern.startswith("--export=")):
+                self._recorder.export_list(word.pattern.removeprefix("--export="), word.line, self._variables)
                 continue
-            self._assignments[index] = replace(found, is_exported=False)
-            if found.name in VARIABLES and VARIABLES[found.name].library != "launchers":  # which set it themselves
-                source = self._text[found.start : found.end]
-                fault = "is not exported, so the training does not get it"
-                self._assignments[index] = replace(
-                    found, is_exported=False, fault=fault, replacement=f"export {source}"
-                )
-        return self._assignments
+            is_passed = exports or is_declarer or before in _VARIABLE_OPTIONS  # as in docker run -e "NAME=VALUE"
+            is_pair = ASSIGNMENT.match(word.pattern) is not None and (is_passed or self._recorder.is_pair(word))
+            if not is_pair:
+                self._recorder.exported.update([word.value] if exports and word.value else [])
+            elif exports or is_declarer or word.pattern.partition("=")[0] in VARIABLES:
+                is_of_command = command != "export" and not is_declarer
+                is_exported = exports or not is_declarer
+                self._recorder.assign(word, self._variables, is_exported=is_exported, is_of_command=is_of_command)
+
+    # Assignments
+
+    def _assign(self, nodes: Sequence[Node], *, is_exported: bool, is_of_command: bool = False) -> None:
+        """Record an assignment, whose value may continue in further nodes."""
+        name, value = nodes[0].child_by_field_name("name"), nodes[0].child_by_field_name("value")
+        pair = self._pair(nodes)
+        is_array = value is not None and value.type == "array"
+        if name is not None and name.type == "variable_name" and not is_array:
+            word = Word(None, self._line(name), name.start_byte, nodes[-1].end_byte, pair)
+            self._recorder.assign(word, self._variables, is_exported=is_exported, is_of_command=is_of_command)
+
+    def _pair(self, nodes: Sequence[Node]) -> str:
+        """The text `NAME=VALUE` of an assignment, or `NAME+=VALUE`; the elements of an array are stored."""
+        node = nodes[0]
+        name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+        if name is None or node.has_error:
+            return hole() if name is None else f"{self._source(name)}={hole()}"
+        operator = "+=" if any(child.type == "+=" for child in node.children) else "="
+        if value is not None and value.type == "array":
+            groups = syntax.words(value.children[1:-1], self._text)
+            elements = tuple(
+                word for group in groups if group[0].type != "comment" for word in self._expander.words(group)
+            )
+            before = self._variables.arrays.get(self._source(name), ()) if operator == "+=" else ()
+            self._variables.arrays[self._source(name)] = (*before, *elements)
+            return f"{self._source(name)}={hole()}"
+        inner = [] if value is None else [child for child in node.children if child.start_byte >= value.start_byte]
+        return f"{self._source(name)}{operator}{self._expander.value([*inner, *nodes[1:]])}"
+
+    def _assign_default(self, name: str, value: str, node: Node) -> None:
+        """Record `${NAME:=VALUE}`."""
+        self._variables.values[name] = value
+        self._recorder.assign_default(name, value, syntax.begin(node, self._text))
+
+    # Scripts within the script
+
+    def _redirected(self, node: Node) -> None:
+        """Read a statement with redirections; a here-document is a script if a shell runs it or a file of that kind gets it."""
+        count = len(self._commands)
+        body = node.child_by_field_name("body")
+        if body is not None:
+            self._visit(body)
+        redirects = node.children_by_field_name("redirect")
+        inner = [child for found in redirects for child in found.children]
+        for child in inner:
+            if child.is_named and child.type not in syntax.REDIRECTS:
+                self._visit(child)
+        outputs = [
+            target
+            for found in (*redirects, *inner)
+            if found.type == "file_redirect" and not self._source(found).lstrip("0123456789&").startswith("<")
+            for target in found.children_by_field_name("destination")
+        ]
+        commands = self._commands[count:]
+        names = [word for target in outputs for word in self._expander.words([target])]
+        copies = [command for command in commands if command[0].pattern.rpartition("/")[2] == "tee"]
+        names += (word.pattern for command in copies for word in command[1:])
+        for found in redirects:
+            if found.type == "heredoc_redirect":
+                self._document(found, commands, names)
+        kind = next(filter(None, map(kind_of_target, names)), None)
+        if kind is not None and commands and commands[0][0].pattern in _PRINTERS:
+            for word in commands[0][1:]:
+                self._embed_text(word, kind)
+
+    def _document(self, node: Node, commands: Sequence[Sequence[Word]], names: Sequence[str]) -> None:
+        parts = {child.type: child for child in node.children}
+        start, body, end = (parts.get(kind) for kind in ("heredoc_start", "heredoc_body", "heredoc_end"))
+        if start is None or body is None or end is None or self._depth >= MAX_EMBEDDED:
+            return
+        begin = self._text.find("\n", start.end_byte) + 1
+        if begin in self._documents:
+            return
+        self._documents.add(begin)
+        text = self._text[begin : max(begin, body.end_byte)]
+        document = Document(text, self._recorder.line(begin), begin, self._source(start)[:1] in "'\"\\")
+        kind = kind_of_document(text, [[word.pattern for word in command] for command in commands], names)
+        if kind is not None:
+            self._embedded.append(self._nested(document, kind))
+
+    def _embed_text(self, word: Word, kind: str) -> None:
+        """Read a word that a shell runs, or that is written to a file, as a script."""
+        if self._depth < MAX_EMBEDDED and word.pattern.strip():
+            text = without_holes(word.pattern)
+            script = self._nested(Document(text, word.line, None, is_literal=True), kind)
+            directives = script.directives or tuple(self._directives)
+            # what stands for the unknown parts may be no shell
+            unread = script.unread if text == word.pattern else ()
+            self._embedded.append(replace(script, unread=unread, directives=directives))
+
+    def _nested(self, document: Document, kind: str) -> Script:
+        if kind != "shell":
+            return lines_script(document, kind, self._file)
+        text, removed = document.plain()
+        variables, depth = self._variables.copy(), self._depth + 1
+        script = read_shell(text, self._file, first_line=document.line, variables=variables, depth=depth)
+        return placed(script, document.start, removed)

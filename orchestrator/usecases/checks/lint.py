@@ -1,23 +1,25 @@
-"""Lint inventories, environment files, shell scripts, DeepSpeed configurations, nccl.conf and nodes. No file is written."""
+"""
+Lint inventories, environment files, shell scripts, documents, DeepSpeed configurations, nccl.conf and nodes. No file is written.
+
+A launch imports this module for its warning: the readers of scripts are imported when there is one.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.environment.lint.assignment import Assignment
 from orchestrator.environment.lint.deepspeed import NotJson, lint_deepspeed
-from orchestrator.environment.lint.files import read_env_file, read_nccl_conf
 from orchestrator.environment.lint.fix import fixed_text
 from orchestrator.environment.lint.judge import LintFinding, lint_assignments
 from orchestrator.environment.lint.live import LOGIN, common_context, lint_nodes
-from orchestrator.environment.lint.script import lint_combinations, lint_commands, lint_propagation, lint_script
-from orchestrator.environment.lint.shell import read_shell
+from orchestrator.environment.table import VARIABLES
 from orchestrator.environment.table.conditions import ETHERNET, INFINIBAND, ROCE, Context, version
 from orchestrator.errors import UsageError
 from orchestrator.findings import Severity
@@ -29,16 +31,14 @@ from orchestrator.names.hostlist import expand
 from orchestrator.usecases.checks.nodes import query
 from orchestrator.usecases.inventory import load_inventory
 
+if TYPE_CHECKING:
+    from orchestrator.environment.lint.assignment import Script
+
 MAX_FILE_BYTES = 1024 * 1024
 MOST_NAMED = 5  # variables in the warning of a launch
 NETWORKS = {"infiniband": INFINIBAND, "roce": ROCE, "ethernet": ETHERNET}
 _EFA = ("FI_EFA_", "FI_PROVIDER")
 """The beginnings of names that scripts for AWS's network adapter set, for which NCCL has a plugin."""
-_BLOCK = re.compile(r"^[ \t]*```[ \t]*([\w-]*)[^\n]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
-"""A fenced block of Markdown, with its language."""
-_SHELLS = ("bash", "sh", "shell", "zsh")
-_ENV_NAMES = (".env", ".deepspeed_env")
-_ENV_LINE = re.compile(r"\s*(?:#.*|(?:export\s+)?[A-Za-z_]\w*=.*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +155,12 @@ def _with_inventory(context: Context, kinds: set[tuple[str, str]]) -> Context:
 
 
 def _lint_file(file: Path, context: Context) -> _Linted:
-    if file.suffix in (".yaml", ".yml"):
+    from orchestrator.environment.lint.sources import is_inventory, sources
+
+    text, name = read_text(file), str(file)
+    if file.suffix in (".yaml", ".yml") and is_inventory(text):
         loaded = load_inventory(str(file), None)
         return _lint_inventory(loaded, documents.read(file), context)
-    text, name = _read(file), str(file)
     if file.suffix == ".json":
         try:
             findings, strict = lint_deepspeed(text, name, context)
@@ -167,39 +169,39 @@ def _lint_file(file: Path, context: Context) -> _Linted:
                 f"{name}:{exc.line}: {exc}", hint="correct the line; orch lint reads it as a DeepSpeed configuration"
             ) from exc
         return _Linted(name, findings, strict)
-    if file.name.endswith("nccl.conf"):
-        return _lint_lines(text, name, read_nccl_conf(text, name), context)
-    if _is_env_file(file, text):
-        return _lint_lines(text, name, read_env_file(text, name), context)
-    if file.suffix == ".md":
-        findings = [
-            found.moved(block.start(2), text.count("\n", 0, block.start(2)))
-            for block in _BLOCK.finditer(text)
-            if block[1] in _SHELLS
-            for found in _lint_script(block[2], name, context)
-        ]
-    else:
-        findings = _lint_script(text, name, context)
-    return _Linted(name, findings, fixed_text(text, findings, quoted=True))
+    found_here: list[LintFinding] = []
+    is_quoted = True
+    for source in sources(file, text, name):
+        is_quoted = source.is_quoted
+        found_here += _lint_script(source.script, name, context, is_part=source.is_part)
+    unique = {(found.line, found.finding.text): found for found in found_here}
+    fixed = fixed_text(text, unique.values(), quoted=is_quoted)
+    return _Linted(name, list(unique.values()), fixed)
 
 
-def _lint_script(text: str, name: str, context: Context) -> list[LintFinding]:
-    script = read_shell(text, name)
+def _lint_script(script: Script, name: str, context: Context, *, is_part: bool) -> Iterator[LintFinding]:
+    """Judge a script and those within it; a `is_part` is a piece of a document, in which other pieces may export."""
+    from orchestrator.environment.lint.launch import starts_ranks
+    from orchestrator.environment.lint.script import lint_whole
+
     if any(found.name.startswith(_EFA) for found in script.assignments):
         context = replace(context, network=context.network or ETHERNET)  # NCCL's own RDMA is not in use
-    return [
-        *lint_assignments(_public(script.assignments), context),
-        *lint_commands(script.commands, name),
-        *lint_combinations(script.assignments),
-        *lint_script(script, text, name),
-        *lint_propagation(script.assignments, script.commands),
-    ]
+    assignments = script.assignments
+    if is_part and not script.commands:
+        assignments = tuple(replace(found, fault="") if not found.is_exported else found for found in assignments)
+    numbers_ranks = script.exported is None or starts_ranks(script)
+    for found in lint_assignments(_public(assignments), context):
+        # a script without torchrun and the like has to number its ranks itself
+        if numbers_ranks or not _is_of_launcher(found):
+            yield found
+    yield from lint_whole(script, name, is_part=is_part)
+    for inner in script.embedded:
+        yield from _lint_script(inner, name, context, is_part=is_part)
 
 
-def _lint_lines(text: str, name: str, assignments: Sequence[Assignment], context: Context) -> _Linted:
-    findings = lint_assignments(_public(assignments), context)
-    fixed = fixed_text(text, findings, quoted=False)
-    return _Linted(name, [*findings, *lint_combinations(assignments)], fixed)
+def _is_of_launcher(found: LintFinding) -> bool:
+    row = VARIABLES.get(found.finding.check)
+    return row is not None and row.library == "launchers" and found.finding.severity is Severity.INFO
 
 
 def _public(assignments: Sequence[Assignment]) -> Iterator[Assignment]:
@@ -207,16 +209,8 @@ def _public(assignments: Sequence[Assignment]) -> Iterator[Assignment]:
     return (assignment for assignment in assignments if not is_secret(assignment.name))
 
 
-def _is_env_file(file: Path, text: str) -> bool:
-    """True for KEY=VALUE lines alone; a script has a first line with `#!`, or commands."""
-    if file.name in _ENV_NAMES or file.suffix == ".env":
-        return True
-    if file.suffix in (".sh", ".bash", ".sbatch", ".slurm") or text.startswith("#!"):
-        return False
-    return all(_ENV_LINE.fullmatch(line) for line in text.splitlines()) and "export " not in text
-
-
-def _read(file: Path) -> str:
+def read_text(file: Path) -> str:
+    """Read a file of text; UsageError if it cannot be read, is too large or binary."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not block orch
         with os.fdopen(descriptor, "rb") as opened:
@@ -232,6 +226,9 @@ def _read(file: Path) -> str:
 
 def _lint_inventory(inventory: Inventory, document: Document, stated: Context) -> _Linted:
     """Lint each `env:` for the accelerators and networks of the nodes that it applies to, and the lines of `setup:`."""
+    from orchestrator.environment.lint.script import lint_combinations
+    from orchestrator.environment.lint.shell import read_shell
+
     findings: dict[tuple[int, str], LintFinding] = {}
     fixed = []
     for path, env, names in _sections(inventory, document):

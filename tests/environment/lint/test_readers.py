@@ -6,15 +6,18 @@ import random
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import PurePath
 
 import pytest
 
+from orchestrator.environment.lint.assignment import Script, Unread
 from orchestrator.environment.lint.deepspeed import NotJson, lint_deepspeed
 from orchestrator.environment.lint.files import read_env_file, read_nccl_conf
 from orchestrator.environment.lint.fix import fixed_text
 from orchestrator.environment.lint.judge import lint_assignments
-from orchestrator.environment.lint.script import lint_commands
+from orchestrator.environment.lint.script import lint_whole
 from orchestrator.environment.lint.shell import read_shell
+from orchestrator.environment.lint.sources import sources
 from orchestrator.environment.table.conditions import Context
 from tests.paths import CASES
 
@@ -64,7 +67,7 @@ def test_assignments_are_those_of_bash() -> None:
     bash = dict(entry.split("=", 1) for entry in done.stdout.split("\0") if entry.startswith("NCCL_"))
     ours = {found.name: found.value for found in read_shell(SCRIPT, "s").assignments if found.name.startswith("NCCL_")}
     unknown = {name for name, value in ours.items() if value is None}
-    assert unknown == {"NCCL_O", "NCCL_U", "NCCL_V", "NCCL_W", "NCCL_AB", "NCCL_AC"}
+    assert unknown == {"NCCL_U", "NCCL_V", "NCCL_W", "NCCL_AB"}
     not_run = {"NCCL_P", "NCCL_R", "NCCL_X"}
     assert {name: value for name, value in ours.items() if name not in unknown | not_run} == {
         name: value for name, value in bash.items() if name not in unknown
@@ -72,11 +75,26 @@ def test_assignments_are_those_of_bash() -> None:
 
 
 @pytest.mark.parametrize(
-    "opening", ['B="open', "B='open", "B=$(open", "B=${open", "B=`open", "cat <<E", 'B="$(cat "', "B=$'open"]
+    "opening",
+    ['B="open', "B='open", "B=$(open", "B=`open", "cat <<E", 'B="$(cat "', "B=$'open", "if x; then", "f() {"],
 )
-def test_reading_stops_at_what_does_not_end_and_names_the_line(opening: str) -> None:
+def test_line_of_what_does_not_end_is_named(opening: str) -> None:
     script = read_shell(f"export A=1\n{opening}\nexport NCCL_NET=IB\n", "s")
-    assert ([found.name for found in script.assignments], script.stopped_at) == (["A"], 2)
+    assert (script.assignments[0].name, script.assignments[0].value) == ("A", "1")
+    assert script.unread == (Unread(2, is_rest=True),)
+
+
+@pytest.mark.parametrize("line", ["B=)", "if ; then x; fi", "B=${open"])
+def test_lines_that_are_no_shell_are_named_and_the_others_are_read(line: str) -> None:
+    script = read_shell(f"export A=1\n{line}\nexport NCCL_NET=IB\n", "s")
+    names = {found.name: found.value for found in script.assignments}
+    assert (names["A"], names["NCCL_NET"]) == ("1", "IB")
+    assert script.unread == (Unread(2),)
+
+
+def test_script_that_is_nested_too_deeply_is_named() -> None:
+    script = read_shell("{\n" * 100 + "export A=1\n" + "}\n" * 100, "s")
+    assert script.unread[0].line > 50
 
 
 def test_commands_in_the_background() -> None:
@@ -121,7 +139,6 @@ def test_variable_that_is_not_exported_is_reported(text: str, is_reported: bool)
         "rank=$(cat rank.txt); world_size=8\n",
         "nccl_ib_hca=mlx5_0\nexport NCCL_IB_HCA==$nccl_ib_hca\n",
         "NCCL_VERSION=2.21\n",
-        "srun bash -c 'RANK=$SLURM_PROCID NCCL_DEBUG=TRACE python x.py'\n",
     ],
 )
 def test_texts_and_own_variables_of_a_script_are_no_findings(text: str) -> None:
@@ -203,13 +220,34 @@ def test_invalid_json_is_named(text: str) -> None:
 
 
 def _shell(text: str) -> None:
-    script = read_shell(text, "f")
+    for source in sources(PurePath("f.sh"), text, "f"):
+        _check(source.script, text)
+
+
+def _document(text: str) -> None:
+    for source in sources(PurePath("f.md"), f"```bash\n{text}\n```\n", "f"):
+        _check(source.script, f"```bash\n{text}\n```\n")
+
+
+def _dockerfile(text: str) -> None:
+    for source in sources(PurePath("Dockerfile"), text, "f"):
+        _check(source.script, text)
+
+
+def _yaml(text: str) -> None:
+    for source in sources(PurePath("f.yaml"), text, "f"):
+        _check(source.script, text)
+
+
+def _check(script: Script, text: str) -> None:
     assert len(script.assignments) <= len(text)
     for found in script.assignments:
-        assert found.start is not None
-        assert text[found.start : found.end].strip("\"'\\").startswith(found.name[0])
-    findings = [*lint_assignments(script.assignments, Context()), *lint_commands(script.commands, "f")]
+        if found.start is not None:
+            assert text[found.start : found.end].strip("\"'\\").startswith(found.name[0])
+    findings = [*lint_assignments(script.assignments, Context()), *lint_whole(script, "f")]
     fixed_text(text, findings, quoted=True)
+    for inner in script.embedded:
+        _check(inner, text)
 
 
 def _lines(text: str) -> None:
@@ -222,7 +260,7 @@ def _json(text: str) -> None:
         lint_deepspeed(text, "f", Context())
 
 
-@pytest.mark.parametrize("read", [_shell, _lines, _json])
+@pytest.mark.parametrize("read", [_shell, _document, _dockerfile, _yaml, _lines, _json])
 def test_readers_accept_any_text(read: Callable[[str], None]) -> None:
     rng = random.Random(12)
     seeds = [(CASES / name).read_text() for name in ("h800_guide.sh", "t20_guide.sh", "zero3_guide.json")]
@@ -245,6 +283,8 @@ def test_readers_accept_any_text(read: Callable[[str], None]) -> None:
             read("".join(text))
 
 
-@pytest.mark.parametrize("text", ['"$(', "${A:-", '\\"', '"`', "<<E\n", "A=$A$A\n", "((", "'\"", "\\\n"])
+@pytest.mark.parametrize(
+    "text", ['"$(', "${A:-", '\\"', '"`', "<<E\n", "A=$A$A\n", "((", "'\"", "\\\n", "{ ", "if x; then "]
+)
 def test_hostile_repetition_takes_linear_time(text: str) -> None:
     _shell(text * 20_000)  # pytest's timeout is the limit: quadratic time would be minutes
