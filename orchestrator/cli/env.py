@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 @click.option(
     "--env", "given", multiple=True, metavar="NAME=VALUE", help="With --explain: as with --env of the launch."
 )
+@click.option(
+    "--script",
+    type=options.PATH,
+    metavar="FILE",
+    help="With --explain: name the variables that this launch script replaces.",
+)
 @options.as_json
 def env(
     inventory: str | None,
@@ -40,16 +46,18 @@ def env(
     facts: Path | None,
     debug: bool,
     given: tuple[str, ...],
+    script: Path | None,
     as_json: bool,
 ) -> int:
     """Show the environment variables that ranks get from orch. Secrets are hidden, nothing is started."""
     from orchestrator.usecases.checks import env as action
 
     if explain or export:
-        explanation = action.explain(inventory, nodes, node, facts_file=facts, debug=debug, given=given)
+        explanation = action.explain(inventory, nodes, node, facts_file=facts, debug=debug, given=given, script=script)
         _print_explanation(explanation, export=export, as_json=as_json)
         return 0
-    if option := "--debug" if debug else "--facts" if facts is not None else "--env" if given else "":
+    used = {"--debug": debug, "--facts": facts is not None, "--env": bool(given), "--script": script is not None}
+    if option := next((name for name, is_given in used.items() if is_given), ""):
         raise UsageError(f"{option} is for --explain and --export", hint="add --explain")
     shown, warnings = action.environments(inventory, nodes, node)
     for warning in warnings:

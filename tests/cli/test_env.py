@@ -154,6 +154,50 @@ def test_variable_of_the_command_line_is_explained_with_the_value_that_it_replac
     assert len(found) == len(explanation.variables["n0"])
 
 
+SCRIPT = """\
+#!/bin/bash
+export NCCL_DEBUG=${NCCL_DEBUG:-INFO}
+export NCCL_SOCKET_IFNAME=ib0
+export NCCL_IB_TIMEOUT=22 WANDB_MODE=offline
+if [ "$1" ]; then export NCCL_IB_HCA=mlx5_0; fi
+unset GLOO_SOCKET_IFNAME
+source env.sh
+HF_TOKEN=secret python train.py
+"""
+
+
+def test_exports_of_a_launch_script_that_replace_variables_are_named(facts_file: str, tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(SCRIPT)
+    explanation = explain(
+        str(tmp_path / "inventory.yaml"),
+        None,
+        None,
+        facts_file=tmp_path / facts_file,
+        debug=False,
+        script=tmp_path / "train.sh",
+    )
+    found = [(entry.line, entry.name, entry.value, entry.is_certain, entry.nodes) for entry in explanation.overrides]
+    assert found == [
+        (3, "NCCL_SOCKET_IFNAME", "ib0", True, ("n0", "n1")),
+        (4, "NCCL_IB_TIMEOUT", "22", True, ("n0", "n1")),
+        (5, "NCCL_IB_HCA", "mlx5_0", False, ("n0",)),
+        (6, "GLOO_SOCKET_IFNAME", None, True, ("n0", "n1")),
+        (8, "HF_TOKEN", "<redacted>", True, ("n0", "n1")),
+        (5, "NCCL_IB_HCA", "mlx5_0", False, ("n1",)),
+    ]
+    words = [text.rpartition("/")[2] for text in explanation.warnings if "train.sh" in text]
+    assert any(text.startswith("train.sh:4 sets NCCL_IB_TIMEOUT=22, which orch does not set") for text in words)
+    assert any(text.startswith("train.sh:5 may set NCCL_IB_HCA=mlx5_0, which replaces =mlx5_0") for text in words)
+    assert any(text.startswith("train.sh:6 unsets GLOO_SOCKET_IFNAME") for text in words)
+    assert "train.sh:7 sources env.sh, which was not read" in words
+    assert "tr0ub4dor" not in str(explanation.overrides)
+
+
+def test_script_without_explain_is_refused(orch: Orch, facts_file: str) -> None:
+    assert facts_file
+    assert "next: add --explain" in orch("env", "--script", "train.sh", code=2).stderr
+
+
 def test_export_can_be_sourced_and_holds_no_secret(orch: Orch, facts_file: str) -> None:
     lines = orch("env", "--export", "--debug", "--facts", facts_file, "--node", "n1").stdout
     assert "hunter2" not in lines

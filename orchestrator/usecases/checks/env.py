@@ -15,11 +15,12 @@ from orchestrator.endpoint.client import Endpoint
 from orchestrator.environment.cpus import cpus_of_ranks
 from orchestrator.environment.debugging import debugging_variables
 from orchestrator.environment.discovery import Discovery, discover
+from orchestrator.environment.table import VARIABLES as TABLE
 from orchestrator.environment.variable import Origin, Variable
 from orchestrator.errors import OrchError, UsageError
 from orchestrator.fanout import map_parallel
 from orchestrator.findings import Finding
-from orchestrator.inventory.redaction import REDACTED
+from orchestrator.inventory.redaction import REDACTED, is_secret
 from orchestrator.inventory.slurm import SlurmOptions
 from orchestrator.inventory.variables import parse_variables
 from orchestrator.launch.node_check import nothing_to_discover
@@ -35,9 +36,11 @@ from orchestrator.plan.plan import LaunchPlan, NodePlan, redacted
 from orchestrator.plan.shell import shell_quote
 from orchestrator.progress import no_progress
 from orchestrator.run import Program, Request
+from orchestrator.usecases.checks.lint import read_text
 from orchestrator.usecases.inventory import load_inventory
 
 if TYPE_CHECKING:
+    from orchestrator.environment.lint.inherited import Setting
     from orchestrator.inventory.model import Inventory, Node
     from orchestrator.node.facts import NodeFacts
 
@@ -91,6 +94,8 @@ class Explanation:
     setup: Sequence[str]
     cpus: Mapping[str, str]
     """The CPUs of the ranks of each selected node whose facts are known, as text."""
+    overrides: Sequence[Override] = ()
+    """What the launch script sets instead."""
 
     def table(self) -> tuple[Sequence[str], list[Sequence[str]]]:
         """The names of the columns, and one row for each variable and value."""
@@ -121,8 +126,72 @@ class Explanation:
             "findings": [finding.to_json() for finding in self.findings],
             "setup": list(self.setup),
             "cpus": dict(self.cpus),
+            "overrides": [asdict(override) for override in self.overrides],
             "facts": dict(self.facts),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """
+    A variable that the launch script exports, on the nodes where it replaces the same.
+
+    `value` None: the script removes it. `replaces` None: the ranks get none from orch or the node. `is_certain` is False if a branch decides.
+    """
+
+    name: str
+    value: str | None
+    file: str
+    line: int
+    replaces: str | None
+    origin: str
+    nodes: Sequence[str]
+    is_certain: bool
+
+    def text(self) -> str:
+        """One sentence with the place in the script."""
+        verb = "sets" if self.is_certain else "may set"
+        written = f"{verb} {self.name}={printable(self.value)}" if self.value is not None else f"unsets {self.name}"
+        if self.replaces is None:
+            effect = f"which stays unset otherwise ({self.origin})" if self.origin else "which orch does not set"
+        else:
+            effect = f"which replaces {printable(self.replaces)} ({self.origin})"
+        return f"{self.file}:{self.line} {written}, {effect} on {fold(self.nodes)}"
+
+
+def with_overrides(explanation: Explanation, script: Path, text: str) -> Explanation:
+    """Add what a launch script does with the variables, and a warning for each one that it replaces."""
+    from orchestrator.environment.lint.inherited import read_inherited
+
+    nodes_of: dict[tuple[Setting, str | None, str], list[str]] = {}
+    warnings: dict[str, None] = {}
+    for node, variables in explanation.variables.items():
+        known = {variable.name: variable for variable in variables}
+        given = {name: variable.value for name, variable in known.items() if variable.value is not None}
+        inherited = read_inherited(text, str(script), given)
+        for setting in inherited.settings:
+            variable = known.get(setting.name)
+            if variable is not None or setting.name in TABLE:
+                origin = "" if variable is None else variable.origin.value
+                value = None if variable is None else variable.value
+                nodes_of.setdefault((setting, value, origin), []).append(node)
+        warnings |= {f"{script}:{line} sources {file}, which was not read": None for file, line in inherited.sourced}
+        warnings |= {f"{script}:{line}: not understood as shell": None for line in inherited.unread}
+    overrides = [
+        Override(
+            setting.name,
+            REDACTED if is_secret(setting.name) else setting.value,
+            str(script),
+            setting.line,
+            value,
+            origin,
+            tuple(nodes),
+            setting.is_certain,
+        )
+        for (setting, value, origin), nodes in nodes_of.items()
+    ]
+    texts = [override.text() for override in overrides]
+    return replace(explanation, overrides=overrides, warnings=[*explanation.warnings, *texts, *warnings])
 
 
 @dataclass(frozen=True)
@@ -201,6 +270,7 @@ def explain(
     facts_file: Path | None,
     debug: bool,
     given: Sequence[str] = (),
+    script: Path | None = None,
 ) -> Explanation:
     """
     Explain the environments of a launch on `nodes`, with the variables that are discovered from the facts of all of them.
@@ -208,18 +278,21 @@ def explain(
     Args:
         facts_file: the facts by node, as `to_json` writes them; None queries the nodes.
         debug, given: as --debug and --env of the launch.
+        script: the program, a shell script: the variables that it replaces or removes are in `overrides`.
 
     Raises:
-        UsageError: a selected node takes no part in the launch, the file does not hold facts, or `given` is wrong.
+        UsageError: a selected node takes no part in the launch, the file does not hold facts, `given` is wrong, or the script cannot be read.
     """
     variables = parse_variables(given)
+    text = None if script is None else read_text(script)
     loaded = load_inventory(inventory, nodes)
     connected: dict[str, Endpoint] = {}
     if facts_file is None and loaded.accelerator == "auto" and loaded.devices is None:  # as a launch does
         loaded, connected = detect_cards(loaded, nodes, Terminal(), no_progress)
     try:
         request = Request("ssh", _PROGRAM, nodes=nodes, debug=debug, variables=variables)
-        return _explanation(loaded, request, selected, connected, facts_file=facts_file)
+        explanation = _explanation(loaded, request, selected, connected, facts_file=facts_file)
+        return explanation if script is None or text is None else with_overrides(explanation, script, text)
     finally:
         close_all(connected)
 
