@@ -28,11 +28,10 @@ TITLES = {
 
 
 def _title(row: Row) -> str:
-    if row.library in ("ECCL", "torch_gcu", "TopsRider") or (
-        row.library == "nothing" and not row.name.startswith("NCCL")
-    ):
+    library = row.source.partition(" ")[0] if row.library == "nothing" else row.library
+    if library in ("ECCL", "torch_gcu", "TopsRider", "Enflame's"):
         return TITLES["Enflame"]
-    return TITLES["NCCL"] if row.library == "nothing" else TITLES.get(row.library, TITLES["other"])
+    return TITLES.get(library, TITLES["other"])
 
 
 def _cell(text: str) -> str:

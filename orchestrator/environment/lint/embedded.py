@@ -20,6 +20,8 @@ _SHELL_NAMES = re.compile(r"\.?(?:bashrc|zshrc|profile|bash_profile|bash\.bashrc
 _READERS = frozenset(("sbatch", "ssh", "qsub", "bsub", "srun", "su", "pdsh", "clush"))
 """Programs that run their standard input in a shell."""
 _REMOTE = frozenset(("ssh", "pdsh", "clush", "pssh", "parallel-ssh"))
+_EXPORTS = re.compile(r"(?:[ \t]*(?:#[^\n]*|export[ \t]+[A-Za-z_]\w*=[^\n]*)?\n)+")
+"""A file of exports, which some script will source."""
 _ESCAPED = re.compile(r"\\([$`\\])")
 
 
@@ -63,7 +65,7 @@ def kind_of_document(text: str, commands: Sequence[Sequence[str]], names: Sequen
     kind = next(filter(None, map(kind_of_target, names)), None)
     if kind is not None:
         return kind
-    if re.match(r"#!.*\b(?:ba|z|da|k)?sh\b", text):
+    if re.match(r"#!.*\b(?:ba|z|da|k)?sh\b", text) or (names and _EXPORTS.fullmatch(text)):
         return "shell"
     if names:
         return None

@@ -49,7 +49,7 @@ def sources(file: PurePath, text: str, name: str) -> Iterator[Source]:
         yield from map(Source, read_dockerfile(text, name))
     elif file.suffix in (".yaml", ".yml"):
         yield from map(Source, read_yaml(text, name))
-    elif file.suffix in (".md", ".markdown", ".mdx"):
+    elif file.suffix in (".md", ".markdown", ".mdx") and not text.startswith("#!"):
         for block in blocks(text):
             for script in _block_scripts(block, name):
                 yield Source(placed(script, block.start, block.removed), is_part=True)

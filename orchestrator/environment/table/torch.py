@@ -63,6 +63,12 @@ def _row(
     return Row(name, "torch", kind, text, default, since, "", is_debug, verdicts, source)
 
 
+def _unread(name: str, remedy: str) -> Row:
+    """A variable of copied scripts that no torch reads."""
+    verdicts = (warn(f"no torch reads it; {remedy}", better=REMOVE),)
+    return Row(name, "nothing", Anything(), "In copied scripts only", source="torch code to 2.15", verdicts=verdicts)
+
+
 TORCH: tuple[Row, ...] = (
     _group("ASYNC_ERROR_HANDLING", Integer(0, 3), "3; under torchrun 1; orch sets 3", "After an error: 0 nothing, 1 abort and exit, 2 abort, 3 exit",
         warn("ignores errors of NCCL: the ranks hang", value="0", better="3"),
@@ -109,8 +115,9 @@ TORCH: tuple[Row, ...] = (
     _row("TORCH_GLOO_LAZY_INIT", Anything("0 or 1"), "0", "Connect gloo's peers at their first operation", source="torch, ProcessGroupGloo.hpp"),
     _row("PYTORCH_CUDA_ALLOC_CONF", _ALLOCATOR, "", "Options of the allocator of GPU memory", source="torch, CUDAAllocatorConfig.h"),
     _row("PYTORCH_ALLOC_CONF", _ALLOCATOR, "", "Options of the allocator of GPU memory", since="2.9", source="torch, AllocatorConfig.h"),
-    Row("TORCH_DISTRIBUTED_TIMEOUT", "nothing", Anything(), "In copied scripts only", source="torch code to 2.15",
-        verdicts=(warn("no torch reads it; the timeout is an argument of init_process_group", better=REMOVE),)),
+    _unread("TORCH_DISTRIBUTED_TIMEOUT", "the timeout is an argument of init_process_group"),
+    _unread("TORCH_DISTRIBUTED_BACKEND", "the backend is an argument of init_process_group"),
+    _unread("GLOO_TIMEOUT_SECONDS", "the timeout is an argument of init_process_group"),
     _old("NCCL_ASYNC_ERROR_HANDLING", Integer(0, 3), "Before torch 2.2: TORCH_NCCL_ASYNC_ERROR_HANDLING",
         warn("is the old name of TORCH_NCCL_ASYNC_ERROR_HANDLING, and worse than the default 3: the abort may hang", "torch>=2.2", value="[012]", better=REMOVE),
         value="3"),

@@ -139,6 +139,8 @@ def test_block_of_the_t20_guide() -> None:
         ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:true", "FAIL", "in this case", "expandable_segments:True"),
         ("PYTORCH_ALLOC_CONF", "expandable_segments:True", "WARN", "from 2.9 on", ""),
         ("TORCH_DISTRIBUTED_TIMEOUT", "7200", "WARN", "init_process_group", ""),
+        ("TORCH_DISTRIBUTED_BACKEND", "gloo", "WARN", "init_process_group", ""),
+        ("GLOO_TIMEOUT_SECONDS", "300", "WARN", "init_process_group", ""),
         ("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "1", None, "", None),
         ("TORCH_NCCL_TEARDOWN_ON_TIMEOUT", "1", "WARN", "from 2.15 on", ""),
         ("NCCL_INSPECTOR_ENABLE", "1", None, "", None),

@@ -100,6 +100,7 @@ def test_words_are_those_of_a_shell(text: str, words: list[str]) -> None:
         "tee ~/.bashrc <<EOF\nexport NCCL_DEBUG=INFO\nEOF\n",
         "cat >> /etc/nccl.conf <<EOF\nNCCL_DEBUG=INFO\nEOF\n",
         "cat > .deepspeed_env <<EOF\nNCCL_DEBUG=INFO\nEOF\n",
+        "cat > /root/.cluster_env <<EOF\n# all\nexport NCCL_DEBUG=INFO\nEOF\n",
         "ssh host <<EOF\nexport NCCL_DEBUG=INFO\nEOF\n",
         "sbatch <<EOF\n#!/bin/bash\nEOF\nexport NCCL_DEBUG=INFO\n",
         "ssh host '\nexport NCCL_DEBUG=INFO'\n",
@@ -185,6 +186,10 @@ env: {NCCL_J: "10"}
         ("NCCL_J", "10", 31),
     ]
     assert all(not source.script.unread for source in sources(PurePath("g.md"), text, "g"))
+
+
+def test_script_with_the_name_of_a_document_is_read_as_a_script() -> None:
+    assert _read("help.md", "#!/bin/bash\nexport NCCL_A=1\n") == [("NCCL_A", "1", 2)]
 
 
 def test_block_of_markdown_is_mended_within_the_document() -> None:
