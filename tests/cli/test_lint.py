@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -173,3 +175,54 @@ def test_variables_of_a_live_node_are_linted_with_its_facts(folder: Path, monkey
     assert "  FAIL  NCCL_IB_TIMEOUT=30: a lost link hangs the job" in done.stdout
     assert f"{folder}/.nccl.conf\n  1  FAIL  NCCL_NTHREADS=640: is above" in done.stdout
     assert "(n0)" in done.stdout
+
+
+def _found(folder: Path, name: str, text: str) -> list[str]:
+    """Line, level and name of each finding on a file."""
+    (folder / name).write_text(text)
+    result = lint(None, [folder / name], LintOptions())
+    return [f"{found.line} {found.finding.severity.value} {found.finding.check}" for found in result.findings]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "findings"),
+    [
+        ("a.sh", "export RANK=0\npython x.py\n", []),
+        ("a.sh", "export RANK=0\ntorchrun x.py\n", ["1 INFO RANK"]),
+        ("a.env", "RANK=0\n", ["1 INFO RANK"]),
+        ("a.sh", "export MASTER_PORT=99999\npython x.py\n", ["1 FAIL MASTER_PORT"]),
+        ("a.sh", "f() { export NCCL_DEBUG=TRACE; }\nf\nf\n", ["1 WARN NCCL_DEBUG"]),
+        ("a.sh", "cat > b.sh <<EOF\nexport NCCL_DEBUG=TRACE\nEOF\n", ["2 WARN NCCL_DEBUG"]),
+        ("a.sh", "A=)\nexport NCCL_DEBUG=TRACE\n", ["1 WARN script", "2 WARN NCCL_DEBUG"]),
+        ("a.sh", 'export NCCL_DEBUG=TRACE\nA="x\n', ["1 WARN NCCL_DEBUG", "2 WARN script"]),
+        ("a.sh", "export NCCL_DEBUG = TRACE\n", ["1 WARN NCCL_DEBUG"]),
+        ("a.sh", "NCCL_DEBUG = TRACE\n", ["1 WARN NCCL_DEBUG"]),
+        ("a.md", "```bash\nA=)\n```\n", ["2 INFO script"]),
+        ("a.md", "```bash\nNCCL_DEBUG=TRACE\n```\n", ["2 WARN NCCL_DEBUG"]),
+        ("a.md", "```bash\nNCCL_IB_TIMEOUT=22\n```\n", []),
+        ("a.md", "```bash\nNCCL_IB_TIMEOUT=22\npython x.py\n```\n", ["2 WARN NCCL_IB_TIMEOUT"]),
+        (
+            "Dockerfile",
+            "FROM x\nENV NCCL_DEBUG=TRACE\nRUN export NCCL_NET=IB\n",
+            ["2 WARN NCCL_DEBUG", "3 WARN NCCL_NET"],
+        ),
+        ("w.yaml", "jobs:\n  a:\n    env: {NCCL_DEBUG: TRACE}\n", ["3 WARN NCCL_DEBUG"]),
+        ("w.yaml", "a: [\n", ["2 WARN script"]),
+        ("s.sh", "x\n#SBATCH --nodes=2\nsrun bash -c 'python x.py'\n", ["2 WARN sbatch"]),
+        ("s.sbatch", "#SBATCH --nodes=2\nsrun torchrun --node_rank $SLURM_NODEID x.py\n", ["2 FAIL SLURM_NODEID"]),
+    ],
+)
+def test_files_are_read_by_their_kind(folder: Path, name: str, text: str, findings: list[str]) -> None:
+    assert _found(folder, name, text) == findings
+
+
+def test_blanks_around_the_equals_sign_are_mended(folder: Path) -> None:
+    (folder / "a.sh").write_text("export NCCL_IB_TIMEOUT = 22\nNCCL_IB_TIMEOUT = 22\n")
+    fixed = lint(None, [folder / "a.sh"], LintOptions()).fixed[str(folder / "a.sh")]
+    assert fixed == "export NCCL_IB_TIMEOUT=22\nexport NCCL_IB_TIMEOUT=22\n"
+
+
+@pytest.mark.processes
+def test_only_scripts_need_the_parser() -> None:
+    code = "import sys, orchestrator.usecases.launch.plan_launch, orchestrator.cli.app; sys.exit('tree_sitter' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

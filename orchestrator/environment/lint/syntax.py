@@ -19,8 +19,12 @@ REDIRECTS = frozenset(("file_redirect", "heredoc_redirect", "herestring_redirect
 _EXPANSIONS = frozenset(("expansion", "simple_expansion", "command_substitution", "arithmetic_expansion"))
 _OPENINGS = frozenset(("${", "$(", '"', "'", "`", "(", "((", "{", "[["))
 _CLOSINGS = frozenset(("'", '"', "`", ")", "))", "}", "]", "]]", "heredoc_end", "fi", "done", "esac"))
+_STATEMENTS = frozenset(
+    "command declaration_command unset_command variable_assignment variable_assignments function_definition if_statement case_statement "
+    "for_statement while_statement c_style_for_statement redirected_statement compound_statement subshell list pipeline "
+    "negated_command test_command comment ; & &&".split()
+)
 _NO_BYTE = re.compile(r"[^\x01-\x7f]")
-_LINE_END = re.compile(r"\\?\r\n")
 
 
 @lru_cache(maxsize=1)
@@ -33,8 +37,7 @@ def _parser() -> Parser:
 
 def parse(text: str) -> Node:
     """Parse a script. No text is an error: what is no shell becomes nodes of errors."""
-    ends = _LINE_END.sub(lambda found: " \\\n" if found[0].startswith("\\") else " \n", text)
-    plain = _NO_BYTE.sub(".", ends)  # a character of words, and of no name
+    plain = _NO_BYTE.sub(".", text)  # a character of words, and of no name
     return _parser().parse(plain.encode() + b"\n").root_node
 
 
@@ -79,13 +82,14 @@ def _is_missing_end(node: Node, text: str) -> bool:
 
 
 def _opening(error: Node, text: str) -> int:
-    """The offset of what is open in a text that is no shell, or where it begins."""
+    """The offset of what is open in a text that is no shell, or of its first part that is no statement."""
     for node in error.children:
         if node.is_error and node.children:
             return _opening(node, text)
         if node.type in _OPENINGS or node.is_error:
             return node.start_byte
-    return error.start_byte + len(source(error, text)) - len(source(error, text).lstrip())
+    first = next((node.start_byte for node in error.children if node.type not in _STATEMENTS), error.start_byte)
+    return first + len(text[first : error.end_byte]) - len(text[first : error.end_byte].lstrip())
 
 
 def commands(children: Sequence[Node], text: str) -> Iterator[list[Node]]:

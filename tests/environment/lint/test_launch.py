@@ -24,6 +24,7 @@ TWO = "#SBATCH --nodes=2\n"
         ("srun -N 2 torchrun --master_addr localhost x.py", ["1 FAIL master_addr"]),
         (f"{TWO}srun -N 1 torchrun --nnodes 1 --master_addr localhost x.py", []),
         ("torchrun --nnodes 1 --master_addr localhost x.py", []),
+        ('torchrun --standalone --nnodes 2 --master_addr "" x.py', []),
         ("torchrun --nnodes $N --master_addr localhost x.py", []),
         ("if a; then export MASTER_ADDR=localhost; else export MASTER_ADDR=$H; fi\ntorchrun --nnodes 2 x.py", []),
         ('torchrun --nnodes 2 --master_addr "" x.py', ["1 FAIL master_addr"]),

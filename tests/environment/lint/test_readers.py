@@ -92,6 +92,15 @@ def test_lines_that_are_no_shell_are_named_and_the_others_are_read(line: str) ->
     assert script.unread == (Unread(2),)
 
 
+@pytest.mark.parametrize("text", ["B=${X:$Y+1}\n", "x \\", "x=\n\ny=\nexport Z=\n", "[[ $x =~ ^a$ ]] && y\n", ""])
+def test_lines_that_bash_accepts_are_read(text: str) -> None:
+    assert read_shell(f"export A=1\n{text}", "s").unread == ()
+
+
+def test_function_that_is_called_twice_sets_its_variables_once() -> None:
+    assert len(read_shell("f() { export A=1 B=$1; }\nf 1\nf 2\n", "s").assignments) == 3
+
+
 def test_script_that_is_nested_too_deeply_is_named() -> None:
     script = read_shell("{\n" * 100 + "export A=1\n" + "}\n" * 100, "s")
     assert script.unread[0].line > 50
@@ -211,6 +220,12 @@ def test_zero_keys(zero: str, level: str, words: str) -> None:
     [found] = lint_deepspeed(text, "f", Context())[0]
     assert found.finding.severity.value == level
     assert words in found.finding.text
+
+
+def test_automatic_values_are_named_with_their_section() -> None:
+    text = '{"train_batch_size": 8, "fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}'
+    [found] = lint_deepspeed(text, "f", Context())[0]
+    assert found.finding.text.endswith(": bf16.enabled, fp16.enabled")
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"a": [}', "[" * 200_000, '{"a": 1e}', "{" + "1" * 5000 + "}"])

@@ -64,7 +64,7 @@ def _values(text: str) -> dict[str, str | None]:
         ("X=1 y; A=$X", None),
         ("A=$(echo x)", None),
         ("X=\nexport A=2", "2"),
-        ("X= Y=1\nZ=\nexport A=3", "3"),
+        ("X= Y=1\nZ=\nexport A=$Y", "1"),
         ("A=1 \\\n  y", "1"),
         ("A=1\r\n", "1"),
     ],
@@ -86,6 +86,7 @@ def test_values_are_those_of_a_shell(text: str, value: str | None) -> None:
         ('X=(); y "${X[@]}" z', ["y", "z"]),
         ("nohup sudo A=1 y z &", ["y", "z"]),
         ("y 2>&1 > f <<< x", ["y"]),
+        ("x \\\r\n  --y\r\n", ["x", "--y"]),
     ],
 )
 def test_words_are_those_of_a_shell(text: str, words: list[str]) -> None:
@@ -158,6 +159,9 @@ user@h:~$ export NCCL_E=$(x)
 export NCCL_F=6
 torchrun --node_rank <rank> x.py
 ```
+```bash
+export NCCL_K=<address>
+```
 ```python
 NCCL_G=7
 ```
@@ -181,9 +185,10 @@ env: {NCCL_J: "10"}
         ("NCCL_D", "4", 10),
         ("NCCL_E", None, 12),
         ("NCCL_F", "6", 15),
-        ("NCCL_H", "8", 25),
-        ("NCCL_I", "9", 28),
-        ("NCCL_J", "10", 31),
+        ("NCCL_K", None, 19),
+        ("NCCL_H", "8", 28),
+        ("NCCL_I", "9", 31),
+        ("NCCL_J", "10", 34),
     ]
     assert all(not source.script.unread for source in sources(PurePath("g.md"), text, "g"))
 
