@@ -29,7 +29,7 @@ VERBS = {
     "rerun": "Launch a run again, with its command, inventory and options, but those given here.",
     "diff": "Show the differences of two runs: code, command, environment, nodes, versions, inventory, results.",
     "stats": "Show how the time of a run was spent: ETTR, MTTF, lost time, throughput, save interval.",
-    "lint": "Find wrong, useless and misspelt environment variables in inventories, scripts, environment files, nccl.conf and DeepSpeed JSON.",
+    "lint": "Find wrong, useless and misspelt environment variables in inventories, scripts, documents, environment files, nccl.conf and DeepSpeed JSON.",
     "settings": "List the settings of the shared trainer, those with WORD in their name: orch settings lr.",
     "diagnose": "Name the cause of a failure, of a run or in logs of any launcher: where it began, the proof and the next steps.",
     "check": "Check the nodes before a job.",

@@ -45,7 +45,7 @@ def lint(
     inventory: str | None, files: tuple[Path, ...], nodes: str | None, *, as_json: bool, fix: bool, **stated: str | None
 ) -> int:
     """
-    Find wrong, useless and misspelt environment variables in inventories, scripts, environment files, nccl.conf and DeepSpeed JSON.
+    Find wrong, useless and misspelt environment variables in inventories, scripts, documents, environment files, nccl.conf and DeepSpeed JSON.
 
     Without FILE, the inventory is linted.
     """

@@ -82,7 +82,7 @@ def _is_missing_end(node: Node, text: str) -> bool:
 
 
 def _opening(error: Node, text: str) -> int:
-    """The offset of what is open in a text that is no shell, or of its first part that is no statement."""
+    """The offset of what is open in a text that is no shell, or of the first part that is no statement."""
     for node in error.children:
         if node.is_error and node.children:
             return _opening(node, text)
