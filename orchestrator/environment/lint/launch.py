@@ -16,6 +16,7 @@ LAUNCHERS = frozenset(("torchrun", "deepspeed", "accelerate", "torch.distributed
 _PER_TASK = frozenset(("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"))
 _RANKS = frozenset(("RANK", "NODE_RANK", "LOCAL_RANK", "GLOBAL_RANK", "MACHINE_RANK", "SLURM_NODEID", "SLURM_PROCID"))
 _LOOPBACK = re.compile(r"localhost(?:\.localdomain)?|127(?:\.\d+){3}|::1|\[::1\]|0\.0\.0\.0")
+_VARIABLE = re.compile(r"\$\{?[A-Za-z]")  # and no `$___`, which replaces a placeholder of a document
 _LAST_PORT = 65535
 _SBATCH = "Slurm, sbatch(1)"
 _SRUN = "Slurm, srun(1)"
@@ -138,7 +139,7 @@ def _directives(script: Script, file: str) -> Iterator[LintFinding]:
         text = f"#SBATCH --{late[0].name}: is below the first command, so sbatch ignores it"
         yield _finding((file, late[0].line), Severity.WARN, "sbatch", text, remedy="move it up", source=_SBATCH)
     for entry in script.directives:
-        if "$" in entry.value and not entry.is_late and entry.name not in ("export", "comment", "wrap"):
+        if _VARIABLE.search(entry.value) and not entry.is_late and entry.name not in ("export", "comment", "wrap"):
             text = f"#SBATCH --{entry.name}={entry.value[:60]}: sbatch expands no variables in comments"
             remedy = "the value itself, or an option of sbatch"
             yield _finding((file, entry.line), Severity.WARN, "sbatch", text, remedy=remedy, source=_SBATCH)

@@ -26,6 +26,7 @@ _SHELL = frozenset(
 _WORDS = frozenset(("command", "args", "entrypoint"))
 _TEMPLATE = re.compile(r"\$?\{\{.*?\}\}|\$\{[^}]*\}|\$\([^)]*\)|\$[A-Za-z_]\w*", re.DOTALL)
 _TEXT = "tag:yaml.org,2002:str"
+_NULL = "tag:yaml.org,2002:null"
 _TYPED = "is no text: Kubernetes refuses a number or truth value here, so quote it"
 
 
@@ -80,7 +81,7 @@ class _Reader:
         """The variables of a mapping, of a list of `NAME=VALUE`, or of a list of mappings with `name` and `value`."""
         if isinstance(node, MappingNode):
             for key, value in node.value:
-                if isinstance(key, ScalarNode) and isinstance(value, ScalarNode):
+                if isinstance(key, ScalarNode) and isinstance(value, ScalarNode) and str(value.tag) != _NULL:
                     yield self._assignment(str(key.value), value, key)
         for item in node.value if isinstance(node, SequenceNode) else ():
             if isinstance(item, ScalarNode):

@@ -45,6 +45,7 @@ TWO = "#SBATCH --nodes=2\n"
         ("#SBATCH --ntasks-per-node=8\nsrun python x.py", []),
         ("#!/bin/bash\necho x\n#SBATCH --nodes=2\n", ["3 WARN sbatch"]),
         ("#SBATCH --nodes=$N\n", ["1 WARN sbatch"]),
+        ("#SBATCH --output=/x/$____/y\n", []),
         ("#SBATCH --export=NCCL_DEBUG=INFO\n", ["1 INFO sbatch"]),
         ("#SBATCH --export=ALL,NCCL_DEBUG=INFO\n", []),
         ("sbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=2\nEOF\n", []),

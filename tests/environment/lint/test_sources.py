@@ -252,6 +252,7 @@ def test_export_of_a_run_is_lost() -> None:
         ("spec:\n  command: [bash, -c, 'export NCCL_A=1']\n", [("NCCL_A", "1", 2)]),
         ("envs: {NCCL_A: 1}\n---\nenvs:\n  NCCL_B: 2\n", [("NCCL_A", "1", 1), ("NCCL_B", "2", 4)]),
         ("setup: |\n\n  export NCCL_A=1\n", [("NCCL_A", "1", 3)]),
+        ("env_vars:\n  NCCL_A: null\n  NCCL_B:\n  NCCL_C: ''\n", [("NCCL_C", "", 4)]),
         ("- a\n- b\n", []),
     ],
 )
