@@ -32,13 +32,17 @@ _PREFIXES = tuple(
         r"\[\d+,(?P<rank>\d+)\]<std(?:err|out|diag)>: ?",  # mpirun --tag-output
         rf"\[?{_TIME}\]?[ :|]+(?:- )?",
         r"\[?[A-Z]\d{3,4} \d\d:\d\d:\d\d\.\d+ *(?:\d+ )?[\w./]+:\d+\] ",  # glog, as in torch's C++
-        rf"(?P<node>{_HOST}):\d+:\d+ (?:\[(?P<local>\d+)\] )?(?=\S+ ?\S* ?NCCL )",  # NCCL
+        rf"(?P<node>{_HOST}):\d+:\d+ (?:\[\d+\] )?(?=\S+ ?\S* ?NCCL )",  # NCCL; the number in brackets is a card
         rf"slurmstepd-(?P<node>{_HOST}): (?=error: )",  # Slurm with several slurmd on a host
         rf"(?P<node>(?=[\w.-]*\d){_HOST}): (?=\S)",  # pdsh, DeepSpeed
     )
 )
 _NOT_HOST = re.compile(r"(?i)(?:.*(?:error|exception|warning)|.*\.py)$")
+_NO_MESSAGE = re.compile(r"Traceback|File \"|During handling|The above exception|\*{3}|={5}|-{5}|[╭╰│]|(?:ERROR|WARNING|INFO)\b|\[(?:ERROR|WARNING|INFO)|(?:[\w<>]+\.)*\w*(?:Error|Exception)\b")
+"""What follows a message and is no part of it."""
 MOST_PREFIXES = 5
+_MILD_HEAD = re.compile(r"\b(?:(?<!NCCL )(?:WARN|WARNING|INFO|DEBUG)|\w*Warning)\b")
+_MILD_TAIL = re.compile(r"(?i)\b(?:retrying|will retry|falling back|fall back|skipped|skipping|ignored|ignoring|trying a smaller)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,10 @@ class Hit:
     origin: Origin
     """The node and rank in whose log it is; None if that is not known."""
     values: Mapping[str, str] = field(default_factory=dict)
+    frame: str = ""
+    """The file of the last frame of the traceback above the line; empty without one."""
+    is_mild: bool = False
+    """The program logged the line as a warning, or says that it continues."""
 
     @property
     def rank(self) -> int | None:
@@ -128,14 +136,24 @@ def search_log(
     *,
     node: str | None = None,
     rank: int | None = None,
+    named_rank: int | None = None,
 ) -> Evidence:
-    """Search a log that is read in blocks; node and rank are those whose log it is, if they are known."""
+    """Search a log that is read in blocks; node and rank are those whose log it is, if they are known. A line has `named_rank` if it names none itself."""
     search = Search(Texts(patterns_of(signatures.values())), MOST_PER_LOG)
     for block in blocks:
         search.feed(block)
     search.close()
     hits = tuple(hits_of(search.hits, file, signatures, node=node, rank=rank))
+    if named_rank is not None:
+        hits = tuple(_with_rank(hit, named_rank) for hit in hits)
     return Evidence(hits, search.counts, {file: search.progress_line})
+
+
+def _with_rank(hit: Hit, rank: int) -> Hit:
+    """The hit in the log of a rank, by the name of the file, which the line itself may contradict."""
+    if hit.origin.rank is not None and not hit.origin.is_local:
+        return hit
+    return replace(hit, origin=replace(hit.origin, rank=rank, is_local=False))
 
 
 def hits_of(
@@ -149,10 +167,15 @@ def hits_of(
             continue
         number = body["text"][: found.end()].rstrip("\n").count("\n")
         line = body["text"].split("\n")[number]
-        if row.role is Role.ERROR and any(
-            known.expression.search(line) for known in specific if any(text in line for text in known.texts)
-        ):
-            continue  # a more specific signature matches the line too; its own hit may be left out after many others
+        if row.role is Role.ERROR:
+            if _first_match(specific, line) is not None:
+                continue  # a more specific signature matches the line too; its own hit may be left out after many others
+            message = _message(line, body.get("after", ""))
+            known = None if message == line else _first_match(specific, message)
+            if known is not None:
+                row, found = known
+            elif message != line and found["error"].endswith(":"):
+                found = row.expression.search(message) or found
         values = {name.removesuffix("_2"): value for name, value in found.groupdict().items() if value}
         of_text, of_head = origin_of(line), origin_of(body["head"])
         of_rank = of_head if of_text.rank is None else of_text
@@ -163,7 +186,28 @@ def hits_of(
             of_text.time if of_text.time is not None else of_head.time,
             is_local=rank is None and of_rank.is_local,
         )
-        yield Hit(row, file, body["line"] + number, origin, values)
+        before = found.string[: found.start()].rpartition("\n")[2]
+        is_mild = _MILD_HEAD.search(before) is not None or _MILD_TAIL.search(line) is not None
+        yield Hit(row, file, body["line"] + number, origin, values, body.get("frame", ""), is_mild)
+
+
+def _first_match(rows: Iterable[Signature], line: str) -> tuple[Signature, re.Match[str]] | None:
+    for row in rows:
+        found = row.expression.search(line) if any(text in line for text in row.texts) else None
+        if found is not None:
+            return row, found
+    return None
+
+
+def _message(line: str, after: str) -> str:
+    """The message of an exception with the lines in which it continues, as it has several or a terminal has wrapped it."""
+    parts = [line]
+    for following in after.split("\n"):
+        text = origin_of(following).text.strip()
+        if not text or _NO_MESSAGE.match(text):
+            break
+        parts.append(text)
+    return " ".join(parts)
 
 
 def origin_of(line: str) -> Origin:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from orchestrator.diagnosis.change import unset, variables
-from orchestrator.diagnosis.signature import Signature, consequence, note, root, symptom
+from orchestrator.diagnosis.signature import DEBUG_AGAIN, Signature, consequence, note, root, symptom
 
-_INFO = "launch again with --debug: NCCL then prints the reason in a line with `NCCL WARN` before this one"
+_INFO = DEBUG_AGAIN
 _CARDS = ("xid", "cuda-ecc", "cuda-assert", "cuda-illegal-access", "cuda-fell-off-bus", "cuda-nvlink")
 _PEER_LOST = (
     "python-error", "python-exception", "cuda-oom", "module-not-found", "file-not-found", "oom-killer", "cgroup-oom", "slurm-oom", "slurm-oom-task", "killed",

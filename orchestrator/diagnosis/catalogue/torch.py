@@ -7,7 +7,7 @@ from orchestrator.diagnosis.signature import Signature, consequence, note, root,
 
 _RUN = "torch 2.13, run here"
 _FIRST = "look at the first failing rank"
-_WATCHDOG = r"\[Rank (?P<group_rank>\d+)\] Watchdog caught collective operation timeout: Work(?:NCCL|ECCL)\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)"
+_WATCHDOG = r"\[Rank (?P<group_rank>\d+)\] Watchdog caught collective operation timeout: Work(?:NCCL|ECCL|HCCL)\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+)(?:, (?:NumelIn=|TensorShape=\[)(?P<size>\d[\d, ]*\d|\d))?"
 
 _LOST = (
     "gloo-closed",
