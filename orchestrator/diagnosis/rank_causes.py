@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from orchestrator.diagnosis.advice import advice, is_repeated
+from orchestrator.diagnosis.advice import advice, is_repeated, package_of
 from orchestrator.diagnosis.collectives import MOST_IN_FLIGHT, behind, calls_of, different_calls, is_entered_by_all
 from orchestrator.diagnosis.evidence import MOST_PER_LOG, Evidence, Hit
 from orchestrator.diagnosis.signature import DEBUG_AGAIN, Role, Signature, filled, filled_remedy
@@ -31,7 +31,9 @@ CONTINUED_LINES = 64
 NEAR_LINES, IGNORED_LINES = 12, 40
 """Within these lines after an error is its own advice; within these after `Exception ignored in` is the exception."""
 _NUMBERS = re.compile(r"\d+")
-_ADVICE, _IGNORED, _BUSY, _NCCL_WARN = "own-advice", "exception-ignored", "rank-busy", "nccl-warn"
+_ADVICE, _IGNORED, _BUSY, _STARTS, _NCCL_WARN = "own-advice", "exception-ignored", "rank-busy", "rank-started-twice", "nccl-warn"
+_WORDS, _LEAST_SPECIFIC = "failure-text", 4
+"""The signature of words that may report an error: shown if nothing else is."""
 _OPTIONAL = frozenset({"module-not-found", "import-name", "library-not-found", "library-differs"})
 """Texts that a program also logs where it can do without the module."""
 _FAILS = frozenset({Role.ROOT, Role.ERROR})
@@ -109,7 +111,7 @@ class Diagnosis:
 
 
 def rank_causes(evidence: Evidence) -> Diagnosis:
-    hits = _with_ignored(_without_finished_work(_most_specific(_in_order(evidence.hits)), evidence))
+    hits = _with_ignored(_without_single_starts(_without_finished_work(_most_specific(_in_order(evidence.hits)), evidence)))
     ended = [hit for hit in hits if not _is_survived(hit, hits, evidence)]
     of_the_run = [hit for hit in ended if not _may_be_of_others(hit, hits)]
     groups = _candidates(of_the_run) or _candidates(ended) or _candidates(hits)
@@ -133,6 +135,7 @@ def rank_causes(evidence: Evidence) -> Diagnosis:
     elif not nodes and ranks == reported_rank:
         nodes = reported_node
     values = {"node": fold(nodes) or None, "rank": fold(map(str, ranks)) or None, **first.values}
+    values.setdefault("package", package_of(values.get("module") or ""))
     cause = filled(row.cause, values)
     if culprits and "culprit" not in first.values:
         cause += f"; rank {fold(map(str, culprits))} is behind or missing"
@@ -181,6 +184,14 @@ def _without_finished_work(hits: Sequence[Hit], evidence: Evidence) -> list[Hit]
         if hit.signature.id != _BUSY
         or (hit is last[hit.file] and hit.values.get("percent") != "100" and evidence.progress_lines.get(hit.file, 0) <= hit.line)
     ]
+
+
+def _without_single_starts(hits: Sequence[Hit]) -> list[Hit]:
+    """Leave out the starts of ranks unless a rank was started twice, and another one never."""
+    starts = [hit for hit in hits if hit.signature.id == _STARTS]
+    ranks = [hit.values["rank"] for hit in starts]
+    is_wrong = len(set(ranks)) < len(ranks) <= int(starts[0].values["members"]) if starts else False
+    return list(hits) if is_wrong else [hit for hit in hits if hit.signature.id != _STARTS]
 
 
 def _with_ignored(hits: Sequence[Hit]) -> list[Hit]:
@@ -241,10 +252,15 @@ def _unknown(hits: Sequence[Hit], evidence: Evidence) -> Diagnosis:
         nodes=nodes,
         ranks=ranks,
         remedy=tuple(filter(None, (filled_remedy(step, report.values) for step in report.signature.remedy))) if report else (),
-        errors=_different(errors or consequences)[:MOST_ERRORS],
+        errors=_different(_without_words(errors) or consequences or errors)[:MOST_ERRORS],
         consequences=_folded(consequences, evidence),
         observations=_folded([hit for hit in hits if hit.signature.role is Role.NOTE], evidence),
     )
+
+
+def _without_words(errors: Sequence[Hit]) -> list[Hit]:
+    """The lines that report an error themselves, without those that a traceback begins with, and those that only have such words."""
+    return [hit for hit in errors if hit.signature.id not in (_WORDS, "traceback")]
 
 
 def _in_order(hits: Sequence[Hit]) -> list[Hit]:
@@ -257,12 +273,22 @@ def _in_order(hits: Sequence[Hit]) -> list[Hit]:
 
 def _most_specific(hits: Sequence[Hit]) -> list[Hit]:
     """Leave out the general signatures of a line in which a more specific one was found."""
-    generality = {Role.ERROR: 1, Role.UNKNOWN: 2}
     best: dict[tuple[str, int], int] = {}
     for hit in hits:
         location = hit.file, hit.line
-        best[location] = min(best.get(location, 2), generality.get(hit.signature.role, 0))
-    return [hit for hit in hits if generality.get(hit.signature.role, 0) == best[hit.file, hit.line]]
+        best[location] = min(best.get(location, _LEAST_SPECIFIC), _generality(hit.signature))
+    return [
+        hit
+        for hit in hits
+        if _generality(hit.signature) == best[hit.file, hit.line] or (hit.signature.role not in _FAILS and _generality(hit.signature) == 0)
+    ]
+
+
+def _generality(row: Signature) -> int:
+    """The lower, the more a signature says about its line."""
+    if row.role in (Role.ERROR, Role.UNKNOWN):
+        return 2 if row.role is Role.ERROR else _LEAST_SPECIFIC if row.id == _WORDS else _LEAST_SPECIFIC - 1
+    return int(row.is_general)
 
 
 def _candidates(hits: Sequence[Hit]) -> list[list[Hit]]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from orchestrator.diagnosis.catalogue.builds import BUILDS
 from orchestrator.diagnosis.catalogue.cuda import CUDA
 from orchestrator.diagnosis.catalogue.deepspeed import DEEPSPEED
 from orchestrator.diagnosis.catalogue.enflame import ENFLAME
+from orchestrator.diagnosis.catalogue.frameworks import FRAMEWORKS
+from orchestrator.diagnosis.catalogue.huggingface import HUGGINGFACE
 from orchestrator.diagnosis.catalogue.nccl import NCCL
+from orchestrator.diagnosis.catalogue.openmmlab import OPENMMLAB
 from orchestrator.diagnosis.catalogue.own import OF_ORCH
 from orchestrator.diagnosis.catalogue.processes import PROCESSES
 from orchestrator.diagnosis.catalogue.python import PYTHON
@@ -20,6 +24,10 @@ PROGRAMS: dict[str, tuple[Signature, ...]] = {
     "torch, DDP and gloo": TORCH,
     "Processes, memory, disks and Python": PROCESSES,
     "Python programs, data loaders and checkpoints": PYTHON,
+    "Builds, shared libraries and versions of packages": BUILDS,
+    "transformers, datasets, PEFT": HUGGINGFACE,
+    "Megatron, Lightning, FSDP and checkpoints of several ranks": FRAMEWORKS,
+    "OpenMMLab": OPENMMLAB,
     "CUDA and cards": CUDA,
     "DeepSpeed": DEEPSPEED,
     "Slurm": SLURM,
