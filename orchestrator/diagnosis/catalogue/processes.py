@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orchestrator.diagnosis.catalogue.nccl import NCCL_CAUSES
 from orchestrator.diagnosis.change import NO_WORKERS
 from orchestrator.diagnosis.signature import KERNEL, Role, Signature, consequence, error, note, root, signature, symptom
 
@@ -20,7 +21,7 @@ _LAST_FRAME = r"""\A[^\n]*File "[^"\n]+", line \d+, in [^\n]+\n(?:(?=[^\n]* {4})
 _PREFIXES = r" {0,2}(?:(?:[\d:.,TZ+/-]+|\S*[\]:>|]) {1,2}){0,4}?(?:\S*[\]>]:)?"
 _TRACEBACK = "look at the traceback above this line in the log of that rank"
 _CRASHES = ("killed", "segmentation-fault", "bus-error", "worker-crashed")
-_WAITS = ("collective-timeout", "watchdog-stuck", "unique-id", "store-unreachable", "clients-missing", "gloo-timeout", "nccl-cuda-error", "nccl-system-error", "nccl-internal-error", "nccl-rdma-retry", "nccl-cuda-failure", "cuda-illegal-access", "eccl-error", "ended-early")  # fmt: skip
+_WAITS = ("collective-timeout", "watchdog-stuck", "unique-id", "store-unreachable", "clients-missing", "gloo-timeout", "nccl-cuda-error", "nccl-system-error", "nccl-internal-error", "nccl-rdma-retry", "nccl-cuda-failure", "cuda-illegal-access", "eccl-error", "ended-early", "store-unreachable", "store-barrier", "store-lost", "store-closed", "store-timeout", "rendezvous-closed", "rendezvous-unreachable", "nccl-init-timeout", *NCCL_CAUSES)  # fmt: skip
 _OUT_OF_MEMORY = ("oom-killer", "cgroup-oom", "oom-kills", "run-oom-kills", "slurm-oom", "slurm-oom-task")
 
 
