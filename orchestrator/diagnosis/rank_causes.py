@@ -31,7 +31,7 @@ CONTINUED_LINES = 64
 NEAR_LINES, IGNORED_LINES = 12, 40
 """Within these lines after an error is its own advice; within these after `Exception ignored in` is the exception."""
 _NUMBERS = re.compile(r"\d+")
-_ADVICE, _IGNORED, _BUSY, _STARTS, _NCCL_WARN = "own-advice", "exception-ignored", "rank-busy", "rank-started-twice", "nccl-warn"
+_ADVICE, _IGNORED, _BUSY, _STARTS, _NCCL_WARN = "own-advice", "exception-ignored", "rank-busy", "rank-started-twice", "nccl-warning"
 _WORDS, _LEAST_SPECIFIC = "failure-text", 4
 """The signature of words that may report an error: shown if nothing else is."""
 _OPTIONAL = frozenset({"module-not-found", "import-name", "library-not-found", "library-differs"})

@@ -13,6 +13,7 @@ from orchestrator.diagnosis.catalogue.openmmlab import OPENMMLAB
 from orchestrator.diagnosis.catalogue.own import OF_ORCH
 from orchestrator.diagnosis.catalogue.processes import PROCESSES
 from orchestrator.diagnosis.catalogue.python import PYTHON
+from orchestrator.diagnosis.catalogue.rendezvous import RENDEZVOUS
 from orchestrator.diagnosis.catalogue.slurm import SLURM
 from orchestrator.diagnosis.catalogue.ssh import SSH
 from orchestrator.diagnosis.catalogue.torch import TORCH
@@ -22,6 +23,7 @@ PROGRAMS: dict[str, tuple[Signature, ...]] = {
     "What orch itself has found out": OF_ORCH,
     "NCCL": NCCL,
     "torch, DDP and gloo": TORCH,
+    "How ranks meet: store, rendezvous, torchrun": RENDEZVOUS,
     "Processes, memory, disks and Python": PROCESSES,
     "Python programs, data loaders and checkpoints": PYTHON,
     "Builds, shared libraries and versions of packages": BUILDS,

@@ -8,7 +8,7 @@ from orchestrator.diagnosis.signature import Signature, likely, root, symptom
 _UPDATE = "python -m pip install -U transformers tokenizers, with the Python of the ranks, on all nodes; a model of last month may need git+https://github.com/huggingface/transformers"
 _VERSION = 'python -c "import transformers, tokenizers; print(transformers.__version__, tokenizers.__version__)": compare with `transformers_version` in config.json of the model'
 _KEEP = "do not change model_type or the class in config.json: the weights would not fit"
-_WAITS = ("collective-timeout", "unique-id", "store-timeout", "store-unreachable", "gloo-timeout", "monitored-barrier", "clients-missing", "store-barrier-timeout", "watchdog-stuck", "barrier-timeout")  # fmt: skip
+_WAITS = ("collective-timeout", "unique-id", "store-timeout", "store-unreachable", "gloo-timeout", "monitored-barrier", "clients-missing", "store-barrier", "watchdog-stuck", "nccl-init-timeout", "store-lost")  # fmt: skip
 _BARS = r"(?:Running tokenizer on (?:\w+ )?dataset|Tokenizing\b[^:\r\n]{0,60}|Map|Filter|Converting format of dataset|Grouping texts[^:\r\n]{0,30}|Generating \w+ (?:split|examples)|Preprocessing\b[^:\r\n]{0,40}|Computing metrics|Computing checksums|Casting the dataset|Saving the dataset[^:\r\n]{0,30}|Packing\b[^:\r\n]{0,40}|Extracting\b[^:\r\n]{0,40}|Downloading\b[^:\r\n]{0,60}|Evaluating|Loading checkpoint shards)"
 
 HUGGINGFACE: tuple[Signature, ...] = (
