@@ -38,11 +38,18 @@ _PREFIXES = tuple(
     )
 )
 _NOT_HOST = re.compile(r"(?i)(?:.*(?:error|exception|warning)|.*\.py)$")
-_NO_MESSAGE = re.compile(r"Traceback|File \"|During handling|The above exception|\*{3}|={5}|-{5}|[╭╰│]|(?:ERROR|WARNING|INFO)\b|\[(?:ERROR|WARNING|INFO)|(?:[\w<>]+\.)*\w*(?:Error|Exception)\b")
+_NO_MESSAGE = re.compile(
+    r"Traceback|File \"|During handling|The above exception|\*{3}|={5}|-{5}|[╭╰│]|(?:ERROR|WARNING|INFO)\b|\[(?:ERROR|WARNING|INFO)|(?:[\w<>]+\.)*\w*(?:Error|Exception)\b"
+)
 """What follows a message and is no part of it."""
+_LOG_LINE = re.compile(r"\W*(?:[IWEF]\d{4} \d\d:|\d{4}-\d\d-\d\d|\d\d[:/]\d\d[:/ ]|(?:INFO|WARNING|ERROR|DEBUG)\b)")
+_NUMBERED = re.compile(r"_\d$")
+_BARE_NAME = re.compile(r"(?:Error|Exception)$")
 MOST_PREFIXES = 5
 _MILD_HEAD = re.compile(r"\b(?:(?<!NCCL )(?:WARN|WARNING|INFO|DEBUG)|\w*Warning)\b")
-_MILD_TAIL = re.compile(r"(?i)\b(?:retrying|will retry|falling back|fall back|skipped|skipping|ignored|ignoring|trying a smaller)\b")
+_MILD_TAIL = re.compile(
+    r"(?i)\b(?:retrying|will retry|falling back|fall back|skipped|skipping|ignored|ignoring|trying a smaller)\b"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +167,7 @@ def hits_of(
     bodies: Iterable[HitBody], file: str, signatures: Mapping[str, Signature], *, node: str | None, rank: int | None
 ) -> Iterator[Hit]:
     specific = [row for row in signatures.values() if row.lines == 1 and row.role not in {Role.ERROR, Role.UNKNOWN}]
+    causes = [row for row in specific if row.role is Role.ROOT]
     for body in bodies:
         row = signatures[body["id"]]
         found = row.expression.search(body["text"])
@@ -171,12 +179,12 @@ def hits_of(
             if _first_match(specific, line) is not None:
                 continue  # a more specific signature matches the line too; its own hit may be left out after many others
             message = _message(line, body.get("after", ""))
-            known = None if message == line else _first_match(specific, message)
+            known = None if message == line else _first_match(causes, message)
             if known is not None:
                 row, found = known
-            elif message != line and found["error"].endswith(":"):
+            elif message != line and ": " not in found["error"]:
                 found = row.expression.search(message) or found
-        values = {name.removesuffix("_2"): value for name, value in found.groupdict().items() if value}
+        values = {_NUMBERED.sub("", name): value for name, value in found.groupdict().items() if value}
         of_text, of_head = origin_of(line), origin_of(body["head"])
         of_rank = of_head if of_text.rank is None else of_text
         origin = Origin(
@@ -201,12 +209,16 @@ def _first_match(rows: Iterable[Signature], line: str) -> tuple[Signature, re.Ma
 
 def _message(line: str, after: str) -> str:
     """The message of an exception with the lines in which it continues, as it has several or a terminal has wrapped it."""
-    parts = [line]
+    parts = [line.rstrip()]
+    rank = origin_of(line).rank
     for following in after.split("\n"):
-        text = origin_of(following).text.strip()
-        if not text or _NO_MESSAGE.match(text):
+        origin = origin_of(following)
+        text = origin.text.strip()
+        if not text or origin.rank != rank or _NO_MESSAGE.match(text) or _LOG_LINE.match(following):
             break
         parts.append(text)
+    if len(parts) > 1 and _BARE_NAME.search(parts[0]):
+        parts[0] += ":"
     return " ".join(parts)
 
 

@@ -31,8 +31,17 @@ CONTINUED_LINES = 64
 NEAR_LINES, IGNORED_LINES = 12, 40
 """Within these lines after an error is its own advice; within these after `Exception ignored in` is the exception."""
 _NUMBERS = re.compile(r"\d+")
-_ADVICE, _IGNORED, _BUSY, _STARTS, _NCCL_WARN = "own-advice", "exception-ignored", "rank-busy", "rank-started-twice", "nccl-warning"
-_WORDS, _LEAST_SPECIFIC = "failure-text", 4
+_ADVICE, _IGNORED, _BUSY, _STARTS, _NCCL_WARN = (
+    "own-advice",
+    "exception-ignored",
+    "rank-busy",
+    "rank-started-twice",
+    "nccl-warning",
+)
+_CAUSES = frozenset({Role.VERDICT, Role.ROOT, Role.SYMPTOM})
+_GENERAL = frozenset({"file-not-found", "permission-denied", "program-not-found"})
+"""Causes that are certain, and say less than another signature of their line."""
+_WORDS, _LEAST_SPECIFIC = "failure-text", 3
 """The signature of words that may report an error: shown if nothing else is."""
 _OPTIONAL = frozenset({"module-not-found", "import-name", "library-not-found", "library-differs"})
 """Texts that a program also logs where it can do without the module."""
@@ -111,7 +120,9 @@ class Diagnosis:
 
 
 def rank_causes(evidence: Evidence) -> Diagnosis:
-    hits = _with_ignored(_without_single_starts(_without_finished_work(_most_specific(_in_order(evidence.hits)), evidence)))
+    hits = _with_ignored(
+        _without_single_starts(_without_finished_work(_most_specific(_in_order(evidence.hits)), evidence))
+    )
     ended = [hit for hit in hits if not _is_survived(hit, hits, evidence)]
     of_the_run = [hit for hit in ended if not _may_be_of_others(hit, hits)]
     groups = _candidates(of_the_run) or _candidates(ended) or _candidates(hits)
@@ -159,7 +170,8 @@ def rank_causes(evidence: Evidence) -> Diagnosis:
         alternatives=_folded(alternatives, evidence),
         consequences=_folded([hit for hit in rest if hit.signature.role not in (Role.NOTE, Role.UNKNOWN)], evidence),
         observations=_folded(
-            [hit for hit in rest if hit.signature.role is Role.NOTE and hit.signature.id not in (_ADVICE, _IGNORED)], evidence
+            [hit for hit in rest if hit.signature.role is Role.NOTE and hit.signature.id not in (_ADVICE, _IGNORED)],
+            evidence,
         ),
     )
 
@@ -170,7 +182,11 @@ def _is_survived(hit: Hit, hits: Sequence[Hit], evidence: Evidence) -> bool:
     if progress > hit.line + CONTINUED_LINES:
         return True
     return hit.line < progress and any(
-        later.line >= progress and later.file == hit.file and later.rank == hit.rank and later.signature.role in _FAILS and not later.is_mild
+        later.line >= progress
+        and later.file == hit.file
+        and later.rank == hit.rank
+        and later.signature.role in _FAILS
+        and not later.is_mild
         for later in hits
     )
 
@@ -182,7 +198,11 @@ def _without_finished_work(hits: Sequence[Hit], evidence: Evidence) -> list[Hit]
         hit
         for hit in hits
         if hit.signature.id != _BUSY
-        or (hit is last[hit.file] and hit.values.get("percent") != "100" and evidence.progress_lines.get(hit.file, 0) <= hit.line)
+        or (
+            hit is last[hit.file]
+            and hit.values.get("percent") != "100"
+            and evidence.progress_lines.get(hit.file, 0) <= hit.line
+        )
     ]
 
 
@@ -200,7 +220,9 @@ def _with_ignored(hits: Sequence[Hit]) -> list[Hit]:
     for note in hits:
         if note.signature.id == _IGNORED:
             after = (hit for hit in hits if hit.file == note.file and note.line < hit.line <= note.line + IGNORED_LINES)
-            ignored.add(id(next((hit for hit in after if hit.signature.role in _FAILS and hit.rank == note.rank), None)))
+            ignored.add(
+                id(next((hit for hit in after if hit.signature.role in _FAILS and hit.rank == note.rank), None))
+            )
     return [replace(hit, is_mild=True) if id(hit) in ignored else hit for hit in hits]
 
 
@@ -243,7 +265,9 @@ def _remedy(row: Signature, first: Hit, values: Mapping[str, str | None], hits: 
 
 def _unknown(hits: Sequence[Hit], evidence: Evidence) -> Diagnosis:
     """No cause: the earliest different lines with errors; consequences only if there is nothing else."""
-    errors = [hit for hit in hits if hit.signature.role is Role.UNKNOWN or (hit.is_mild and hit.signature.role in _FAILS)]
+    errors = [
+        hit for hit in hits if hit.signature.role is Role.UNKNOWN or (hit.is_mild and hit.signature.role in _FAILS)
+    ]
     consequences = [hit for hit in hits if hit.signature.role is Role.CONSEQUENCE]
     ranks, nodes = _first_reported(hits, evidence)
     # a launcher that reports which rank failed first names the log in which the cause must be
@@ -251,7 +275,9 @@ def _unknown(hits: Sequence[Hit], evidence: Evidence) -> Diagnosis:
     return Diagnosis(
         nodes=nodes,
         ranks=ranks,
-        remedy=tuple(filter(None, (filled_remedy(step, report.values) for step in report.signature.remedy))) if report else (),
+        remedy=tuple(filter(None, (filled_remedy(step, report.values) for step in report.signature.remedy)))
+        if report
+        else (),
         errors=_different(_without_words(errors) or consequences or errors)[:MOST_ERRORS],
         consequences=_folded(consequences, evidence),
         observations=_folded([hit for hit in hits if hit.signature.role is Role.NOTE], evidence),
@@ -274,21 +300,28 @@ def _in_order(hits: Sequence[Hit]) -> list[Hit]:
 def _most_specific(hits: Sequence[Hit]) -> list[Hit]:
     """Leave out the general signatures of a line in which a more specific one was found."""
     best: dict[tuple[str, int], int] = {}
+    causes = set()
     for hit in hits:
         location = hit.file, hit.line
         best[location] = min(best.get(location, _LEAST_SPECIFIC), _generality(hit.signature))
+        if hit.signature.role in _CAUSES and not _is_general(hit.signature):
+            causes.add(location)
     return [
         hit
         for hit in hits
-        if _generality(hit.signature) == best[hit.file, hit.line] or (hit.signature.role not in _FAILS and _generality(hit.signature) == 0)
+        if _generality(hit.signature) == best[hit.file, hit.line]
+        and not (_is_general(hit.signature) and (hit.file, hit.line) in causes)
     ]
 
 
 def _generality(row: Signature) -> int:
     """The lower, the more a signature says about its line."""
-    if row.role in (Role.ERROR, Role.UNKNOWN):
-        return 2 if row.role is Role.ERROR else _LEAST_SPECIFIC if row.id == _WORDS else _LEAST_SPECIFIC - 1
-    return int(row.is_general)
+    generality = {Role.ERROR: 1, Role.UNKNOWN: _LEAST_SPECIFIC if row.id == _WORDS else _LEAST_SPECIFIC - 1}
+    return generality.get(row.role, 0)
+
+
+def _is_general(row: Signature) -> bool:
+    return row.is_general or row.id in _GENERAL
 
 
 def _candidates(hits: Sequence[Hit]) -> list[list[Hit]]:
@@ -304,7 +337,9 @@ def _candidates(hits: Sequence[Hit]) -> list[list[Hit]]:
             return groups
     warned = [hit for hit in independent if hit.is_mild and hit.signature.role is Role.ROOT and not _is_optional(hit)]
     # a consequence that names the peer is the way to the cause
-    return _groups(warned) or _groups(hit for hit in independent if hit.signature.role is Role.CONSEQUENCE and "peer" in hit.values)
+    return _groups(warned) or _groups(
+        hit for hit in independent if hit.signature.role is Role.CONSEQUENCE and "peer" in hit.values
+    )
 
 
 def _is_optional(hit: Hit) -> bool:

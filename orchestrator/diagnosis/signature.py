@@ -54,7 +54,7 @@ class Signature:
     """
     One known text of a failure.
 
-    Named groups of `pattern` can be used in `cause` and `remedy` as {name}; `name_2` is the same value in another branch. `rank` and `node`
+    Named groups of `pattern` can be used in `cause` and `remedy` as {name}; `name_2`, `name_3` are the same value in other branches. `rank` and `node`
     name where it happened, `group_rank` the rank within a process group, `culprit` the rank that caused it, `first_rank` and `first_node` the rank that failed first by the launcher's report.
     """
 

@@ -42,7 +42,9 @@ _NO_STEP = re.compile(
 """What it does not contain: errors that name a step, and bars of other work."""
 _FRAME_LINES = 8
 """Lines before a hit in which the code of a traceback is looked for."""
-_QUOTED = re.compile(r"^\s*(?:\++ |[│|]\s+❱?\s*\d+ [│|]|-+> ?\d+ |raise \w[\w.]*\(|assert .*[,=<>(]|(?:warnings|logger|logging)\.\w+\()")
+_QUOTED = re.compile(
+    r"^\s*(?:\++ |[│|]\s+❱?\s*\d+ [│|]|-+> ?\d+ |raise \w[\w.]*\(|assert .*[,=<>(]|(?:warnings|logger|logging)\.\w+\()"
+)
 """A line of a program that a shell, rich, IPython or Python quotes."""
 
 
@@ -169,7 +171,9 @@ class Search:
         if not self._texts.progress.isdisjoint(different):
             self.progress_line = self.lines + self._last_progress(block, lines) + 1
         if len(block) > 0:
-            self._recent = block[-_FRAME_LINES * KEPT_BYTES :].translate(_RETURN_IS_NEWLINE).split(b"\n")[-_FRAME_LINES - 1 : -1]
+            self._recent = (
+                block[-_FRAME_LINES * KEPT_BYTES :].translate(_RETURN_IS_NEWLINE).split(b"\n")[-_FRAME_LINES - 1 : -1]
+            )
         self.lines += block.count(b"\n")
         self._buffer = self._buffer[end:]
 
@@ -245,7 +249,14 @@ class Search:
     def _add(self, name: str, line: int, text: str, head: str, frame: str, after: str) -> None:
         """Keep a hit; of more than the most, the first ones and the last one."""
         count = self.counts[name] = self.counts.get(name, 0) + 1
-        hit: HitBody = {"id": name, "line": line, "text": text[: 2 * BEFORE_BYTES], "head": head, "frame": frame, "after": after}
+        hit: HitBody = {
+            "id": name,
+            "line": line,
+            "text": text[: 2 * BEFORE_BYTES],
+            "head": head,
+            "frame": frame,
+            "after": after,
+        }
         if count <= self._most:
             self._last[name] = len(self.hits)
             self.hits.append(hit)

@@ -26,7 +26,7 @@ NOON = 1_795_348_800.0
         ("[2026-11-22 12:00:00,250] [n0:3] KeyError: 'x'", Origin("KeyError: 'x'", "n0", 3, NOON + 0.25)),
         (
             "n0:4711:4712 [3] bootstrap.cc:45 NCCL WARN no",
-            Origin("bootstrap.cc:45 NCCL WARN no", "n0", 3, is_local=True),
+            Origin("bootstrap.cc:45 NCCL WARN no", "n0"),
         ),
         ("[rank0]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank 0] x", Origin("[Rank 0] x", None, 0)),
         ("srun: error: n0: task 1: Killed", Origin("srun: error: n0: task 1: Killed")),

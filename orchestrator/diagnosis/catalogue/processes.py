@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from orchestrator.diagnosis.catalogue.nccl import NCCL_CAUSES
 from orchestrator.diagnosis.change import NO_WORKERS
-from orchestrator.diagnosis.signature import KERNEL, Role, Signature, consequence, error, likely, note, root, signature, symptom
+from orchestrator.diagnosis.signature import (
+    KERNEL,
+    Role,
+    Signature,
+    consequence,
+    error,
+    likely,
+    note,
+    root,
+    signature,
+    symptom,
+)
 
 _FIRST = "look at the first failing rank"
 PATH = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w./~+-]+"""  # quoted by Python, or plain
