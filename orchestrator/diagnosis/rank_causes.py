@@ -39,7 +39,19 @@ _ADVICE, _IGNORED, _BUSY, _STARTS, _NCCL_WARN = (
     "nccl-warning",
 )
 _CAUSES = frozenset({Role.VERDICT, Role.ROOT, Role.SYMPTOM})
-_GENERAL = frozenset({"file-not-found", "permission-denied", "program-not-found"})
+_GENERAL = frozenset(
+    {
+        "file-not-found",
+        "permission-denied",
+        "program-not-found",
+        "disk-full",
+        "dtypes-differ",
+        "too-many-files",
+        "too-many-processes",
+        "card-gone",
+        "driver-too-old",
+    }
+)
 """Causes that are certain, and say less than another signature of their line."""
 _WORDS, _LEAST_SPECIFIC = "failure-text", 3
 """The signature of words that may report an error: shown if nothing else is."""

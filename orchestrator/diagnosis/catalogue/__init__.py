@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from orchestrator.diagnosis.catalogue.builds import BUILDS
+from orchestrator.diagnosis.catalogue.containers import CONTAINERS
 from orchestrator.diagnosis.catalogue.cuda import CUDA
 from orchestrator.diagnosis.catalogue.deepspeed import DEEPSPEED
 from orchestrator.diagnosis.catalogue.enflame import ENFLAME
 from orchestrator.diagnosis.catalogue.frameworks import FRAMEWORKS
+from orchestrator.diagnosis.catalogue.huawei import HUAWEI
 from orchestrator.diagnosis.catalogue.huggingface import HUGGINGFACE
+from orchestrator.diagnosis.catalogue.launchers import LAUNCHERS
 from orchestrator.diagnosis.catalogue.nccl import NCCL
 from orchestrator.diagnosis.catalogue.openmmlab import OPENMMLAB
 from orchestrator.diagnosis.catalogue.own import OF_ORCH
@@ -33,7 +36,10 @@ PROGRAMS: dict[str, tuple[Signature, ...]] = {
     "CUDA and cards": CUDA,
     "DeepSpeed": DEEPSPEED,
     "Slurm": SLURM,
+    "Open MPI, MPICH, pdsh and Horovod": LAUNCHERS,
+    "Containers: docker, Pyxis, enroot, apptainer": CONTAINERS,
     "SSH": SSH,
     "Enflame": ENFLAME,
+    "Ascend: HCCL": HUAWEI,
 }
 CATALOGUE: dict[str, Signature] = {row.id: row for rows in PROGRAMS.values() for row in rows}
