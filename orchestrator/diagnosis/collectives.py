@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from orchestrator.diagnosis.evidence import Hit
 from orchestrator.names.hostlist import fold
@@ -44,7 +45,7 @@ def calls_of(hits: Sequence[Hit]) -> dict[int, Call]:
 def behind(calls: Mapping[int, Call]) -> tuple[tuple[int, ...], int]:
     """The ranks below the widest gap between the numbers, and that gap; none if these are most of the ranks."""
     numbers = sorted({call.number for call in calls.values()})
-    gap, limit = max(((high - low, high) for low, high in zip(numbers, numbers[1:])), default=(0, 0))
+    gap, limit = max(((high - low, high) for low, high in pairwise(numbers)), default=(0, 0))
     ranks = tuple(sorted(rank for rank, call in calls.items() if call.number < limit))
     return (ranks, gap) if 2 * len(ranks) <= len(calls) else ((), gap)
 
@@ -55,7 +56,7 @@ def different_calls(calls: Mapping[int, Call]) -> str:
     for rank, call in sorted(calls.items()):
         called.setdefault(call.text, []).append(rank)
     is_comparable = len({call.number for call in calls.values()}) == 1
-    if len(called) < 2 or not is_comparable or any(call.operation in _OF_PAIRS for call in calls.values()):
+    if len(called) == 1 or not is_comparable or any(call.operation in _OF_PAIRS for call in calls.values()):
         return ""
     return ", ".join(f"rank {fold(map(str, ranks))} {text}" for text, ranks in called.items())
 

@@ -65,7 +65,7 @@ _DIFFERENT_CALLS = (
     "take the same branches on all ranks: a validation, a save or a `continue` on some ranks alone calls other operations",
     "TORCH_DISTRIBUTED_DEBUG=DETAIL: the next attempt names the calls with their shapes",
 )
-_ENTERED_BY_ALL = "all ranks entered the same collective operation, and it did not end: the connection between cards or nodes stopped, not one of these ranks"
+_ENTERED_BY_ALL = "all ranks that report it entered the same collective operation, and it did not end: the connection between cards or nodes stopped, or a rank is missing that left no line"
 _ENTERED_BY_ALL_REMEDY = (
     "NCCL_P2P_DISABLE=1: if the run then passes, the cards cannot reach each other over PCIe (IOMMU or ACS is on); between nodes orch bench comm --pairs names the link",
     "NCCL_DEBUG=INFO: a line with `NCCL WARN` before the timeout names the transport that failed",
@@ -445,7 +445,7 @@ def _results(cause: Hit, nodes: tuple[str, ...], hits: Iterable[Hit]) -> list[Hi
     ]
 
 
-def _confidence(  # noqa: C901, PLR0911  one line per rule
+def _confidence(  # noqa: C901, PLR0911, PLR0912  one line per rule
     chosen: Sequence[Hit], alternatives: Sequence[Hit], hits: Sequence[Hit], *, is_survived: bool, is_located: bool
 ) -> tuple[Confidence, str]:
     """How certain the cause is, and why."""

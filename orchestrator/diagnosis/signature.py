@@ -13,6 +13,7 @@ from typing import Literal
 
 from orchestrator.diagnosis.change import Change
 from orchestrator.failure_class import FailureClass, Retry
+from orchestrator.node.search import compiled
 
 Log = Literal["rank", "batch", "kernel", "event"]
 """Output of a rank or a launcher, log of a batch script, log of the kernel, events of the agent."""
@@ -97,7 +98,7 @@ class Signature:
 
     @cached_property
     def expression(self) -> re.Pattern[str]:
-        return re.compile(self.pattern)
+        return compiled(self.pattern)
 
 
 def plain_text(pattern: str) -> str:

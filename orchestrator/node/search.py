@@ -8,10 +8,11 @@ each word is. That is several times faster than a search for every text, and nee
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Iterable, Iterator, List, Set, Tuple
+    from typing import Dict, Iterable, Iterator, List, Pattern, Set, Tuple
 
     from orchestrator.node.protocol.output import HitBody, PatternBody
 
@@ -48,12 +49,18 @@ _QUOTED = re.compile(
 """A line of a program that a shell, rich, IPython or Python quotes."""
 
 
+@lru_cache(maxsize=None)
+def compiled(expression: str) -> Pattern[str]:
+    """A regular expression, compiled when a line first contains its text: there are more than the 512 that `re` remembers."""
+    return re.compile(expression)
+
+
 class Texts:
     """The texts of patterns, and what was learned about lines that may contain them; for the search of one log after the other."""
 
     def __init__(self, patterns: Iterable[PatternBody]) -> None:
         self.patterns = [
-            (body["id"], re.compile(body["expression"]), body["lines"], [text.encode() for text in body["texts"]])
+            (body["id"], body["expression"], body["lines"], [text.encode() for text in body["texts"]])
             for body in patterns
         ]
         self.candidates: Dict[bytes, Tuple[int, ...]] = {}
@@ -99,9 +106,9 @@ class Texts:
     def _learn_progress(self, lines: Set[bytes], joined: bytes) -> None:
         texts = [text for text in _PROGRESS if text in joined]
         for line in lines if texts else ():
-            if len(line) <= KEPT_BYTES and any(text in line for text in texts):
-                if _STEP.search(line) and not _NO_STEP.search(line):
-                    self.progress.add(line)
+            has_text = len(line) <= KEPT_BYTES and any(text in line for text in texts)
+            if has_text and _STEP.search(line) and not _NO_STEP.search(line):
+                self.progress.add(line)
 
     def _possible(self, lines: bytes) -> List[Tuple[bytes, List[int]]]:
         """The texts that lines can contain, as they contain their longest words, and the patterns of these texts."""
@@ -196,11 +203,18 @@ class Search:
                 if is_quoted and count == 1:
                     continue
                 for text in self._pieces(raw_line, offset, count, texts):
-                    if expression.search(text):
+                    if compiled(expression).search(text):
                         newlines += block.count(b"\n", counted, offset)
                         counted = offset
-                        after = self._after(offset + len(raw_line) + 1) if count == 1 else ""
-                        self._add(name, self.lines + newlines + 1, text, self._head(block, offset), frame, after)
+                        hit: HitBody = {
+                            "id": name,
+                            "line": self.lines + newlines + 1,
+                            "text": text[: 2 * BEFORE_BYTES],
+                            "head": self._head(block, offset),
+                            "frame": frame,
+                            "after": self._after(offset + len(raw_line) + 1) if count == 1 else "",
+                        }
+                        self._add(hit)
                         break
             offset += len(raw_line) + 1
 
@@ -246,17 +260,10 @@ class Search:
         start = block.rfind(b"\n", 0, offset) + 1
         return _clean(block[start : min(offset, start + HEAD_BYTES)])
 
-    def _add(self, name: str, line: int, text: str, head: str, frame: str, after: str) -> None:
+    def _add(self, hit: HitBody) -> None:
         """Keep a hit; of more than the most, the first ones and the last one."""
+        name = hit["id"]
         count = self.counts[name] = self.counts.get(name, 0) + 1
-        hit: HitBody = {
-            "id": name,
-            "line": line,
-            "text": text[: 2 * BEFORE_BYTES],
-            "head": head,
-            "frame": frame,
-            "after": after,
-        }
         if count <= self._most:
             self._last[name] = len(self.hits)
             self.hits.append(hit)
