@@ -341,7 +341,13 @@ def _candidates(hits: Sequence[Hit]) -> list[list[Hit]]:
     present = {hit.signature.id for hit in hits}
     possible = [hit for hit in hits if not hit.signature.explains or not present.isdisjoint(hit.signature.explains)]
     causes = {hit.signature.id for hit in possible if not _is_optional(hit)}
-    independent = [hit for hit in possible if causes.isdisjoint(hit.signature.follows)]
+    explained = {name for hit in possible for name in hit.signature.explains}
+    independent = [
+        hit
+        for hit in possible
+        if causes.isdisjoint(hit.signature.follows)
+        and not (hit.signature.role is Role.SYMPTOM and hit.signature.id in explained)
+    ]
     serious = [hit for hit in independent if not hit.is_mild or hit.signature.role not in _FAILS]
     for role in (Role.VERDICT, Role.ROOT, Role.ERROR, Role.SYMPTOM):
         groups = _groups(hit for hit in serious if hit.signature.role is role)

@@ -34,7 +34,7 @@ _PROGRESS = (b"step=", b"loss", b"Loss", b"it/s", b"s/it")
 """Every line of progress contains one of these."""
 _STEP = re.compile(
     rb"step=|['\"]loss['\"]:|\|[^|]*/[^|]*\[[^\]]*(?:it/s|s/it)|(?:it/s|s/it)\]"
-    rb"|(?i:\b(?:steps?|iter(?:ation)?s?|epoch)\b.*\bloss(?:es)?\b[ =:(]|\bloss[ =:(].*\b(?:steps?|iter(?:ation)?s?|epoch)\b)"
+    rb"|(?i:\b(?:steps?|iter(?:ation)?s?|epoch)\b.*\bloss(?:es)?\b[ =:(\[]+[-.,|\])]|\bloss[ =:(\[]+[-.,|\])].*\b(?:steps?|iter(?:ation)?s?|epoch)\b)"
 )
 """A line, without digits, of a training that makes progress."""
 _NO_STEP = re.compile(

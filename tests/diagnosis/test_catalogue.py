@@ -38,6 +38,16 @@ def test_a_near_miss_is_not_found(row: Signature) -> None:
     assert row.id not in found_in(row.near_miss).counts
 
 
+_PLACEHOLDER = re.compile(
+    r"(?<![\w$={/.-])(?:PACKAGE|FILE|NODE|HOST|PORT|NAME|JOB|PID|FOLDER|PROGRAM|ADDRESS|INTERFACE|SCRIPT|ARGS|VALUE|CONFIG|CLASS|TIME|NxR|DIR|RUN)\b(?!=)"
+)
+
+
+@pytest.mark.parametrize("row", CATALOGUE.values(), ids=CATALOGUE)
+def test_a_remedy_has_no_word_that_the_reader_must_replace(row: Signature) -> None:
+    assert not [step for step in row.remedy if _PLACEHOLDER.search(step)]
+
+
 def test_ids_are_unique_and_every_cause_that_is_named_exists() -> None:
     assert sum(map(len, PROGRAMS.values())) == len(CATALOGUE)
     assert {name for row in CATALOGUE.values() for name in row.follows} <= CATALOGUE.keys()
