@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.diagnosis.signature import Signature, consequence, note, root, symptom
+from orchestrator.diagnosis.signature import Role, Signature, consequence, note, root, symptom
 
 _SLURM = "Slurm 25, source"
 _STEP = r"\*\*\* (?:STEP|JOB) \S+ ON (?P<node>\S+) CANCELLED AT \S+ DUE [Tt][Oo] "
@@ -15,7 +15,7 @@ def _cancelled(reason: str) -> str:
     return f"slurmstepd: error: *** STEP 123.0 ON node01 CANCELLED AT 2026-11-22T10:00:00 DUE TO {reason} ***"
 
 
-SLURM: tuple[Signature, ...] = (
+_KNOWN: tuple[Signature, ...] = (
     root("slurm-time-limit", _STEP + "TIME LIMIT|Slurm ended the job: (?:TIMEOUT|DEADLINE)", "preemption", "the job reached its time limit", "sbatch --time=TIME, orch submit -t TIME: request more time", "save checkpoints often: a restart then resumes", literal=("DUE TO TIME LIMIT", "Slurm ended the job:"), retry="never", sample=(_cancelled("TIME LIMIT"), "Slurm ended the job: TIMEOUT TimeLimit"), near="*** STEP 123.0 ON node01 CANCELLED AT 2026-11-22T10:00:00 ***", source=_SLURM),
     root("slurm-preempted", _STEP + "PREEMPTION|Slurm ended the job: PREEMPTED", "preemption", "Slurm took the nodes for another job", "submit again: a job that saves checkpoints resumes", "another --qos or partition may not be preempted", literal=("DUE TO PREEMPTION", "Slurm ended the job:"), sample=("Slurm ended the job: PREEMPTED", _cancelled("PREEMPTION")), near=_cancelled("TIME LIMIT"), source=_SLURM),
     root("slurm-requeued", _STEP + "JOB REQUEUE", "preemption", "the job was requeued: by its batch script, a user, an administrator, or for another job", "squeue --me; sacct -j JOB --duplicates: show the job now and its earlier starts", literal="DUE TO JOB REQUEUE", sample=_cancelled("JOB REQUEUE"), near=_cancelled("TIME LIMIT"), source=_SLURM),
@@ -33,7 +33,7 @@ SLURM: tuple[Signature, ...] = (
     symptom("slurm-segfault", r"error: (?P<node>\S+): tasks? (?:(?=(?P<rank>\d+):)|)(?P<tasks>[\d,-]+): Segmentation fault", "code", "task {tasks} on {node} ended by SIGSEGV", "python -X faulthandler: prints the stack where it happened", literal=": Segmentation fault", sample="srun: error: n0: task 3: Segmentation fault (core dumped)", near="srun: error: n0: task 3: Terminated", source=_SLURM),
     consequence("slurm-exit", r"error: (?P<node>\S+): tasks? (?P<tasks>[\d,-]+): (?:Exited with exit code (?!126|127|13[1-9]|14\d)\d+|Terminated|Aborted)", "code", "task {tasks} on {node} ended", "look at the log of that task", literal=(": Exited with exit code", ": Terminated", ": Aborted"), sample=("srun: error: node01: task 0: Exited with exit code 1", "srun: error: n0: tasks 1-3: Terminated"), near="srun: error: node01: task 0: Exited with exit code 127", source=_SLURM),
     consequence("slurm-step-aborted", r"Job step aborted: Waiting up to \d+ seconds", "code", "srun ends the other tasks after a failure", "look at the first task that failed", literal="Job step aborted:", sample="srun: Job step aborted: Waiting up to 32 seconds for job step to finish.", near="srun: job 12 has been allocated resources", source=_SLURM),
-    root("slurm-step-geometry", r"srun: error: Unable to create step for job \S+: (?P<reason>.+)", "config", "srun cannot start in the allocation: {reason}", "scontrol show job JOB: compare its nodes, tasks, CPUs and gres with those of srun", literal="error: Unable to create step for job", sample="srun: error: Unable to create step for job 12: More processors requested than permitted", near="srun: step 12.0 created", source=_SLURM),
+    root("slurm-step-geometry", r"srun: error: Unable to create step for job \S+: (?P<reason>.+)", "config", "srun cannot start in the allocation: {reason}", "scontrol show job JOB: compare its nodes, tasks, CPUs and gres with those of srun", "beside another step: srun --overlap; for memory: srun --mem=0 takes that of the job", literal="error: Unable to create step for job", sample="srun: error: Unable to create step for job 12: More processors requested than permitted", near="srun: step 12.0 created", source=_SLURM),
     consequence("slurm-step-waits", r"step creation (?:still disabled|temporarily disabled), retrying", "config", "another step holds the resources of the allocation", "srun --overlap", literal="step creation", sample="srun: Job 12 step creation still disabled, retrying (Requested nodes are busy)", near="srun: step creation succeeded", source=_SLURM),
     root("slurm-refused", rf"Batch job submission failed: (?!{_NO_ANSWER})(?P<reason>.+)|(?:salloc|srun): error: Unable to allocate resources: (?!{_NO_ANSWER})(?P<reason_2>.+)", "config", "Slurm refused the job: {reason}", "sinfo; sacctmgr show assoc user=$USER; scontrol show partition: show what is allowed", literal=("Batch job submission failed:", "Unable to allocate resources:"),
         sample=("sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified", "srun: error: Unable to allocate resources: Requested time limit is invalid (missing or exceeds some limit)"), near="Submitted batch job 12", source=_SLURM),
@@ -44,7 +44,7 @@ SLURM: tuple[Signature, ...] = (
     root("slurm-cpu-bind", r"Unable to (?:satisfy cpu bind request|layout tasks on given cpus)|failed to distribute tasks \(", "config", "the tasks cannot be bound to the CPUs of the job as requested", "srun --cpu-bind=none, or request as many CPUs per task as are bound", literal=("Unable to satisfy cpu bind request", "Unable to layout tasks", "failed to distribute tasks"), sample=("srun: error: Unable to satisfy cpu bind request", "srun: error: Task launch for StepId=125452.4 failed on node n1: Unable to layout tasks on given cpus", "srun: error: JobId=125452 failed to distribute tasks (bind_type:threads,mask_cpu,one_thread) - this should never happen"), near="cpu bind request satisfied", source=_SLURM),
     root("slurm-script-lost", r"execve\(\): (?P<file>\S*/job\d+/slurm_script): No such file or directory", "node", "the node has lost the job's script {file}: the spool folder of its slurmd was removed or is on a broken disk", "submit again without that node: sbatch --exclude NODE; scontrol show job JOB names it", "an admin restarts slurmd there, and keeps SlurmdSpoolDir out of /tmp, which clean-up services empty", literal="/slurm_script: No such file", sample="slurmstepd: error: execve(): /tmp/slurmd/job2997813/slurm_script: No such file or directory", near="slurmstepd: error: execve(): train.sh: No such file or directory", source=_SLURM, retry="elsewhere"),
     root("slurm-interpreter", r"execve\(\): bad interpreter\((?P<program>[^)]+)\): (?P<reason>[^\n]+)|This does not look like a batch script|line must start with #! followed by the path|DOS line breaks", "config", "the batch script has no first line `#!/bin/bash`, an interpreter that is not on the node, or line ends of Windows", "head -1 SCRIPT | cat -A: must be #!/bin/bash$; sed -i 's/\r$//' SCRIPT removes ^M", literal=("bad interpreter", "does not look like a batch script", "must start with #!", "DOS line breaks"), sample=("slurmstepd: error: execve(): bad interpreter(/bin/bash): No such file or directory", "sbatch: error: This does not look like a batch script.  The first", "sbatch: error: Batch script contains DOS line breaks (\\r\\n)"), near="the interpreter is /bin/bash", source=_SLURM),
-    root("slurm-task-launch", rf"(?:Task launch for (?:StepId=)?\S+ failed on node (?P<node>[^\s:]+)|task \d+ launch failed|Application launch failed): (?!{_NO_ANSWER}|Invalid job credential|Job credential|Job prolog failed|Unable to satisfy cpu bind|Unable to layout|Unspecified error)(?P<reason>[^\n]+)", "node", "slurmd could not start the tasks on a node: {reason}", "sinfo -R; the log of slurmd on that node has the details: journalctl -u slurmd", "--exclude NODE: submit again without it", literal="aunch ", retry="elsewhere",
+    root("slurm-task-launch", rf"(?:Task launch for (?:StepId=)?\S+ failed on node (?P<node>[^\s:]+)|task \d+ launch failed|Application launch failed): (?!{_NO_ANSWER}|Invalid job credential|Job credential|Job prolog failed|Unable to satisfy cpu bind|Unable to layout|Unspecified error)(?P<reason>[^\n]+)", "node", "slurmd could not start the tasks on a node: {reason}", "sinfo -R; the log of slurmd on that node has the details: journalctl -u slurmd", "--exclude NODE: submit again without it", literal="aunch ", retry="elsewhere", follows=("enroot-folder", "pyxis-option", "pyxis-prolog", "slurm-job-container", "slurm-cgroup", "slurm-no-output", "file-system-error"),
         sample=("srun: error: Task launch for StepId=12.0 failed on node n1: Slurmd could not set up environment for batch job", "srun: error: task 0 launch failed: Plugin initialization failed", "srun: error: Application launch failed: Slurmd could not connect IO"), near="srun: launch of task 0 succeeded", source=_SLURM),
     symptom("slurm-launch-timeout", r"timeout waiting for task launch, started (?P<started>\d+) of (?P<tasks>\d+) tasks|Task launch for (?:StepId=)?\S+ failed on node \S+: Unspecified error|IO setup failed", "network", "srun got no answer from the tasks in time: a firewall between the node of srun and the others, or a node that is too slow", "the nodes must reach the node of srun at random ports: SrunPortRange in slurm.conf, and open in the firewall", "scontrol show config | grep -iE 'SrunPortRange|MessageTimeout'", literal=("timeout waiting for task launch", "Unspecified error", "IO setup failed"), follows=("slurm-task-launch", "slurm-control-plane", "slurm-no-output"), sample=("srun: error: timeout waiting for task launch, started 0 of 16 tasks", "srun: error: Task launch for StepId=12.0 failed on node n1: Unspecified error"), near="srun: launching 16 tasks", source=_SLURM),
     root("slurm-no-output", r"[Cc]ould not open (?:stdout|stderr|output|error) file (?P<file>[^:]+): (?P<reason>[^\n]+)|couldn't open [`'](?P<file_2>[^']+)': (?P<reason_2>[^\n]+)", "config", "a file for the output of the job cannot be written on the node: its folder does not exist there", "mkdir -p the folder of --output and --error before sbatch: Slurm does not make it; it must be on a file system that all nodes share", literal=("ould not open ", "couldn't open "), sample=("slurmstepd: error: Could not open stdout file /home/u/logs/12.out: No such file or directory", "slurmstepd: error: couldn't open `logs/12.out': No such file or directory"), near="opened stdout file /home/u/logs/12.out", source=_SLURM),
@@ -61,3 +61,42 @@ SLURM: tuple[Signature, ...] = (
     root("apptainer-missing", r"exec: apptainer: not found|apptainer: command not found", "config", "apptainer, which slurm.container needs, is not installed on the node or not on PATH in the job", "module load apptainer, as a line of slurm.setup in the inventory, if the site has that module", "runtime: pyxis in slurm.container, if the cluster has Pyxis", literal=("exec: apptainer:", "apptainer: command"), sample="/shared/runs/demo/attempt-1/node.sh: 21: exec: apptainer: not found", near="exec: python3: not found", source="dash, run here"),
     root("pyxis-missing", r"srun: unrecognized option '--container-(?:image|mounts)", "config", "this Slurm has no Pyxis, which slurm.container needs", "runtime: apptainer in slurm.container of the inventory, with an image in a file", "scontrol show config | grep -i PlugStack: on the node, shows where Pyxis would be loaded", literal="unrecognized option '--container-", sample="srun: unrecognized option '--container-image=pytorch.sqsh'", near="srun: unrecognized option '--contain'", source="Slurm 22.05, run here"),
 )  # fmt: skip
+_FIRST = tuple(row.id for row in _KNOWN if row.role in {Role.ROOT, Role.SYMPTOM})
+_OF_PROGRAMS = (
+    "killed",
+    "segmentation-fault",
+    "bus-error",
+    "aborted",
+    "collective-timeout",
+    "pyxis-failed",
+    "container-not-created",
+    "pmi-missing",
+    "mpi-daemon",
+    "nccl-system-error",
+    "nccl-remote-error",
+    "nccl-internal-error",
+    "store-unreachable",
+    "clients-missing",
+    "command-missing",
+    "launcher-signalled",
+    "terminated-first",
+    "ended-early",
+    "interrupted",
+    "command-failed",
+)
+SLURM: tuple[Signature, ...] = (
+    *_KNOWN,
+    symptom(
+        "slurm-error",
+        r"(?:srun|sbatch|salloc|slurmstepd(?:-\S+)?): (?:error|fatal): (?!\*\*\*|spank|pyxis|\S+: tasks? [\d,-]+:|Detected)(?P<reason>[^\n]+)",
+        "config",
+        "Slurm reports: {reason}",
+        "srun and sbatch name the option or the limit; scontrol show job JOB and sinfo -R show what the job has",
+        "the log of slurmd on the node has more: journalctl -u slurmd",
+        literal=("srun: ", "sbatch: ", "salloc: ", "slurmstepd"),
+        follows=(*_FIRST, *_OF_PROGRAMS),
+        sample=("sbatch: error: Invalid generic resource (gres) specification", "srun: fatal: cannot stat the program"),
+        near="srun: error: n0: task 3: Killed",
+        source=_SLURM,
+    ),
+)
