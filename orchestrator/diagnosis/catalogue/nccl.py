@@ -14,7 +14,7 @@ _OF_KERNELS = "device-side assert triggered|an illegal memory access was encount
 _OF_MEMORY = "out of memory"
 _OF_DRIVER = "CUDA driver version is insufficient for CUDA runtime version|API call is not supported in the installed CUDA driver|the provided PTX was compiled with an unsupported toolchain|no kernel image is available for execution on the device|driver shutting down|CUDA driver is a stub library"
 _OF_FABRIC = "system not yet initialized"
-_XID = "dmesg -T | grep -iE 'xid|nvrm': on this node, shows a fault of the card or of its driver"
+_XID = "dmesg -T | grep -iE 'xid|nvrm': on this node, shows a fault of the card or of the driver"
 _SHM = "docker run --shm-size=16g or --ipc=host; in Kubernetes an emptyDir of medium Memory at /dev/shm"
 
 _LOCAL: tuple[Signature, ...] = (
@@ -98,7 +98,7 @@ _GENERAL: tuple[Signature, ...] = (
         sample=("RuntimeError: NCCL error in: ../torch/lib/c10d/ProcessGroupNCCL.cpp:957, unhandled system error, NCCL version 2.7.8", "RuntimeError: NCCL Error 2: unhandled system error (run with NCCL_DEBUG=INFO for details)", "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
                 "ncclSystemError: System call (socket, malloc, munmap, etc) failed."),
         near="NCCL INFO system errors are handled", source="NCCL 2.7 to 2.32"),
-    symptom("nccl-remote-error", r"ncclRemoteError|remote process exited or there was a network error", "network", "a rank that this one talks to has ended, or the network between them failed; this text does not say which",
+    symptom("nccl-remote-error", r"ncclRemoteError|remote process exited or there was a network error", "network", "a rank that this one talks to has ended, or the network between them failed",
         "look at the first failing rank: its own error is the cause", "if no rank failed by itself: " + _INFO, literal=("ncclRemoteError", "remote process exited"), follows=(*_CARDS, "cuda-oom", "gloo-timeout", "store-unreachable", "unique-id", *_ENDED, *NCCL_CAUSES),
         sample=("ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.", "RuntimeError: NCCL communicator was aborted on rank 3.  Original reason for failure was: NCCL error: remote process exited or there was a network error, NCCL version 2.12.12"),
         near="the remote process has finished", source="NCCL 2.12 and newer"),
@@ -117,7 +117,7 @@ _GENERAL: tuple[Signature, ...] = (
         "with NCCL_NET=IB a run without RDMA fails at its start", "ibv_devinfo: shows the ports of the RDMA adapters",
         sample="n0:12:34 [0] NCCL INFO Using network Socket", near="n0:12:34 [0] NCCL INFO Using network IB", source="NCCL 2.30, init.cc"),
 )  # fmt: skip
-_OTHER = signature(
+_UNKNOWN_WARNING = signature(
     Role.UNKNOWN,
     "nccl-warning",
     "NCCL WARN ",
@@ -127,4 +127,4 @@ _OTHER = signature(
     near="NCCL INFO Using network IB",
     source="NCCL 2.4 to 2.32",
 )
-NCCL: tuple[Signature, ...] = (*_GENERAL, *_LOCAL, *NCCL_NETWORK, _OTHER)
+NCCL: tuple[Signature, ...] = (*_GENERAL, *_LOCAL, *NCCL_NETWORK, _UNKNOWN_WARNING)
