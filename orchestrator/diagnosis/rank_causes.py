@@ -50,6 +50,9 @@ _GENERAL = frozenset(
         "too-many-processes",
         "card-gone",
         "driver-too-old",
+        "slurm-error",
+        "container-not-created",
+        "apptainer-failed",
     }
 )
 """Causes that are certain, and say less than another signature of their line."""

@@ -18,6 +18,8 @@ _WORDS = {
     "Call to %s failed": "Call to ibv_query_qp failed",
     "Error while %s": "Error while creating",
     "unlink shared memory %s": "unlink shared memory /dev/shm/nccl-1",
+    "URL %s returned error code: %s": "URL https://registry-1.docker.io/v2 returned error code: 404",
+    "%s exited with return code": "/etc/enroot/hooks.d/98-nvidia.sh exited with return code",
     "%s shared memory segment": "creating shared memory segment",
 }
 """What a placeholder stands for, where a pattern has its values."""
@@ -43,7 +45,11 @@ def rows_of(table: str) -> list[list[str]]:
     return [line.split("\t") for line in lines if not line.startswith("#")]
 
 
-HEADS = {"nccl": "{file}:12 NCCL WARN "}
+HEADS = {
+    "nccl": "{file}:12 NCCL WARN ",
+    "pyxis": "slurmstepd: error: ",
+    "enroot": "slurmstepd: error: pyxis:     [ERROR] ",
+}
 
 
 @pytest.mark.parametrize("table", TABLES)
