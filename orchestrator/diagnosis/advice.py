@@ -26,35 +26,35 @@ _PACKAGES = {
 
 
 @dataclass(frozen=True)
-class _Rule:
+class _Kind:
     """Steps for exceptions whose text matches; `library` must be known for steps that name it."""
 
     pattern: re.Pattern[str]
     steps: tuple[str, ...]
 
 
-def _rule(pattern: str, *steps: str) -> _Rule:
-    return _Rule(re.compile(pattern), steps)
+def _kind(pattern: str, *steps: str) -> _Kind:
+    return _Kind(re.compile(pattern), steps)
 
 
-_RULES = (
-    _rule(r"(?:TypeError: .*\b(?:got an unexpected keyword argument|missing \d+ required (?:positional|keyword-only) argument|takes \d+ positional arguments? but)|got multiple values for)",
+_KINDS = (
+    _kind(r"(?:TypeError: .*\b(?:got an unexpected keyword argument|missing \d+ required (?:positional|keyword-only) argument|takes \d+ positional arguments? but)|got multiple values for)",
         "caller and function are of different versions, or the call is wrong: compare both at the two last frames of the traceback"),
-    _rule(r"AttributeError: module '(?P<module>[\w.]+)' has no attribute '(?P<attribute>\w+)'",
+    _kind(r"AttributeError: module '(?P<module>[\w.]+)' has no attribute '(?P<attribute>\w+)'",
         "{module} of the node is of another version than the program expects, or a file of the program has its name: python -c \"import {module}; print({module}.__file__, getattr({module}, '__version__', ''))\""),
-    _rule(r"AttributeError: '(?P<type>\w*[Cc]onfig|Namespace|DictConfig)' object has no attribute '(?P<attribute>\w+)'", "the configuration has no {attribute}: it was written for another version of the program or library, or the setting is misspelt"),
-    _rule(r"(?:AttributeError|TypeError): 'NoneType' object", "a value is None: the step that should give it failed, or found nothing; print it at the last frame of the traceback"),
-    _rule(r"AttributeError: ", "the object is of another kind or version than the program expects: print type(…) of it at the last frame of the traceback"),
-    _rule(r"(?:KeyError|ConfigKeyError|ConfigAttributeError): ", "the entry does not exist: print the keys that do at the last frame of the traceback; data, a checkpoint or a configuration of another kind has other names"),
-    _rule(r"IndexError: ", "a position beyond the end: an empty data set or list, or one that is shorter than on other nodes; print its length at the last frame"),
-    _rule(r"ZeroDivisionError", "a number of samples, steps or ranks is 0: an empty data set, or fewer samples than ranks times batch size"),
-    _rule(r"AssertionError", "the program checks a condition that does not hold: the `assert` above this line names it; print both sides there"),
-    _rule(r"NotImplementedError", "the program or library does not support this combination of model, device and options: choose another, or a newer version"),
-    _rule(r"UnicodeDecodeError", "a file is not text in this encoding: it is binary or compressed, or needs encoding=… ; PYTHONUTF8=1 if the node has no UTF-8 locale"),
-    _rule(r"RecursionError", "an object contains itself, or a function never ends its recursion: the frames that repeat in the traceback name it"),
-    _rule(r"(?:NameError|UnboundLocalError): ", "a name is used before it gets a value: a typing error, a missing import, or a branch that was not taken"),
-    _rule(r"TypeError: ", "a value is of another type than the operation takes: print type(…) of it at the last frame of the traceback"),
-    _rule(r"ValueError: ", "a setting or a value of the data is not accepted: the text names it; look at who passes it in the frames above"),
+    _kind(r"AttributeError: '(?P<type>\w*[Cc]onfig|Namespace|DictConfig)' object has no attribute '(?P<attribute>\w+)'", "the configuration has no {attribute}: it was written for another version of the program or library, or the setting is misspelt"),
+    _kind(r"(?:AttributeError|TypeError): 'NoneType' object", "a value is None: the step that should give it failed, or found nothing; print it at the last frame of the traceback"),
+    _kind(r"AttributeError: ", "the object is of another kind or version than the program expects: print type(…) of it at the last frame of the traceback"),
+    _kind(r"(?:KeyError|ConfigKeyError|ConfigAttributeError): ", "the entry does not exist: print the keys that do at the last frame of the traceback; data, a checkpoint or a configuration of another kind has other names"),
+    _kind(r"IndexError: ", "a position beyond the end: an empty data set or list, or one that is shorter than on other nodes; print its length at the last frame"),
+    _kind(r"ZeroDivisionError", "a number of samples, steps or ranks is 0: an empty data set, or fewer samples than ranks times batch size"),
+    _kind(r"AssertionError", "the program checks a condition that does not hold: the `assert` above this line names it; print both sides there"),
+    _kind(r"NotImplementedError", "the program or library does not support this combination of model, device and options: choose another, or a newer version"),
+    _kind(r"UnicodeDecodeError", "a file is not text in this encoding: it is binary or compressed, or needs encoding=… ; PYTHONUTF8=1 if the node has no UTF-8 locale"),
+    _kind(r"RecursionError", "an object contains itself, or a function never ends its recursion: the frames that repeat in the traceback name it"),
+    _kind(r"(?:NameError|UnboundLocalError): ", "a name is used before it gets a value: a typing error, a missing import, or a branch that was not taken"),
+    _kind(r"TypeError: ", "a value is of another type than the operation takes: print type(…) of it at the last frame of the traceback"),
+    _kind(r"ValueError: ", "a setting or a value of the data is not accepted: the text names it; look at who passes it in the frames above"),
 )  # fmt: skip
 _TRACEBACK = "look at the traceback above this line in the log of that rank"
 
@@ -86,10 +86,10 @@ def advice(error: str, frame: str) -> tuple[str, ...]:
     """Next steps for an exception, whose last frame is in the file `frame`, or in an unknown one."""
     text = f"{name_of(error)}{error[len(error.partition(':')[0]) :]}"
     steps = []
-    for rule in _RULES:
-        found = rule.pattern.search(text)
+    for kind in _KINDS:
+        found = kind.pattern.search(text)
         if found:
-            steps = [step.format(**found.groupdict()) if found.groupdict() else step for step in rule.steps]
+            steps = [step.format(**found.groupdict()) if found.groupdict() else step for step in kind.steps]
             break
     library = library_of(frame)
     if library:

@@ -1,4 +1,4 @@
-"""What the timeouts of a collective operation on several ranks say together: who is behind, and whether the ranks called the same. Pure."""
+"""Compare the timeouts of a collective operation on several ranks: the ranks that are behind, and calls that differ. Pure."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Hit:
     frame: str = ""
     """The file of the last frame of the traceback above the line; empty without one."""
     is_mild: bool = False
-    """The program logged the line as a warning, or says that it continues."""
+    """The program logged the line as a warning, or reports that it continues."""
 
     @property
     def rank(self) -> int | None:

@@ -16,7 +16,7 @@ from typing import Any
 from orchestrator.diagnosis.advice import advice, is_repeated, package_of
 from orchestrator.diagnosis.collectives import MOST_IN_FLIGHT, behind, calls_of, different_calls, is_entered_by_all
 from orchestrator.diagnosis.evidence import MOST_PER_LOG, Evidence, Hit
-from orchestrator.diagnosis.signature import DEBUG_AGAIN, Role, Signature, filled, filled_remedy
+from orchestrator.diagnosis.signature import MORE_DEBUG, Role, Signature, filled, filled_remedy
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.names.hostlist import fold
 from orchestrator.node.search import KERNEL_LOG
@@ -257,7 +257,7 @@ def _variant(chosen: Sequence[Hit], evidence: Evidence) -> Signature:
 def _proof(chosen: Sequence[Hit], hits: Sequence[Hit]) -> tuple[Hit, ...]:
     """The different lines of the cause, and for an error of NCCL without its reason the warnings of NCCL."""
     lines = _different([hit for hit in chosen if hit.file != RECORD] or chosen)[:MOST_PROOF]
-    if not any(DEBUG_AGAIN in hit.signature.remedy for hit in chosen):
+    if not any(MORE_DEBUG in hit.signature.remedy for hit in chosen):
         return lines
     warnings = _different(hit for hit in hits if hit.signature.id == _NCCL_WARN)
     return (*lines[: MOST_PROOF - 1], *warnings)[:MOST_PROOF] if warnings else lines
@@ -265,17 +265,17 @@ def _proof(chosen: Sequence[Hit], hits: Sequence[Hit]) -> tuple[Hit, ...]:
 
 def _remedy(row: Signature, first: Hit, values: Mapping[str, str | None], hits: Sequence[Hit]) -> tuple[str, ...]:
     """The next steps with their values; those that the log itself gives come first."""
-    own = [
+    advised = [
         hit.values["advice"]
         for hit in hits
         if hit.signature.id == _ADVICE and hit.file == first.file and abs(hit.line - first.line) <= NEAR_LINES
     ]
     has_warning = any("NCCL WARN" in hit.origin.text for hit in hits)
-    steps = [step for step in row.remedy if step != DEBUG_AGAIN or not has_warning]
+    steps = [step for step in row.remedy if step != MORE_DEBUG or not has_warning]
     texts = [*filter(None, (filled_remedy(step, values) for step in steps))]
     if row.role is Role.ERROR:
         texts = [*advice(first.values.get("error", ""), first.frame)]
-    return tuple(dict.fromkeys([*(f"the log itself advises: {text}" for text in own[:1]), *texts]))
+    return tuple(dict.fromkeys([*(f"the log itself advises: {text}" for text in advised[:1]), *texts]))
 
 
 def _unknown(hits: Sequence[Hit], evidence: Evidence) -> Diagnosis:
@@ -344,12 +344,12 @@ def _candidates(hits: Sequence[Hit]) -> list[list[Hit]]:
     present = {hit.signature.id for hit in hits}
     possible = [hit for hit in hits if not hit.signature.explains or not present.isdisjoint(hit.signature.explains)]
     causes = {hit.signature.id for hit in possible if not _is_optional(hit)}
-    explained = {name for hit in possible for name in hit.signature.explains}
+    explained_ids = {name for hit in possible for name in hit.signature.explains}
     independent = [
         hit
         for hit in possible
         if causes.isdisjoint(hit.signature.follows)
-        and not (hit.signature.role is Role.SYMPTOM and hit.signature.id in explained)
+        and not (hit.signature.role is Role.SYMPTOM and hit.signature.id in explained_ids)
     ]
     serious = [hit for hit in independent if not hit.is_mild or hit.signature.role not in _FAILS]
     for role in (Role.VERDICT, Role.ROOT, Role.ERROR, Role.SYMPTOM):
@@ -465,7 +465,7 @@ def _confidence(  # noqa: C901, PLR0911, PLR0912  one line per rule
     if is_survived:
         return Confidence.LOW, "the training continued after it"
     if chosen[0].is_mild and role in _FAILS:
-        return Confidence.LOW, "the program logged it as a warning, or says that it continued"
+        return Confidence.LOW, "the program logged it as a warning, or reports that it continued"
     if role is Role.CONSEQUENCE:
         return Confidence.LOW, "it only follows from the failure, whose reason must be in the log of the other side"
     if all(_may_be_of_others(hit, hits) for hit in chosen):

@@ -22,7 +22,7 @@ KERNEL: tuple[Log, ...] = ("rank", "batch", "event", "kernel")
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 ALTERNATIVE = " || "
 """Separates texts of a cause or a remedy; the first one whose values are known is used."""
-DEBUG_AGAIN = "launch again with --debug: NCCL then prints the reason in a line with `NCCL WARN` before this one"
+MORE_DEBUG = "launch again with --debug: NCCL then prints the reason in a line with `NCCL WARN` before this one"
 """A remedy that is left out where the log has such a line."""
 _LOGIN = " (orch ssh {node})"
 _NUMBERS = re.compile(r"[\d, ]+")

@@ -152,7 +152,7 @@ class Search:
         self._texts = texts
         self._buffer = b""
         self._last: Dict[str, int] = {}
-        """Pattern -> the index of its last hit, once the most are kept."""
+        """Pattern -> the index of the last hit, once the most are kept."""
         self._recent: List[bytes] = []
         """The last lines of the block before."""
 
@@ -229,7 +229,7 @@ class Search:
         for index in range(len(before) - 1, -1, -1):
             column = before[index].find(b'File "')
             if column >= 0 and b'", line ' in before[index]:
-                # between a frame and an exception there is only its code, which is indented
+                # between a frame and an exception there is only code, which is indented
                 if all(code[column : column + 2] == b"  " for code in before[index + 1 :]):
                     path = _clean(before[index][column + 6 :]).partition('"')[0]
                     return path, line[column : column + 2] == b"  "

@@ -1,4 +1,4 @@
-"""What timeouts of several ranks say together."""
+"""Timeouts of a collective operation on several ranks, compared."""
 
 from __future__ import annotations
 

@@ -463,7 +463,7 @@ def test_a_warning_of_nccl_is_shown_with_its_error_and_more_debug_output_is_not_
     assert found.proof[-1].origin.text.endswith("that is not known")
 
 
-def test_the_advice_of_the_log_itself_comes_first() -> None:
+def test_the_advice_of_the_log_itself_is_first() -> None:
     found = diagnosed("KeyError: 'a'\n        Solution: Wait for 10s and try again.\n" + "\n" * 20 + "HINT: no\n")
     assert found.remedy[0] == "the log itself advises: Wait for 10s and try again."
     assert not any(step[-2:] == "no" for step in found.remedy)

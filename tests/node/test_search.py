@@ -53,7 +53,7 @@ def test_an_error_after_the_states_of_a_progress_bar_is_found_with_the_beginning
     ]
 
 
-def test_the_last_of_many_hits_is_kept_in_place_of_the_last_of_the_first() -> None:
+def test_of_many_hits_the_first_ones_and_the_last_one_are_kept() -> None:
     search = searched([b"".join(b"disk %d failed\n" % number for number in range(50))], FAILED, most=3)
     assert [hit["line"] for hit in search.hits] == [1, 2, 50]
 

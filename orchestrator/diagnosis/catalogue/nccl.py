@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from orchestrator.diagnosis.catalogue.nccl_network import NCCL_NETWORK, NETWORK_CAUSES
 from orchestrator.diagnosis.change import unset, variables
-from orchestrator.diagnosis.signature import DEBUG_AGAIN, Role, Signature, consequence, note, root, signature, symptom
+from orchestrator.diagnosis.signature import MORE_DEBUG, Role, Signature, consequence, note, root, signature, symptom
 
-_INFO = DEBUG_AGAIN
+_INFO = MORE_DEBUG
 _CARDS = ("xid", "cuda-ecc", "cuda-assert", "cuda-illegal-access", "cuda-fell-off-bus", "cuda-nvlink")
 _FAILED = r"(?:Cuda|CUDA|HIP) failure(?: \d+)? '"
 """With the number of the error from NCCL 2.19 on; HIP in RCCL."""
