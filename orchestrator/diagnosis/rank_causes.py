@@ -58,7 +58,9 @@ _GENERAL = frozenset(
 """Causes that are certain, and say less than another signature of their line."""
 _WORDS, _LEAST_SPECIFIC = "failure-text", 3
 """The signature of words that may report an error: shown if nothing else is."""
-_OPTIONAL = frozenset({"module-not-found", "import-name", "library-not-found", "library-differs"})
+_OPTIONAL = re.compile(
+    r"No module named|cannot import|ImportError|cannot open shared object|undefined symbol|not installed|[Ff]ailed to import"
+)
 """Texts that a program also logs where it can do without the module."""
 _FAILS = frozenset({Role.ROOT, Role.ERROR})
 
@@ -140,7 +142,9 @@ def rank_causes(evidence: Evidence) -> Diagnosis:
     )
     ended = [hit for hit in hits if not _is_survived(hit, hits, evidence)]
     of_the_run = [hit for hit in ended if not _may_be_of_others(hit, hits)]
-    groups = _candidates(of_the_run) or _candidates(ended) or _candidates(hits)
+    # a setting that was wrong, or a module that was missing, has not ended a training that continued
+    survived = [hit for hit in hits if hit.signature.kind is not FailureClass.CONFIG]
+    groups = _candidates(of_the_run) or _candidates(ended) or _candidates(survived)
     if not groups:
         return _unknown(hits, evidence)
     reported_rank, reported_node = _first_reported(hits, evidence)
@@ -280,8 +284,11 @@ def _remedy(row: Signature, first: Hit, values: Mapping[str, str | None], hits: 
 
 def _unknown(hits: Sequence[Hit], evidence: Evidence) -> Diagnosis:
     """No cause: the earliest different lines with errors; consequences only if there is nothing else."""
+    survived = {id(hit) for hit in hits if _is_survived(hit, hits, evidence)}
     errors = [
-        hit for hit in hits if hit.signature.role is Role.UNKNOWN or (hit.is_mild and hit.signature.role in _FAILS)
+        hit
+        for hit in hits
+        if hit.signature.role is Role.UNKNOWN or (hit.signature.role in _FAILS and (hit.is_mild or id(hit) in survived))
     ]
     consequences = [hit for hit in hits if hit.signature.role is Role.CONSEQUENCE]
     ranks, nodes = _first_reported(hits, evidence)
@@ -364,7 +371,7 @@ def _candidates(hits: Sequence[Hit]) -> list[list[Hit]]:
 
 
 def _is_optional(hit: Hit) -> bool:
-    return hit.is_mild and hit.signature.id in _OPTIONAL
+    return hit.is_mild and _OPTIONAL.search(hit.origin.text) is not None
 
 
 def _groups(hits: Iterable[Hit]) -> list[list[Hit]]:
