@@ -15,6 +15,8 @@ FOLDER = Path(__file__).parent / "formats"
 TABLES = sorted(path.stem for path in FOLDER.glob("*.tsv"))
 _WORDS = {
     "Call to %s %s failed": "Call to recv from 10.0.0.2<41109> failed",
+    "onnect to %s": "onnect to 10.0.0.2<41109>",
+    "Call to recv from %s": "Call to recv from 10.0.0.2<41109>",
     "Call to %s failed": "Call to ibv_query_qp failed",
     "Error while %s": "Error while creating",
     "unlink shared memory %s": "unlink shared memory /dev/shm/nccl-1",
