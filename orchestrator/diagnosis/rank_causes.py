@@ -41,6 +41,7 @@ _ADVICE, _IGNORED, _BUSY, _STARTS, _NCCL_WARN = (
 _CAUSES = frozenset({Role.VERDICT, Role.ROOT, Role.SYMPTOM})
 _GENERAL = frozenset(
     {
+        "command-not-found",
         "file-not-found",
         "permission-denied",
         "program-not-found",

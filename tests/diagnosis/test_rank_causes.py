@@ -239,8 +239,19 @@ RUNS = {
         "[rank1]: IndexError: tuple index out of range\nW1215 23:03:38.3 14 api.py:858] Sending process 5193 closing signal SIGTERM\n",
         "python-error", (1,), (), MEDIUM, {"terminated"},
     ),
+    "a log line after an exception that is another failure": (
+        "IndexError: tuple index out of range\nW1215 23:03:38.3 14 socket.cpp:858] [c10d] Address already in use\n",
+        "port-taken", (), (), MEDIUM, {"python-error"},
+    ),
+    "a module that was missing before a training that continued": (
+        "ModuleNotFoundError: No module named 'fast_ext'\n" + "step=1 loss=2\n" * 100 + "[rank1]: RuntimeError: no\n", "python-error", (1,), (), MEDIUM, {"module-not-found"},
+    ),
     "a rank that is far behind": (
         "".join(f"{TIMEOUT.format(rank, 64088 if rank == 3 else 96117 + rank)}\n" for rank in (0, 1, 2, 3)),
+        "collective-timeout", (3,), (), MEDIUM, set(),
+    ),
+    "a rank that is far behind beside one without a line": (
+        "".join(f"{TIMEOUT.format(rank, 64088 if rank == 3 else 96117)}\n" for rank in (0, 1, 3)),
         "collective-timeout", (3,), (), MEDIUM, set(),
     ),
     "a rank that was busy": (
@@ -428,6 +439,13 @@ def test_error_of_a_rank_wins_over_the_kill_of_a_process_of_another_cgroup(
     evidence = search_log([f"{line}\n{count}\n".encode()], "n1/kernel log", CATALOGUE, node="n1")
     evidence += search_log([rank_line.encode()], "n1/rank-2.err", CATALOGUE, node="n1", rank=2)
     assert (rank_causes(evidence).signature, rank_causes(evidence).confidence) == (signature, confidence)
+
+
+def test_a_module_that_a_training_did_without_is_no_cause() -> None:
+    missing = "ModuleNotFoundError: No module named 'fast_ext'\n"
+    found = diagnosed(missing + "step=1 loss=2\n" * 100)
+    assert (found.cause, [hit.line for hit in found.errors]) == ("", [1])
+    assert diagnosed(f"WARNING: {missing}").cause == ""
 
 
 def test_ranks_that_start_once_each_are_no_failure() -> None:
