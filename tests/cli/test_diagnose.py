@@ -146,7 +146,7 @@ def test_a_line_that_names_its_rank_wins_over_the_name_of_the_file(tmp_path: Pat
     assert json.loads(orch(str(tmp_path / "rank-0.log"), "--json").stdout)["ranks"] == [1]
 
 
-def test_a_report_without_a_class_of_retry_says_so(tmp_path: Path) -> None:
+def test_a_report_names_an_unknown_class_of_retry(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text("RuntimeError: no answer\n")
     assert "retry       unknown: " in orch(str(tmp_path / "train.log")).stdout
 
