@@ -53,6 +53,14 @@ def test_ids_are_unique_and_every_cause_that_is_named_exists() -> None:
     assert {name for row in CATALOGUE.values() for name in row.follows} <= CATALOGUE.keys()
 
 
+def test_no_signatures_follow_from_each_other_in_a_circle() -> None:
+    """In a log with all of a circle, none of them could be the cause."""
+    left = {name: set(row.follows) & CATALOGUE.keys() for name, row in CATALOGUE.items()}
+    while ends := {name for name, causes in left.items() if not causes}:
+        left = {name: causes - ends for name, causes in left.items() if name not in ends}
+    assert left == {}
+
+
 def test_a_cause_has_a_remedy_and_a_source() -> None:
     assert all(row.source for row in CATALOGUE.values())
     assert all(row.remedy for row in CATALOGUE.values() if row.role is not Role.UNKNOWN)

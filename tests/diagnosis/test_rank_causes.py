@@ -199,6 +199,40 @@ RUNS = {
         + "".join(f"[n1:{rank}] {TIMEOUT.format(rank, 7)}\n" for rank in (2, 3)),
         "nccl-rdma-retry", (0,), ("n0",), LOW, {"collective-timeout"},
     ),
+    "a network that failed before the timeouts": (
+        "n0:12:34 [0] misc/socket.cc:30 NCCL WARN socketProgressOpt: Call to recv from 10.2.0.5<33092> failed : No route to host\n"
+        + "".join(f"[n1:{rank}] {TIMEOUT.format(rank, 7)}\n" for rank in (2, 3)),
+        "nccl-socket-lost", (), ("n0",), LOW, {"collective-timeout"},
+    ),
+    "connections that were cut after a timeout": (
+        (f"[n0:0] {TIMEOUT.format(0, 7)}\n[n1:1] NCCL WARN socketProgressOpt: Call to recv from 10.2.0.5<33092> failed : Broken pipe\n"
+        "[n1:1] torch.distributed.DistNetworkError: Connection reset by peer\n"),
+        "collective-timeout", (0,), ("n0",), LOW, {"nccl-connection-cut", "store-lost", "connection-lost"},
+    ),
+    "a card without memory below the error of torch": (
+        "[rank3]: RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:1331, unhandled cuda error, NCCL version 2.14.3\n[rank3]: Last error:\n[rank3]: Cuda failure 'out of memory'\n",
+        "nccl-card-memory", (3,), (), HIGH, {"nccl-cuda-error"},
+    ),
+    "a store that ended with the first rank": (
+        "[rank1]: recvValue failed on SocketImpl(fd=3): failed to recv, got 0 bytes\n[rank0]: ValueError: wrong label\n", "python-error", (0,), (), MEDIUM, {"store-closed"},
+    ),
+    "ranks that were not all started": (
+        "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: store_based_barrier_key:1 (world_size=4, worker_count=2, timeout=0:30:00)\n",
+        "store-barrier", (0,), (), LOW, set(),
+    ),
+    "ranks that were started twice": (
+        "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: store_based_barrier_key:1 (world_size=4, worker_count=16, timeout=0:30:00)\n",
+        "store-barrier-crowded", (), (), HIGH, {"store-barrier"},
+    ),
+    "a container whose image is a file": (
+        ("slurmstepd: error: pyxis: child 7 failed with error code: 1\nslurmstepd: error: pyxis: failed to import docker image\n"
+        "slurmstepd: error: pyxis:     [ERROR] URL https://registry-1.docker.io/v2/library/a.sqsh/manifests/latest returned error code: 401 Unauthorized\n"
+        "srun: error: n1: task 0: Exited with exit code 1\n"),
+        "enroot-file-as-image", (), (), HIGH, {"enroot-registry-refused", "pyxis-failed", "slurm-exit", "exited-1"},
+    ),
+    "a controller that does not answer": (
+        "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n", "slurm-control-plane", (), (), HIGH, set(),
+    ),
     "a shell without module": ("bash: module: command not found\nKeyError: 'a'\n", "python-error", (), (), MEDIUM, {"command-missing"}),
     "a package that may be missing": ("No module named 'flash_attn'\nKeyError: 'a'\n", "python-error", (), (), MEDIUM, set()),
     "a module that was imported if there is one": (
@@ -262,7 +296,7 @@ RUNS = {
         "Map: 2%|▏ | 1/9 [0:01<0:10, 2.0 examples/s]\nMap: 100%|█ | 9/9 [0:02<0:00, 4.0 examples/s]\n" + TIMEOUT.format(1, 1) + "\n",
         "collective-timeout", (1,), (), LOW, set(),
     ),
-    "ranks that were started twice": (
+    "ranks of Lightning that were started twice": (
         "".join(f"initializing ddp: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/4\n" for rank in (0, 1, 0, 1)),
         "rank-started-twice", (0, 1), (), LOW, set(),
     ),

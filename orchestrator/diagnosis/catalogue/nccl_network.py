@@ -14,7 +14,7 @@ _SOCKET = rf"Call to (?:recv|send)(?: (?:from|to))? {_TO_PEER} failed : "
 _QP = r"ibv_modify_qp failed with (?:error |\d+ )"
 """`with error TEXT` up to 2.23, with the number of the error from 2.24 on."""
 _ENDED_FIRST = (
-    "killed", "segmentation-fault", "bus-error", "worker-crashed", "worker-killed", "terminated-first", "launcher-signalled", "hidden-failure", "slurm-killed",
+    "killed", "segmentation-fault", "bus-error", "worker-crashed", "worker-killed", "terminated-first", "hidden-failure", "slurm-killed",
     "slurm-segfault", "slurm-bus-error", "slurm-cancelled", "cuda-illegal-access", "nccl-cuda-failure", "nccl-cuda-call",
 )  # fmt: skip
 """Symptoms of a rank that ended before the connections to it did."""
@@ -184,3 +184,7 @@ NCCL_NETWORK: tuple[Signature, ...] = (
 )  # fmt: skip
 NETWORK_CAUSES = tuple(row.id for row in NCCL_NETWORK if row.role in {Role.ROOT, Role.SYMPTOM})
 """What NCCL's general errors follow from."""
+BEFORE_TIMEOUTS = tuple(
+    row.id for row in NCCL_NETWORK if row.id in NETWORK_CAUSES and "collective-timeout" not in row.follows
+)
+"""What timeouts of torch follow from; the others are what remains of a rank that ended after its timeout."""
