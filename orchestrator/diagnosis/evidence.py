@@ -29,6 +29,7 @@ _PREFIXES = tuple(
         r"\[rank(?P<rank>\d+)\]:? ?",  # torch, from 2.2 on
         r"\[default(?P<local>\d+)\]: ?",  # torchrun --tee
         r" *(?P<rank>\d{1,6}): ",  # srun --label
+        r"\([\w:. -]{1,80} pid=\d+(?:, ip=(?P<node>[\w.-]+)|, ip=[^)]*)?\) ",  # Ray
         r"\[\d+,(?P<rank>\d+)\]<std(?:err|out|diag)>: ?",  # mpirun --tag-output
         rf"\[?{_TIME}\]?[ :|]+(?:- )?",
         r"\[?[A-Z]\d{3,4} \d\d:\d\d:\d\d\.\d+ *(?:\d+ )?[\w./]+:\d+\] ",  # glog, as in torch's C++

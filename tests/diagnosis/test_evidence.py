@@ -32,6 +32,8 @@ NOON = 1_795_348_800.0
         ("srun: error: n0: task 1: Killed", Origin("srun: error: n0: task 1: Killed")),
         ("1: slurmstepd-n1: error: execve(): x", Origin("error: execve(): x", "n1", 1)),
         ("train1.py: error: wrong", Origin("train1.py: error: wrong")),
+        ("(WorkerDict pid=7, ip=10.0.0.7) KeyError: 'x'", Origin("KeyError: 'x'", "10.0.0.7")),
+        ("(TaskRunner pid=7) [rank2]: KeyError: 'x'", Origin("KeyError: 'x'", None, 2)),
         ("2026-13-45 12:00:00 x", Origin("x")),
     ],
 )

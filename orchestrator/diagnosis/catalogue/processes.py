@@ -19,8 +19,8 @@ from orchestrator.diagnosis.signature import (
 
 _FIRST = "look at the first failing rank"
 PATH = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w./~+-]+"""  # quoted by Python, or plain
-_PREFIX_END = r"[\]:>] +|[\]>]:"
-"""The end of the prefix of a launcher or of torch; those of `torchrun --tee` and mpirun have no space after them."""
+_PREFIX_END = r"[\]:>] +|[\]>]:|pid=\d+(?:, ip=[^)\n]*)?\) +"
+"""The end of the prefix of a launcher, of torch or of Ray; those of `torchrun --tee` and mpirun have no space after them."""
 PYTHON_LINE = rf"(?:^|{_PREFIX_END})"
 """What precedes the last line of a traceback."""
 _MODULES = r"(?:(?:[a-zA-Z_]\w*|<locals>)\.)*"
@@ -145,7 +145,7 @@ PROCESSES: tuple[Signature, ...] = (
     consequence("connection-lost", r"ConnectionResetError|BrokenPipeError|ConnectionAbortedError|Broken pipe", "network", "the other side of a connection has ended", _FIRST, literal=("ConnectionResetError", "BrokenPipeError", "ConnectionAbortedError", "Broken pipe"),
         sample=("ConnectionResetError: [Errno 104] Connection reset by peer", "BrokenPipeError: [Errno 32] Broken pipe"), near="the pipe is open", source="Python"),
     error("python-error", PYTHON_LINE + rf"(?P<error>{_ERROR_NAME}(?:: .*)?)$", "code", "the program raised {error}", _TRACEBACK,
-        literal=("Error", "Exception"), sample=("KeyError: 'input_ids'", "[rank3]: torch.SomeError: text", "[default1]:KeyError: 'input_ids'", "[1,3]<stderr>:KeyError: 'input_ids'", "AssertionError"), near="No Errors were found", source="Python"),
+        literal=("Error", "Exception"), sample=("KeyError: 'input_ids'", "[rank3]: torch.SomeError: text", "[default1]:KeyError: 'input_ids'", "[1,3]<stderr>:KeyError: 'input_ids'", "(WorkerDict pid=204487, ip=10.0.0.7) KeyError: 'input_ids'", "AssertionError"), near="No Errors were found", source="Python"),
     error("python-exception", rf"{_LAST_FRAME}(?!(?:[^\n]*(?:{_PREFIX_END}))?{_ERROR_NAME}(?:: |\n|\Z)){_PREFIXES}(?P<error>(?!KeyboardInterrupt|SystemExit|GeneratorExit){_OTHER_NAME}(?:: [^\n]*)?)(?:\n|\Z)", "code", "the program raised {error}", _TRACEBACK, lines=7, literal=", line ",
         sample=('  File "/app/train.py", line 12, in main\n    raise Exception("no data")\nException: no data', '[rank1]:   File "/app/data.py", line 7, in read\n[rank1]:     return table(path)\n[rank1]:            ^^^^^^^^^^^\n[rank1]: pyarrow.lib.ArrowInvalid: no magic bytes',
                 '1: 2026-11-22T10:00:00.123Z   File "/app/data.py", line 7, in read\n1: 2026-11-22T10:00:00.124Z struct.error: unpack requires a buffer of 4 bytes', '  File "/app/train.py", line 12, in main\n    wait()\n_queue.Empty'), near='  File "/app/train.py", line 12, in main\n    raise ValueError("no data")\nValueError: no data', source="Python 3.8 to 3.13"),
