@@ -69,3 +69,34 @@ def test_a_format_without_signature_has_a_reason(table: str) -> None:
     text = (FOLDER / f"{table}.tsv").read_text("utf-8")
     reasons = set(re.findall(r"^# (-[\w-]+): ", text, re.MULTILINE))
     assert {answer for _, _, _, answer, _ in rows_of(table) if answer.startswith("-")} == reasons
+
+
+def without_signature(table: str, version: str) -> list[str]:
+    """The formats of a version that have no signature, with the reason."""
+
+    def number(text: str) -> tuple[int, ...]:
+        return tuple(map(int, text.split(".")))
+
+    return [
+        f"{answer}: {format_}"
+        for first, last, _, answer, format_ in rows_of(table)
+        if answer.startswith("-") and number(first) <= number(version) <= number(last)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "version", "count"),
+    [
+        ("nccl", "2.18", 110),
+        ("nccl", "2.20", 117),
+        ("nccl", "2.24", 143),
+        ("nccl", "2.27", 146),
+        ("nccl", "2.32", 331),  # the device and one-sided interfaces came with 2.28
+        ("torch", "1.10", 1),
+        ("torch", "2.14", 9),
+        ("enroot", "4.1", 13),
+    ],
+)
+def test_no_more_formats_of_a_version_are_without_signature(table: str, version: str, count: int) -> None:
+    formats = without_signature(table, version)
+    assert len(formats) <= count, "\n".join(formats)
