@@ -17,7 +17,7 @@ from orchestrator.cli.console import (
     size_text,
     without_controls,
 )
-from orchestrator.cli.failure import RETRY, labelled
+from orchestrator.cli.failure import RETRY, RETRY_UNKNOWN, labelled
 from orchestrator.names.hostlist import counted, ranks_on_nodes
 from orchestrator.run import RunState
 from orchestrator.usecases.diagnose.log_files import Diagnosed, diagnose_files, is_run
@@ -74,12 +74,12 @@ def print_diagnosis(words: Sequence[str], signatures: Path | None, *, as_json: b
 
 def _report(result: Diagnosed) -> Iterator[str]:
     found = result.diagnosis
-    if found.cause and found.confidence is not None and found.retry is not None:
+    if found.cause and found.confidence is not None:
         yield from labelled("cause", [found.cause])
         yield from labelled("began on", [ranks_on_nodes(found.ranks, found.nodes) or "unknown: the lines name no rank"])
         yield from labelled("proof", (hit.text for hit in found.proof))
         yield from labelled("next", found.remedy)
-        yield from labelled("retry", [RETRY[found.retry]])
+        yield from labelled("retry", [RETRY_UNKNOWN if found.retry is None else RETRY[found.retry]])
         yield from labelled("confidence", [f"{found.confidence.value}: {found.reason}"])
     elif found.errors:
         yield from labelled("cause", ["unknown: no line names one"])

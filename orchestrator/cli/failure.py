@@ -15,6 +15,7 @@ RETRY = {
     "elsewhere": "yes: another attempt can help on other nodes",
     "never": "no: the run fails the same way until that is corrected",
 }
+RETRY_UNKNOWN = "unknown: the text does not show if another attempt can help"
 
 
 def print_failure(record: RunRecord, stream: TextIO | None = None) -> None:

@@ -29,16 +29,28 @@ _PREFIXES = tuple(
         r"\[rank(?P<rank>\d+)\]:? ?",  # torch, from 2.2 on
         r"\[default(?P<local>\d+)\]: ?",  # torchrun --tee
         r" *(?P<rank>\d{1,6}): ",  # srun --label
+        r"\([\w:. -]{1,80} pid=\d+(?:, ip=(?P<node>[\w.-]+)|, ip=[^)]*)?\) ",  # Ray
         r"\[\d+,(?P<rank>\d+)\]<std(?:err|out|diag)>: ?",  # mpirun --tag-output
         rf"\[?{_TIME}\]?[ :|]+(?:- )?",
         r"\[?[A-Z]\d{3,4} \d\d:\d\d:\d\d\.\d+ *(?:\d+ )?[\w./]+:\d+\] ",  # glog, as in torch's C++
-        rf"(?P<node>{_HOST}):\d+:\d+ (?:\[(?P<local>\d+)\] )?(?=\S+ ?\S* ?NCCL )",  # NCCL
+        rf"(?P<node>{_HOST}):\d+:\d+ (?:\[\d+\] )?(?=\S+ ?\S* ?NCCL )",  # NCCL; the number in brackets is a card
         rf"slurmstepd-(?P<node>{_HOST}): (?=error: )",  # Slurm with several slurmd on a host
         rf"(?P<node>(?=[\w.-]*\d){_HOST}): (?=\S)",  # pdsh, DeepSpeed
     )
 )
 _NOT_HOST = re.compile(r"(?i)(?:.*(?:error|exception|warning)|.*\.py)$")
+_NO_MESSAGE = re.compile(
+    r"Traceback|File \"|During handling|The above exception|\*{3}|={5}|-{5}|[╭╰│]|(?:ERROR|WARNING|INFO)\b|\[(?:ERROR|WARNING|INFO)|(?:[\w<>]+\.)*\w*(?:Error|Exception)\b"
+)
+"""What follows a message and is no part of it."""
+_LOG_LINE = re.compile(r"\W*(?:[IWEF]\d{4} \d\d:|\d{4}-\d\d-\d\d|\d\d[:/]\d\d[:/ ]|(?:INFO|WARNING|ERROR|DEBUG)\b)")
+_NUMBERED = re.compile(r"_\d$")
+_BARE_NAME = re.compile(r"(?:Error|Exception)$")
 MOST_PREFIXES = 5
+_MILD_HEAD = re.compile(r"\b(?:(?<!NCCL )(?:WARN|WARNING|INFO|DEBUG)|\w*Warning)\b")
+_MILD_TAIL = re.compile(
+    r"(?i)\b(?:retrying|will retry|falling back|fall back|skipped|skipping|ignored|ignoring|trying a smaller)\b"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +76,10 @@ class Hit:
     origin: Origin
     """The node and rank in whose log it is; None if that is not known."""
     values: Mapping[str, str] = field(default_factory=dict)
+    frame: str = ""
+    """The file of the last frame of the traceback above the line; empty without one."""
+    is_mild: bool = False
+    """The program logged the line as a warning, or reports that it continues."""
 
     @property
     def rank(self) -> int | None:
@@ -128,20 +144,31 @@ def search_log(
     *,
     node: str | None = None,
     rank: int | None = None,
+    named_rank: int | None = None,
 ) -> Evidence:
-    """Search a log that is read in blocks; node and rank are those whose log it is, if they are known."""
+    """Search a log that is read in blocks; node and rank are those whose log it is, if they are known. A line has `named_rank` if it names none itself."""
     search = Search(Texts(patterns_of(signatures.values())), MOST_PER_LOG)
     for block in blocks:
         search.feed(block)
     search.close()
     hits = tuple(hits_of(search.hits, file, signatures, node=node, rank=rank))
+    if named_rank is not None:
+        hits = tuple(_with_rank(hit, named_rank) for hit in hits)
     return Evidence(hits, search.counts, {file: search.progress_line})
+
+
+def _with_rank(hit: Hit, rank: int) -> Hit:
+    """The hit in the log of a rank, by the name of the file, which the line itself may contradict."""
+    if hit.origin.rank is not None and not hit.origin.is_local:
+        return hit
+    return replace(hit, origin=replace(hit.origin, rank=rank, is_local=False))
 
 
 def hits_of(
     bodies: Iterable[HitBody], file: str, signatures: Mapping[str, Signature], *, node: str | None, rank: int | None
 ) -> Iterator[Hit]:
     specific = [row for row in signatures.values() if row.lines == 1 and row.role not in {Role.ERROR, Role.UNKNOWN}]
+    causes = [row for row in specific if row.role is Role.ROOT]
     for body in bodies:
         row = signatures[body["id"]]
         found = row.expression.search(body["text"])
@@ -149,11 +176,16 @@ def hits_of(
             continue
         number = body["text"][: found.end()].rstrip("\n").count("\n")
         line = body["text"].split("\n")[number]
-        if row.role is Role.ERROR and any(
-            known.expression.search(line) for known in specific if any(text in line for text in known.texts)
-        ):
-            continue  # a more specific signature matches the line too; its own hit may be left out after many others
-        values = {name.removesuffix("_2"): value for name, value in found.groupdict().items() if value}
+        if row.role is Role.ERROR:
+            if _first_match(specific, line) is not None:
+                continue  # a more specific signature matches the line too; its own hit may be left out after many others
+            message = _message(line, body.get("after", ""))
+            known = None if message == line else _first_match(causes, message)
+            if known is not None:
+                row, found = known
+            elif message != line and ": " not in found["error"]:
+                found = row.expression.search(message) or found
+        values = {_NUMBERED.sub("", name): value for name, value in found.groupdict().items() if value}
         of_text, of_head = origin_of(line), origin_of(body["head"])
         of_rank = of_head if of_text.rank is None else of_text
         origin = Origin(
@@ -163,7 +195,32 @@ def hits_of(
             of_text.time if of_text.time is not None else of_head.time,
             is_local=rank is None and of_rank.is_local,
         )
-        yield Hit(row, file, body["line"] + number, origin, values)
+        before = found.string[: found.start()].rpartition("\n")[2]
+        is_mild = _MILD_HEAD.search(before) is not None or _MILD_TAIL.search(line) is not None
+        yield Hit(row, file, body["line"] + number, origin, values, body.get("frame", ""), is_mild)
+
+
+def _first_match(rows: Iterable[Signature], line: str) -> tuple[Signature, re.Match[str]] | None:
+    for row in rows:
+        found = row.expression.search(line) if any(text in line for text in row.texts) else None
+        if found is not None:
+            return row, found
+    return None
+
+
+def _message(line: str, after: str) -> str:
+    """The message of an exception with the lines in which it continues, as it has several or a terminal has wrapped it."""
+    parts = [line.rstrip()]
+    rank = origin_of(line).rank
+    for following in after.split("\n"):
+        origin = origin_of(following)
+        text = origin.text.strip()
+        if not text or origin.rank != rank or _NO_MESSAGE.match(text) or _LOG_LINE.match(following):
+            break
+        parts.append(text)
+    if len(parts) > 1 and _BARE_NAME.search(parts[0]):
+        parts[0] += ":"
+    return " ".join(parts)
 
 
 def origin_of(line: str) -> Origin:

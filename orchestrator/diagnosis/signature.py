@@ -13,12 +13,18 @@ from typing import Literal
 
 from orchestrator.diagnosis.change import Change
 from orchestrator.failure_class import FailureClass, Retry
+from orchestrator.node.search import compiled
 
 Log = Literal["rank", "batch", "kernel", "event"]
 """Output of a rank or a launcher, log of a batch script, log of the kernel, events of the agent."""
 PROGRAM: tuple[Log, ...] = ("rank", "batch", "event")
 KERNEL: tuple[Log, ...] = ("rank", "batch", "event", "kernel")
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
+ALTERNATIVE = " || "
+"""Separates texts of a cause or a remedy; the first one whose values are known is used."""
+MORE_DEBUG = "launch again with --debug: NCCL then prints the reason in a line with `NCCL WARN` before this one"
+"""A remedy that is left out where the log has such a line."""
+_LOGIN = " (orch ssh {node})"
 _NUMBERS = re.compile(r"[\d, ]+")
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 _SPECIAL = re.compile(r"[.^$*+?{}\[\]|()]")
@@ -49,7 +55,7 @@ class Signature:
     """
     One known text of a failure.
 
-    Named groups of `pattern` can be used in `cause` and `remedy` as {name}; `name_2` is the same value in another branch. `rank` and `node`
+    Named groups of `pattern` can be used in `cause` and `remedy` as {name}; `name_2`, `name_3` are the same value in other branches. `rank` and `node`
     name where it happened, `group_rank` the rank within a process group, `culprit` the rank that caused it, `first_rank` and `first_node` the rank that failed first by the launcher's report.
     """
 
@@ -79,6 +85,8 @@ class Signature:
     """If another attempt can help, where that differs from its kind."""
     change: Change | None = None
     """The part of the remedy that orch can make itself."""
+    is_general: bool = False
+    """Several causes have this text, so that it alone makes none certain."""
 
     @property
     def retry(self) -> Retry:
@@ -90,7 +98,7 @@ class Signature:
 
     @cached_property
     def expression(self) -> re.Pattern[str]:
-        return re.compile(self.pattern)
+        return compiled(self.pattern)
 
 
 def plain_text(pattern: str) -> str:
@@ -101,14 +109,30 @@ def plain_text(pattern: str) -> str:
 
 
 def filled(text: str, values: Mapping[str, str | None]) -> str:
-    """Replace each {name} in a cause or a remedy; an unknown value becomes <name>."""
-    return _PLACEHOLDER.sub(lambda found: values.get(found[1]) or f"<{found[1]}>", text)
+    """The first alternative of a cause of which all {names} are known, with their values; without one, the last with <name>."""
+    alternatives = text.split(ALTERNATIVE)
+    known = {"node": "the node", **{name: value for name, value in values.items() if value}}
+    chosen = next((each for each in alternatives if _names(each) <= known.keys()), alternatives[-1])
+    return _PLACEHOLDER.sub(lambda found: known.get(found[1]) or f"<{found[1]}>", chosen)
 
 
-def filled_remedy(text: str, values: Mapping[str, str | None]) -> str:
-    """Replace each {name} in a remedy by a shell word, an unknown one by NAME: values are from logs, and remedies are pasted into shells."""
-    words = {name: _shell_word(value) for name, value in values.items() if value}
-    return _PLACEHOLDER.sub(lambda found: words.get(found[1]) or found[1].upper(), text)
+def filled_remedy(text: str, values: Mapping[str, str | None]) -> str | None:
+    """
+    The first alternative of a remedy of which all {names} are known, with a shell word for each; None without one.
+
+    Values are from logs, and remedies are pasted into shells. An unknown node is "the node", without a command for it.
+    """
+    words = {name: word for name, value in values.items() if value and (word := _shell_word(value))}
+    if "node" not in words:
+        text, words["node"] = text.replace(_LOGIN, ""), "the node"
+    for alternative in text.split(ALTERNATIVE):
+        if _names(alternative) <= words.keys():
+            return _PLACEHOLDER.sub(lambda found: words[found[1]], alternative)
+    return None
+
+
+def _names(text: str) -> set[str]:
+    return set(_PLACEHOLDER.findall(text))
 
 
 def _shell_word(value: str) -> str | None:
@@ -140,6 +164,7 @@ def signature(
     lines: int = 1,
     retry: str | None = None,
     change: Change | None = None,
+    general: bool = False,
 ) -> Signature:
     samples = (sample,) if isinstance(sample, str) else sample
     literals = (literal,) if isinstance(literal, str) else literal
@@ -160,11 +185,14 @@ def signature(
         lines,
         Retry(retry) if retry else None,
         change,
+        general,
     )
 
 
 verdict = partial(signature, Role.VERDICT)
 root = partial(signature, Role.ROOT)
+likely = partial(signature, Role.ROOT, general=True)
+"""A root whose text several causes have."""
 error = partial(signature, Role.ERROR)
 symptom = partial(signature, Role.SYMPTOM)
 consequence = partial(signature, Role.CONSEQUENCE)

@@ -8,10 +8,11 @@ each word is. That is several times faster than a search for every text, and nee
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, Iterable, Iterator, List, Set, Tuple
+    from typing import Dict, Iterable, Iterator, List, Pattern, Set, Tuple
 
     from orchestrator.node.protocol.output import HitBody, PatternBody
 
@@ -22,13 +23,36 @@ BEFORE_BYTES = 1024
 KEPT_BYTES = 1024  # of a line that is remembered
 MOST_REMEMBERED = 1 << 14  # lines
 MOST_WORDS, LONGEST_WORD = 1 << 16, 128  # that are remembered
-HEAD_BYTES = 80
+HEAD_BYTES, AFTER_BYTES = 80, 512
+_AFTER_LINES = 4
 KERNEL_LOG = "kernel log"
 """The name of the kernel's log of a node, as of the file of a rank."""
 _DIGITS = b"0123456789"
 _RETURN_IS_NEWLINE = bytes.maketrans(b"\r", b"\n")  # a progress bar writes its states on one line
 _COLOURS = re.compile("\x1b\\[[0-9;:]*[A-Za-z]")
-_PROGRESS = (b"step=", b"'loss':", b"it/s]", b"iteration ")
+_PROGRESS = (b"step=", b"loss", b"Loss", b"it/s", b"s/it")
+"""Every line of progress contains one of these."""
+_STEP = re.compile(
+    rb"step=|['\"]loss['\"]:|\|[^|]*/[^|]*\[[^\]]*(?:it/s|s/it)|(?:it/s|s/it)\]"
+    rb"|(?i:\b(?:steps?|iter(?:ation)?s?|epoch)\b.*\bloss(?:es)?\b[ =:(\[]+[-.,|\])]|\bloss[ =:(\[]+[-.,|\])].*\b(?:steps?|iter(?:ation)?s?|epoch)\b)"
+)
+"""A line, without digits, of a training that makes progress."""
+_NO_STEP = re.compile(
+    rb"rror|xception|raise |assert|File \"|\bNa?N\b|\bnan\b|oss scale|[Ll]oading|[Dd]ownload|[Tt]okeniz|Running |Map\b|Filter|Generating|Fetching|Resolving|Extract|Saving|Sanity"
+)
+"""What it does not contain: errors that name a step, and bars of other work."""
+_FRAME_LINES = 8
+"""Lines before a hit in which the code of a traceback is looked for."""
+_QUOTED = re.compile(
+    r"^\s*(?:\++ |[│|]\s+❱?\s*\d+ [│|]|-+> ?\d+ |raise \w[\w.]*\(|assert .*[,=<>(]|(?:warnings|logger|logging)\.\w+\()"
+)
+"""A line of a program that a shell, rich, IPython or Python quotes."""
+
+
+@lru_cache(maxsize=None)
+def compiled(expression: str) -> Pattern[str]:
+    """A regular expression, compiled when a line first contains its text: there are more than the 512 that `re` remembers."""
+    return re.compile(expression)
 
 
 class Texts:
@@ -36,13 +60,13 @@ class Texts:
 
     def __init__(self, patterns: Iterable[PatternBody]) -> None:
         self.patterns = [
-            (body["id"], re.compile(body["expression"]), body["lines"], [text.encode() for text in body["texts"]])
+            (body["id"], body["expression"], body["lines"], [text.encode() for text in body["texts"]])
             for body in patterns
         ]
         self.candidates: Dict[bytes, Tuple[int, ...]] = {}
         """Lines without digits -> the patterns of which they contain a text."""
         self.progress: Set[bytes] = set()
-        """The texts of progress that were found."""
+        """Lines without digits that show progress."""
         by_text: Dict[bytes, List[int]] = {}
         for index, (_, _, _, texts) in enumerate(self.patterns):
             for text in texts:
@@ -68,7 +92,9 @@ class Texts:
         if len(self.candidates) > MOST_REMEMBERED:
             self.candidates.clear()
         joined = b"\n".join(new)
-        self.progress.update(text for text in _PROGRESS if text in joined)
+        if len(self.progress) > MOST_REMEMBERED:
+            self.progress.clear()
+        self._learn_progress(new, joined)
         present = [(text, indexes) for text, indexes in self._possible(joined) if text in joined]
         for line in new if present else ():
             found = {index for text, indexes in present if text in line for index in indexes}
@@ -76,6 +102,13 @@ class Texts:
                 (self.candidates if len(line) <= KEPT_BYTES else long)[line] = tuple(sorted(found))
         self._known.update(line for line in new.difference(self.candidates, long) if len(line) <= KEPT_BYTES)
         return long
+
+    def _learn_progress(self, lines: Set[bytes], joined: bytes) -> None:
+        texts = [text for text in _PROGRESS if text in joined]
+        for line in lines if texts else ():
+            has_text = len(line) <= KEPT_BYTES and any(text in line for text in texts)
+            if has_text and _STEP.search(line) and not _NO_STEP.search(line):
+                self.progress.add(line)
 
     def _possible(self, lines: bytes) -> List[Tuple[bytes, List[int]]]:
         """The texts that lines can contain, as they contain their longest words, and the patterns of these texts."""
@@ -118,6 +151,10 @@ class Search:
         self._most = most
         self._texts = texts
         self._buffer = b""
+        self._last: Dict[str, int] = {}
+        """Pattern -> the index of the last hit, once the most are kept."""
+        self._recent: List[bytes] = []
+        """The last lines of the block before."""
 
     def feed(self, data: bytes) -> None:
         self.bytes += len(data)
@@ -128,6 +165,7 @@ class Search:
 
     def close(self) -> None:
         self._search(len(self._buffer))
+        self.hits.sort(key=lambda hit: hit["line"])
 
     def _search(self, end: int) -> None:
         """Search the buffer up to `end`, and drop that part."""
@@ -137,25 +175,71 @@ class Search:
         long = self._texts.learn(different)
         if long or not self._texts.candidates.keys().isdisjoint(different):
             self._match(block, lines, long)
-        last = max(map(block.rfind, self._texts.progress), default=-1)
-        if last >= 0:
-            self.progress_line = self.lines + block.count(b"\n", 0, last) + 1
+        if not self._texts.progress.isdisjoint(different):
+            self.progress_line = self.lines + self._last_progress(block, lines) + 1
+        if len(block) > 0:
+            self._recent = (
+                block[-_FRAME_LINES * KEPT_BYTES :].translate(_RETURN_IS_NEWLINE).split(b"\n")[-_FRAME_LINES - 1 : -1]
+            )
         self.lines += block.count(b"\n")
         self._buffer = self._buffer[end:]
+
+    def _last_progress(self, block: bytes, lines: List[bytes]) -> int:
+        """The number of newlines before the last line of progress."""
+        index = next(index for index in range(len(lines) - 1, -1, -1) if lines[index] in self._texts.progress)
+        end = len(block)
+        for _ in range(len(lines) - 1 - index):
+            end = max(block.rfind(b"\n", 0, end), block.rfind(b"\r", 0, end))
+        return block.count(b"\n", 0, end)
 
     def _match(self, block: bytes, lines: List[bytes], long: Dict[bytes, Tuple[int, ...]]) -> None:
         raw = block.translate(_RETURN_IS_NEWLINE).split(b"\n")
         offset = newlines = counted = 0
-        for line, raw_line in zip(lines, raw):
-            for index in self._texts.candidates.get(line) or long.get(line, ()):
+        for number, (line, raw_line) in enumerate(zip(lines, raw)):
+            indexes = self._texts.candidates.get(line) or long.get(line, ())
+            frame, is_quoted = self._frame(raw, number) if indexes else ("", False)
+            for index in indexes:
                 name, expression, count, texts = self._texts.patterns[index]
+                if is_quoted and count == 1:
+                    continue
                 for text in self._pieces(raw_line, offset, count, texts):
-                    if expression.search(text):
+                    if compiled(expression).search(text):
                         newlines += block.count(b"\n", counted, offset)
                         counted = offset
-                        self._add(name, self.lines + newlines + 1, text, self._head(block, offset))
+                        hit: HitBody = {
+                            "id": name,
+                            "line": self.lines + newlines + 1,
+                            "text": text[: 2 * BEFORE_BYTES],
+                            "head": self._head(block, offset),
+                            "frame": frame,
+                            "after": self._after(offset + len(raw_line) + 1) if count == 1 else "",
+                        }
+                        self._add(hit)
                         break
             offset += len(raw_line) + 1
+
+    def _frame(self, raw: List[bytes], number: int) -> Tuple[str, bool]:
+        """The file of the last frame of the traceback above a line, and whether the line is code that is quoted."""
+        line = raw[number]
+        if _QUOTED.match(_clean(line[:KEPT_BYTES])):
+            return "", True
+        before = raw[max(0, number - _FRAME_LINES) : number]
+        if len(before) < _FRAME_LINES:
+            before = self._recent[len(before) - _FRAME_LINES :] + before
+        for index in range(len(before) - 1, -1, -1):
+            column = before[index].find(b'File "')
+            if column >= 0 and b'", line ' in before[index]:
+                # between a frame and an exception there is only code, which is indented
+                if all(code[column : column + 2] == b"  " for code in before[index + 1 :]):
+                    path = _clean(before[index][column + 6 :]).partition('"')[0]
+                    return path, line[column : column + 2] == b"  "
+                break
+        return "", False
+
+    def _after(self, offset: int) -> str:
+        """The lines from an offset on, in which a message may continue."""
+        lines = self._buffer[offset : offset + AFTER_BYTES].split(b"\n")[:_AFTER_LINES]
+        return _clean(b"\n".join(lines).replace(b"\r", b""))
 
     def _pieces(self, raw_line: bytes, offset: int, count: int, texts: List[bytes]) -> Iterator[str]:
         """The parts of a line in which a pattern can match: the line, or for a long line the surroundings of each text."""
@@ -176,10 +260,15 @@ class Search:
         start = block.rfind(b"\n", 0, offset) + 1
         return _clean(block[start : min(offset, start + HEAD_BYTES)])
 
-    def _add(self, name: str, line: int, text: str, head: str) -> None:
+    def _add(self, hit: HitBody) -> None:
+        """Keep a hit; of more than the most, the first ones and the last one."""
+        name = hit["id"]
         count = self.counts[name] = self.counts.get(name, 0) + 1
         if count <= self._most:
-            self.hits.append({"id": name, "line": line, "text": text[: 2 * BEFORE_BYTES], "head": head})
+            self._last[name] = len(self.hits)
+            self.hits.append(hit)
+        elif self._most > 1:
+            self.hits[self._last[name]] = hit
 
 
 def _clean(raw: bytes) -> str:

@@ -95,6 +95,8 @@ def test_the_report(tmp_path: Path) -> None:
         "began on    rank 3 on n1\n"
         "proof       /train.log:2: [rank 3 on n1] KeyError: 'inputids'\n"
         "next        look at the traceback above this line in the log of that rank\n"
+        "            the entry does not exist: print the keys that do at the last frame of the traceback; data, a checkpoint or a "
+        "configuration of another kind has other names\n"
         "retry       no: the run fails the same way until that is corrected\n"
         "confidence  medium: it is the program's own error, the only one that follows from no other\n"
         "follows     the other side of a connection has ended (1 line, rank 0)\n"
@@ -102,11 +104,9 @@ def test_the_report(tmp_path: Path) -> None:
     assert done.stderr == "orch: searched 1 file, 93 B\n"
 
 
-def test_number_of_a_card_on_another_node_is_no_rank_of_the_run() -> None:
+def test_number_of_a_card_is_no_rank() -> None:
     line = b"gpu02: gpu02:47:48 [0] ibvwrap.cc:190 NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory\n"
-    peer = b"gpu01: [rank0]: DistBackendError: NCCL error in: x.cpp:1, remote process exited or there was a network error\n"
-    assert "began on    rank 0 on gpu02\n" in orch("-", stdin=line).stdout
-    assert "began on    gpu02\n" in orch("-", stdin=line + peer).stdout
+    assert "began on    gpu02\n" in orch("-", stdin=line).stdout
 
 
 def test_an_unknown_cause_is_reported_as_unknown() -> None:
@@ -139,6 +139,16 @@ def test_a_folder_of_logs_whose_names_have_the_ranks(tmp_path: Path) -> None:
 def test_ranks_in_names_of_files(tmp_path: Path, name: str, rank: int | None) -> None:
     (tmp_path / name).write_text("KeyError: 'a'\n")
     assert json.loads(orch(str(tmp_path / name), "--json").stdout)["ranks"] == ([] if rank is None else [rank])
+
+
+def test_a_line_that_names_its_rank_wins_over_the_name_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.log").write_text("[rank1]: KeyError: 'a'\n")
+    assert json.loads(orch(str(tmp_path / "rank-0.log"), "--json").stdout)["ranks"] == [1]
+
+
+def test_a_report_names_an_unknown_class_of_retry(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("RuntimeError: no answer\n")
+    assert "retry       unknown: " in orch(str(tmp_path / "train.log")).stdout
 
 
 def test_a_log_that_gzip_has_packed_is_searched_as_far_as_it_was_written(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.diagnosis.catalogue import CATALOGUE, PROGRAMS
 from orchestrator.diagnosis.evidence import Evidence, search_log
-from orchestrator.diagnosis.signature import Role, Signature, plain_text
+from orchestrator.diagnosis.signature import ALTERNATIVE, Role, Signature, plain_text
 from orchestrator.node.search import LOOKAHEAD_BYTES
 
 SAMPLES = [(row, sample) for row in CATALOGUE.values() for sample in row.samples]
@@ -27,8 +27,10 @@ def test_a_sample_is_found_among_other_lines(row: Signature, sample: str) -> Non
     hit = next(hit for hit in evidence.hits if hit.signature is row)
     assert hit.line == 2 + sample.partition(hit.origin.text)[0].count("\n")
     assert sample.endswith(hit.origin.text) or row.lines > 1
-    names = set(re.findall(r"\{(\w+)\}", " ".join((row.cause, *row.remedy))))
-    assert names <= {"node", *hit.values}, "the pattern has no such group"
+    known = {"node", "rank", *hit.values} | ({"package"} if "module" in hit.values else set())
+    for text in (row.cause, *row.remedy):
+        names = [set(re.findall(r"\{(\w+)\}", each)) for each in text.split(ALTERNATIVE)]
+        assert any(each <= known for each in names), "the pattern has no such group"
 
 
 @pytest.mark.parametrize("row", CATALOGUE.values(), ids=CATALOGUE)
@@ -36,9 +38,27 @@ def test_a_near_miss_is_not_found(row: Signature) -> None:
     assert row.id not in found_in(row.near_miss).counts
 
 
+_PLACEHOLDER = re.compile(
+    r"(?<![\w$={/.-])(?:PACKAGE|FILE|NODE|HOST|PORT|NAME|JOB|PID|FOLDER|PROGRAM|ADDRESS|INTERFACE|SCRIPT|ARGS|VALUE|CONFIG|CLASS|TIME|NxR|DIR|RUN)\b(?!=)"
+)
+
+
+@pytest.mark.parametrize("row", CATALOGUE.values(), ids=CATALOGUE)
+def test_a_remedy_has_no_word_that_the_reader_must_replace(row: Signature) -> None:
+    assert not [step for step in row.remedy if _PLACEHOLDER.search(step)]
+
+
 def test_ids_are_unique_and_every_cause_that_is_named_exists() -> None:
     assert sum(map(len, PROGRAMS.values())) == len(CATALOGUE)
     assert {name for row in CATALOGUE.values() for name in row.follows} <= CATALOGUE.keys()
+
+
+def test_no_signatures_follow_from_each_other_in_a_circle() -> None:
+    """In a log with all of a circle, none of them could be the cause."""
+    left = {name: set(row.follows) & CATALOGUE.keys() for name, row in CATALOGUE.items()}
+    while ends := {name for name, causes in left.items() if not causes}:
+        left = {name: causes - ends for name, causes in left.items() if name not in ends}
+    assert left == {}
 
 
 def test_a_cause_has_a_remedy_and_a_source() -> None:

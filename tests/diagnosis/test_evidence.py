@@ -26,12 +26,14 @@ NOON = 1_795_348_800.0
         ("[2026-11-22 12:00:00,250] [n0:3] KeyError: 'x'", Origin("KeyError: 'x'", "n0", 3, NOON + 0.25)),
         (
             "n0:4711:4712 [3] bootstrap.cc:45 NCCL WARN no",
-            Origin("bootstrap.cc:45 NCCL WARN no", "n0", 3, is_local=True),
+            Origin("bootstrap.cc:45 NCCL WARN no", "n0"),
         ),
         ("[rank0]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank 0] x", Origin("[Rank 0] x", None, 0)),
         ("srun: error: n0: task 1: Killed", Origin("srun: error: n0: task 1: Killed")),
         ("1: slurmstepd-n1: error: execve(): x", Origin("error: execve(): x", "n1", 1)),
         ("train1.py: error: wrong", Origin("train1.py: error: wrong")),
+        ("(WorkerDict pid=7, ip=10.0.0.7) KeyError: 'x'", Origin("KeyError: 'x'", "10.0.0.7")),
+        ("(TaskRunner pid=7) [rank2]: KeyError: 'x'", Origin("KeyError: 'x'", None, 2)),
         ("2026-13-45 12:00:00 x", Origin("x")),
     ],
 )

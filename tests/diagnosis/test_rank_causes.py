@@ -133,7 +133,7 @@ RUNS = {
         "[n0:1] RuntimeError: DataLoader worker (pid 9340) is killed by signal: Segmentation fault. \n", "worker-crashed", (1,), ("n0",), LOW, {"segmentation-fault"},
     ),
     "a command that the program ran": (
-        "[rank1]: subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1.\n", "command-failed", (1,), (), LOW, {"child-failed"},
+        "[rank1]: subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1.\n", "command-failed", (1,), (), LOW, {"child-failed", "ninja-failed"},
     ),
     "SIGTERM for the launcher": (
         ("W1124 03:45:16.2 60 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal, shutting down workers\n"
@@ -199,6 +199,40 @@ RUNS = {
         + "".join(f"[n1:{rank}] {TIMEOUT.format(rank, 7)}\n" for rank in (2, 3)),
         "nccl-rdma-retry", (0,), ("n0",), LOW, {"collective-timeout"},
     ),
+    "a network that failed before the timeouts": (
+        "n0:12:34 [0] misc/socket.cc:30 NCCL WARN socketProgressOpt: Call to recv from 10.2.0.5<33092> failed : No route to host\n"
+        + "".join(f"[n1:{rank}] {TIMEOUT.format(rank, 7)}\n" for rank in (2, 3)),
+        "nccl-socket-lost", (), ("n0",), LOW, {"collective-timeout"},
+    ),
+    "connections that were cut after a timeout": (
+        (f"[n0:0] {TIMEOUT.format(0, 7)}\n[n1:1] NCCL WARN socketProgressOpt: Call to recv from 10.2.0.5<33092> failed : Broken pipe\n"
+        "[n1:1] torch.distributed.DistNetworkError: Connection reset by peer\n"),
+        "collective-timeout", (0,), ("n0",), LOW, {"nccl-connection-cut", "store-lost", "connection-lost"},
+    ),
+    "a card without memory below the error of torch": (
+        "[rank3]: RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:1331, unhandled cuda error, NCCL version 2.14.3\n[rank3]: Last error:\n[rank3]: Cuda failure 'out of memory'\n",
+        "nccl-card-memory", (3,), (), HIGH, {"nccl-cuda-error"},
+    ),
+    "a store that ended with the first rank": (
+        "[rank1]: recvValue failed on SocketImpl(fd=3): failed to recv, got 0 bytes\n[rank0]: ValueError: wrong label\n", "python-error", (0,), (), MEDIUM, {"store-closed"},
+    ),
+    "ranks that were not all started": (
+        "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: store_based_barrier_key:1 (world_size=4, worker_count=2, timeout=0:30:00)\n",
+        "store-barrier", (0,), (), LOW, set(),
+    ),
+    "ranks that were started twice": (
+        "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: store_based_barrier_key:1 (world_size=4, worker_count=16, timeout=0:30:00)\n",
+        "store-barrier-crowded", (), (), HIGH, {"store-barrier"},
+    ),
+    "a container whose image is a file": (
+        ("slurmstepd: error: pyxis: child 7 failed with error code: 1\nslurmstepd: error: pyxis: failed to import docker image\n"
+        "slurmstepd: error: pyxis:     [ERROR] URL https://registry-1.docker.io/v2/library/a.sqsh/manifests/latest returned error code: 401 Unauthorized\n"
+        "srun: error: n1: task 0: Exited with exit code 1\n"),
+        "enroot-file-as-image", (), (), HIGH, {"enroot-registry-refused", "pyxis-failed", "slurm-exit", "exited-1"},
+    ),
+    "a controller that does not answer": (
+        "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n", "slurm-control-plane", (), (), HIGH, set(),
+    ),
     "a shell without module": ("bash: module: command not found\nKeyError: 'a'\n", "python-error", (), (), MEDIUM, {"command-missing"}),
     "a package that may be missing": ("No module named 'flash_attn'\nKeyError: 'a'\n", "python-error", (), (), MEDIUM, set()),
     "a module that was imported if there is one": (
@@ -207,6 +241,68 @@ RUNS = {
     "a caught error": (
         "CUDA out of memory. Tried to allocate 2.00 GiB, trying a smaller batch\n" + "step=1 loss=2\n" * 100 + "[rank1]: KeyError: 'a'\n",
         "python-error", (1,), (), MEDIUM, {"cuda-oom"},
+    ),
+    "an error before progress and another error of the same process": (
+        "ModuleNotFoundError: No module named 'fast_ext'\nusing AdamW of torch\n" + "iter: 19 | loss 2.3\n" * 3 + "KeyError: 'a'\n",
+        "python-error", (), (), MEDIUM, {"module-not-found"},
+    ),
+    "an error before progress of another rank": (
+        "[rank1]: FileNotFoundError: [Errno 2] No such file or directory: '/data/a'\n" + "iter: 19 | loss 2.3\n" * 3 + "[rank0]: KeyError: 'a'\n",
+        "file-not-found", (1,), (), HIGH, {"python-error"},
+    ),
+    "a module that is missing by a warning": (
+        "WARNING:root:ModuleNotFoundError: No module named 'xformers'\nKeyError: 'a'\n", "python-error", (), (), MEDIUM, {"module-not-found"},
+    ),
+    "an exception that Python ignored": (
+        'Exception ignored in: <function f at 0x7f>\n  File "/app/a.py", line 1, in f\nOSError: [Errno 28] No space left on device\nKeyError: \'a\'\n',
+        "python-error", (), (), MEDIUM, {"disk-full"},
+    ),
+    "a source line that a traceback quotes": (
+        '  File "/app/a.py", line 1, in f\n    raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB") if big else x.y\nAttributeError: no y\n',
+        "python-error", (), (), MEDIUM, set(),
+    ),
+    "a message that a terminal has wrapped": (
+        "AssertionError: Check batch related parameters. train_batch_size is not\nequal to micro_batch_per_gpu * gradient_acc_step * world_size 64 != 4 *\n8 * 1\n",
+        "ds-batch-sizes", (), (), HIGH, set(),
+    ),
+    "a message of several lines": (
+        "[rank0]: deepspeed.runtime.zero.utils.ZeRORuntimeException: \n[rank0]: The checkpoint being loaded used a DP world size of 4 but the current world size is 8.\n",
+        "zero-world-size", (0,), (), HIGH, set(),
+    ),
+    "a log line after an exception": (
+        "[rank1]: IndexError: tuple index out of range\nW1215 23:03:38.3 14 api.py:858] Sending process 5193 closing signal SIGTERM\n",
+        "python-error", (1,), (), MEDIUM, {"terminated"},
+    ),
+    "a log line after an exception that is another failure": (
+        "IndexError: tuple index out of range\nW1215 23:03:38.3 14 socket.cpp:858] [c10d] Address already in use\n",
+        "port-taken", (), (), MEDIUM, {"python-error"},
+    ),
+    "a module that was missing before a training that continued": (
+        "ModuleNotFoundError: No module named 'fast_ext'\n" + "step=1 loss=2\n" * 100 + "[rank1]: RuntimeError: no\n", "python-error", (1,), (), MEDIUM, {"module-not-found"},
+    ),
+    "a rank that is far behind": (
+        "".join(f"{TIMEOUT.format(rank, 64088 if rank == 3 else 96117 + rank)}\n" for rank in (0, 1, 2, 3)),
+        "collective-timeout", (3,), (), MEDIUM, set(),
+    ),
+    "a rank that is far behind beside one without a line": (
+        "".join(f"{TIMEOUT.format(rank, 64088 if rank == 3 else 96117)}\n" for rank in (0, 1, 3)),
+        "collective-timeout", (3,), (), MEDIUM, set(),
+    ),
+    "a rank that was busy": (
+        "Running tokenizer on dataset (num_proc=8):   2%|▏ | 33000/1517267 [30:16<10:31, 235.69 examples/s]\n" + TIMEOUT.format(1, 1) + "\n",
+        "rank-busy", (), (), LOW, {"collective-timeout"},
+    ),
+    "work that was finished long before": (
+        "Map: 2%|▏ | 1/9 [0:01<0:10, 2.0 examples/s]\nMap: 100%|█ | 9/9 [0:02<0:00, 4.0 examples/s]\n" + TIMEOUT.format(1, 1) + "\n",
+        "collective-timeout", (1,), (), LOW, set(),
+    ),
+    "ranks of Lightning that were started twice": (
+        "".join(f"initializing ddp: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/4\n" for rank in (0, 1, 0, 1)),
+        "rank-started-twice", (0, 1), (), LOW, set(),
+    ),
+    "a text of several causes": ("CUDA error: invalid device ordinal\n", "invalid-ordinal", (), (), MEDIUM, set()),
+    "a general and a specific signature in one line": (
+        "ImportError: libc10.so: cannot open shared object file: No such file or directory\n", "torch-library-not-found", (), (), HIGH, set(),
     ),
     "only a caught error": ("CUDA out of memory. Tried to allocate 2.00 GiB\n" + "step=1 loss=2\n" * 100, "cuda-oom", (), (), LOW, set()),
 }  # fmt: skip
@@ -233,7 +329,6 @@ def test_the_cause_of_a_run(name: str) -> None:
         ("FileNotFoundError: [Errno 2] No such file or directory: \"it's > $(x)\"", ["ls", "-l", "it's > $(x)"]),
         (r"FileNotFoundError: [Errno 2] No such file or directory: 'a\nb'", ["ls", "-l", "a\nb"]),
         (r"FileNotFoundError: [Errno 2] No such file or directory: b'/d/\'`x`'", ["ls", "-l", "/d/'`x`"]),
-        ("FileNotFoundError: [Errno 2] No such file or directory: '-rf'", ["ls", "-l", "PATH"]),
         ("The client socket has timed out after 5ms while trying to connect to ($(x);y, 29513).", ["nc", "-vz", "$(x);y", "29513"]),
         ("ssh: connect to host $(x)>y port 22: Connection refused", ["ping", "$(x)>y", ";", "nc", "-vz", "$(x)>y", "22"]),
     ],
@@ -378,6 +473,90 @@ def test_error_of_a_rank_wins_over_the_kill_of_a_process_of_another_cgroup(
     evidence = search_log([f"{line}\n{count}\n".encode()], "n1/kernel log", CATALOGUE, node="n1")
     evidence += search_log([rank_line.encode()], "n1/rank-2.err", CATALOGUE, node="n1", rank=2)
     assert (rank_causes(evidence).signature, rank_causes(evidence).confidence) == (signature, confidence)
+
+
+def test_a_module_that_a_training_did_without_is_no_cause() -> None:
+    missing = "ModuleNotFoundError: No module named 'fast_ext'\n"
+    found = diagnosed(missing + "step=1 loss=2\n" * 100)
+    assert (found.cause, [hit.line for hit in found.errors]) == ("", [1])
+    assert diagnosed(f"WARNING: {missing}").cause == ""
+
+
+def test_ranks_that_start_once_each_are_no_failure() -> None:
+    starts = "".join(f"initializing ddp: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/4\n" for rank in range(4))
+    assert diagnosed(starts).cause == ""
+    assert diagnosed(starts * 2).cause == "", "a restart"
+
+
+def test_calls_that_differ_at_one_number_are_named_and_no_rank_is_blamed() -> None:
+    found = diagnosed(f"{TIMEOUT.format(0, 7)}\n{TIMEOUT.format(1, 7).replace('NumelIn=1', 'NumelIn=4096')}\n")
+    assert found.cause.endswith("rank 0 ALLREDUCE of 1 elements, rank 1 ALLREDUCE of 4096 elements")
+    assert (found.ranks, found.confidence) == ((0, 1), MEDIUM)
+    assert "same number of batches" in found.remedy[0]
+
+
+def test_a_call_that_all_ranks_entered_points_at_the_connection() -> None:
+    found = diagnosed("".join(f"{TIMEOUT.format(rank, 7)}\n" for rank in range(2)))
+    assert "did not end" in found.cause
+    assert found.remedy[0].startswith("NCCL_P2P_DISABLE=1")
+
+
+def test_another_attempt_is_not_ruled_out_where_the_exception_does_not_show_it() -> None:
+    assert diagnosed("KeyError: 'a'\n").retry == "never"
+    assert diagnosed("RuntimeError: no answer\n").retry is None
+    assert diagnosed("RuntimeError: no answer\n").to_json()["retry"] is None
+
+
+def test_a_warning_of_nccl_is_shown_with_its_error_and_more_debug_output_is_not_advised() -> None:
+    error = "RuntimeError: NCCL Error 2: unhandled system error (run with NCCL_DEBUG=INFO for details)\n"
+    assert any("--debug" in step for step in diagnosed(error).remedy)
+    found = diagnosed(f"{error}n0:1:2 [0] misc/new.cc:1 NCCL WARN a text of a version that is not known\n")
+    assert not any("--debug" in step for step in found.remedy)
+    assert found.proof[-1].origin.text.endswith("that is not known")
+
+
+def test_the_advice_of_the_log_itself_is_first() -> None:
+    found = diagnosed("KeyError: 'a'\n        Solution: Wait for 10s and try again.\n" + "\n" * 20 + "HINT: no\n")
+    assert found.remedy[0] == "the log itself advises: Wait for 10s and try again."
+    assert not any(step[-2:] == "no" for step in found.remedy)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "n0:1:2 [0] misc/new.cc:1 NCCL WARN a text of a version that is not known",
+        "Traceback (most recent call last):",
+        "run.sh: line 12: cd: /data/x: No such file or directory",
+        "mkdir: cannot create directory '/data/x': File exists",
+        "fatal: no license",
+        "the daemon failed to start",
+    ],
+)
+def test_a_line_that_reports_an_error_is_shown_if_nothing_is_known(line: str) -> None:
+    found = diagnosed(f"step 1\n{line}\n")
+    assert [hit.origin.text for hit in found.errors] == [line.partition("[0] ")[2] or line]
+
+
+def test_words_that_may_report_an_error_are_shown_only_without_lines_that_do() -> None:
+    found = diagnosed("could not load the optional plugin\n[ERROR] no tokenizer\n")
+    assert [hit.line for hit in found.errors] == [2]
+
+
+def test_a_step_whose_values_are_unknown_has_an_alternative_or_is_left_out() -> None:
+    named, unnamed = (
+        diagnosed(f"{node}slurmstepd: error: execve(): train.sh: No such file or directory\n").remedy[0]
+        for node in ("[n1:-] ", "")
+    )
+    assert named == "command -v train.sh: run it on the node (orch ssh n1)"
+    assert unnamed == "command -v train.sh: run it on the node"
+    assert diagnosed("rank 3 on n0 exited 127\n").remedy[0].startswith("command -v with its name")
+    assert diagnosed("FileNotFoundError: [Errno 2] No such file or directory: '-rf'\n").remedy[0].startswith("copy it")
+
+
+def test_a_missing_module_is_installed_by_the_name_of_its_package() -> None:
+    found = diagnosed("ModuleNotFoundError: No module named 'cv2.gapi')\n")
+    assert found.remedy[0].startswith("python -m pip install opencv-python,")
+    assert found.cause.startswith("the Python of the node has no module cv2.gapi:")
 
 
 def test_the_proof_is_the_line_itself() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from orchestrator.diagnosis.catalogue import CATALOGUE, PROGRAMS
-from orchestrator.diagnosis.signature import Role, Signature
+from orchestrator.diagnosis.signature import ALTERNATIVE, Role, Signature
 from orchestrator.failure_class import FailureClass
 from tests.paths import ROOT
 
@@ -25,8 +25,8 @@ def _row(row: Signature) -> str:
     cells = (
         f"`{row.id}`",
         row.role.value,
-        row.cause,
-        row.remedy[0] if row.remedy else "",
+        row.cause.partition(ALTERNATIVE)[0],
+        row.remedy[0].partition(ALTERNATIVE)[0] if row.remedy else "",
         f"{row.kind.value}: {row.retry.value}",
         row.source,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,6 +51,26 @@ def test_an_error_after_the_states_of_a_progress_bar_is_found_with_the_beginning
     assert [(hit["line"], hit["text"], hit["head"]) for hit in search.hits] == [
         (2, "disk 1 failed", "[n0:3]  10%|#\r 20%|##\r")
     ]
+
+
+def test_of_many_hits_the_first_ones_and_the_last_one_are_kept() -> None:
+    search = searched([b"".join(b"disk %d failed\n" % number for number in range(50))], FAILED, most=3)
+    assert [hit["line"] for hit in search.hits] == [1, 2, 50]
+
+
+def test_code_that_a_traceback_or_a_shell_quotes_is_no_hit() -> None:
+    frame = b'  File "/app/a.py", line 1, in f\n'
+    quoted = b"    if disk: say('disk 7 failed',\n        'disk 8 failed')\n"
+    for size in (10, 5000):
+        log = b"+ echo disk 6 failed\n" + frame + quoted + b"Error: disk 9 failed\nthen\n    disk 5 failed\n"
+        search = searched([log[start : start + size] for start in range(0, len(log), size)], FAILED)
+        assert [hit["line"] for hit in search.hits] == [5, 7], size
+        assert [hit["frame"] for hit in search.hits] == ["/app/a.py", ""]
+
+
+def test_a_hit_has_the_lines_after_it() -> None:
+    [hit] = searched([b"disk 1 failed:\nall of it\n\nend\n"], FAILED).hits
+    assert hit["after"].split("\n")[:2] == ["all of it", ""]
 
 
 def test_colours_are_removed() -> None:
@@ -100,6 +121,37 @@ def test_the_last_line_that_looks_like_progress_is_known() -> None:
         search = searched([log[start : start + size] for start in range(0, len(log), size)], FAILED)
         assert (search.progress_line, search.lines) == (6002, 6002), size
     assert searched([b"x\n"], FAILED).progress_line == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step=12 loss=2.3",
+        "{'loss': 1.2, 'epoch': 0.1}",
+        "iter 83592: loss 1.5455, time: 4401.19ms",
+        "Epoch 0:   6%|#  | 32040/500150 [6:28:43<94:39:17,  1.37it/s, loss=2.6]",
+        " 65%|##  | 98/150 [18:47:34<9:58:18, 690.35s/it]",
+        "11/22 10:00:00 - mmengine - INFO - Epoch(train) [1][ 50/100] lr: 1e-3 loss: 0.3",
+        " iteration      100/  500000 | consumed samples: 100 | lm loss: 2.3E+00 |",
+        "step: 10  loss:  7.0141",
+    ],
+)
+def test_progress_of_a_training_is_known_in_usual_formats(line: str) -> None:
+    assert searched([f"x\n{line}\ny\n".encode()], FAILED).progress_line == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Loading checkpoint shards: 100%|##| 4/4 [00:10<00:00,  2.50s/it]",
+        "Map: 42%|## | 1200/2800 [10:00<12:00, 1.2 examples/s]",
+        "ValueError: loss is nan at step 300",
+        "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one",
+        "the data loss of the last step",
+    ],
+)
+def test_other_work_and_errors_that_name_a_step_are_no_progress(line: str) -> None:
+    assert searched([f"x\n{line}\ny\n".encode()], FAILED).progress_line == 0
 
 
 PIECES = (b"disk ", b"7", b" failed", b"failed", b"Root:", b" rank: 1", b"x", b" ", b"\n", b"\n", b"\r\n", b"y" * 200)

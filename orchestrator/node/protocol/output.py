@@ -100,12 +100,19 @@ class PatternBody(TypedDict):
 
 
 class HitBody(TypedDict):
-    """`head` is the beginning of the line, if `text` is a part of it after a carriage return."""
+    """
+    A line in which a pattern was found.
+
+    `head` is the beginning of the line, if `text` is a part of it after a carriage return. `frame` is the file of the last frame
+    of the traceback above it, or empty; `after` are the next lines, for a pattern of one line.
+    """
 
     id: str
     line: int
     text: str
     head: str
+    frame: str
+    after: str
 
 
 class SearchRequest(NodeFolders):

@@ -100,7 +100,7 @@ def diagnose_files(words: Sequence[str], signatures_file: Path | None) -> Diagno
     evidence, size_bytes = Evidence(), 0
     for file in files:
         blocks = _Blocks(file)
-        evidence += search_log(blocks, file, signatures, rank=_rank_in(file))
+        evidence += search_log(blocks, file, signatures, named_rank=_rank_in(file))
         size_bytes += blocks.size_bytes
     return Diagnosed(rank_causes(evidence), tuple(files), size_bytes)
 
