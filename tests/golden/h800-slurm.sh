@@ -35,7 +35,6 @@ set -eu
 # python, torchrun and the like are those beside the inventory's python
 export PATH=/opt/conda/bin"${PATH:+:$PATH}"
 export NCCL_NET='IB'
-export NCCL_IB_HCA='=mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7'
 export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
@@ -189,7 +188,7 @@ cat >/data/orch/runs/h800-20260102-030405-0abc/attempt-1/check.json <<'END_OF_FI
  "code": null,
  "skipped": [],
  "python_may_differ": false,
- "usual": {"ranks": 8, "accelerator": "cuda", "network": "infiniband", "env": ["NCCL_DEBUG", "NCCL_IB_HCA", "NCCL_IB_TIMEOUT", "NCCL_NET", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"], "private": []},
+ "usual": {"ranks": 8, "accelerator": "cuda", "network": "infiniband", "env": ["NCCL_DEBUG", "NCCL_IB_TIMEOUT", "NCCL_NET", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"], "private": []},
  "nodes": {"h800-00": {"address": "10.0.0.1"}, "h800-01": {"address": "10.0.0.2"}}
 }
 END_OF_FILE

@@ -32,7 +32,6 @@ set -eu
 # python, torchrun and the like are those beside the inventory's python
 export PATH=/opt/conda/bin"${PATH:+:$PATH}"
 export NCCL_NET='IB'
-export NCCL_IB_HCA='=mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7'
 export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
@@ -53,7 +52,6 @@ set -eu
 # python, torchrun and the like are those beside the inventory's python
 export PATH=/opt/conda/bin"${PATH:+:$PATH}"
 export NCCL_NET='IB'
-export NCCL_IB_HCA='=mlx5_0,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7'
 export NCCL_IB_TIMEOUT='22'
 export NCCL_DEBUG='WARN'
 export TORCH_NCCL_ASYNC_ERROR_HANDLING='3'
