@@ -28,6 +28,7 @@ _NO_IMAGE = re.compile(
 )
 _NO_TOOLKIT = re.compile(r"could not select device driver|unresolvable CDI devices|nvidia-container-cli", re.IGNORECASE)
 _NOT_CREATED = re.compile(r"^(?:docker|Error|podman|mkdir): (.+)|^(unknown flag.+|invalid argument.+)", re.MULTILINE)
+_ENDED = re.compile(r"is not running|No such container", re.IGNORECASE)  # since it was found running
 _DEVICE_FILES = {"cuda": r"^nvidia\d+$", "gcu": r"^gcu\d+$"}
 
 
@@ -127,8 +128,10 @@ def container_failure(transport: ContainerTransport, errors: str) -> NodeError |
 def _not_created(node: str, name: ContainerImage, errors: str) -> NodeError | None:
     """The error of a container that could not be created of an image; None if that is not the cause."""
     client = " ".join(name.client)
+    if any(pattern.search(errors) for pattern in (_SUDO, _DENIED, _NO_DAEMON, _ENDED)):
+        return None
     if _NO_IMAGE.search(errors):
-        hint = f"{client} pull {name.image} on {node}, or send it: docker save {name.image} | ssh {node} {client} load"
+        hint = f"on {node}: {client} pull {name.image}; or send it: {name.runtime} save {name.image} | ssh {node} {client} load"
         return NodeError(node, f"{name.runtime} has no image {name.image}, and cannot pull it", hint=hint)
     if _NO_TOOLKIT.search(errors):
         hint = (

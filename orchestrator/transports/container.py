@@ -49,6 +49,10 @@ class ContainerName:
         words = ["sh", "-c", _HOME, "sh", *argv] if argv[0].startswith("~/") else argv
         return [*self._exec("-i"), *words]
 
+    def to_try(self, argv: Sequence[str]) -> list[str]:
+        """The command by which a person starts the same program."""
+        return self.inside(argv)
+
     def login_shell(self) -> list[str]:
         """The command that starts a shell for a person in the container, on a terminal."""
         return [*self._exec("-it"), "sh", "-c", _SHELL]
@@ -66,12 +70,14 @@ _WATCH = (
     "idle=0; while [ $idle -lt {polls} ]; do sleep 5; set -- /proc/[0-9]*; "
     "if [ $# -gt 2 ]; then idle=0; else idle=$((idle + 1)); fi; done"
 )
-# The container is created by the first connection; another one may create it at the same time.
+# The container is created by the first connection. Its name is in use while another connection creates it, while it is being removed, and
+# after a crash of the daemon; `rm` removes no container that runs.
 _ENTER = (
-    "client=$1 name=$2 create=$3; shift 3; "
+    "client=$1 name=$2 create=$3 tries=50; shift 3; "
     'running() { [ "$($client container inspect --format "{{.State.Running}}" "$name" 2>/dev/null)" = true ]; }; '
-    'until running; do errors=$(eval "$create" 2>&1 >/dev/null) && break; '
-    'case $errors in *"in use"*) sleep 0.2;; *) echo "$errors" >&2; exit 125;; esac; done; '
+    'until running; do errors=$(eval "$create" 2>&1 >/dev/null) && break; tries=$((tries - 1)); '
+    'case $tries$errors in [1-9]*"in use"*) sleep 0.2; $client rm "$name" >/dev/null 2>&1;; '
+    '*) echo "$errors" >&2; exit 125;; esac; done; '
     'exec $client exec -i "$name" "$@"'
 )
 # The user's folders and name, and the cards and adapters of the node.
@@ -130,6 +136,10 @@ class ContainerImage:
         words = ["sh", "-c", _HOME, "sh", *argv] if argv[0].startswith("~/") else argv
         return ["sh", "-c", _ENTER, "sh", " ".join(self.client), self.name, self._create(), *words]
 
+    def to_try(self, argv: Sequence[str]) -> list[str]:
+        """A short command by which a person starts the same program in a container of the image."""
+        return [*self.client, "run", "--rm", self.image, *argv]
+
     def login_shell(self) -> list[str]:
         """The command that starts a shell for a person in the container, on a terminal."""
         enter = _ENTER.replace("exec -i", "exec -it")
@@ -178,7 +188,7 @@ class ContainerTransport:
         return self.outer.open(self.container.inside(argv))
 
     def command_to_try(self, argv: Sequence[str]) -> str:
-        return self.outer.command_to_try(self.container.inside(argv))
+        return self.outer.command_to_try(self.container.to_try(argv))
 
     def close(self) -> None:
         self.outer.close()

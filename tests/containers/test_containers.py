@@ -252,6 +252,16 @@ def test_image_or_option_that_the_runtime_refuses_is_named(nodes: Nodes) -> None
     text = nodes.orch("ssh-launch", "--", "train.py", code=4).stderr
     assert "docker has no image no-such-image:1, and cannot pull it" in text
     assert "docker save no-such-image:1 | ssh" in text
+    nodes.use_image(IMAGE)
+    path = nodes.folder / "inventory.yaml"
+    path.write_text(path.read_text("utf-8").replace(str(nodes.farm.python), "/opt/none/python3"), "utf-8")
+    text = nodes.orch("ssh-launch", "--nodes", "n0", "--", "train.py", code=4).stderr
+    assert f"newer in the docker container of {IMAGE}" in text
+    socket = Path(nodes.docker.env["DOCKER_HOST"].removeprefix("unix://"))
+    hidden = socket.rename(socket.with_suffix(".hidden"))
+    text = nodes.orch("check", code=3).stdout
+    hidden.rename(socket)
+    assert "the daemon of docker does not run" in text
     nodes.use_image(IMAGE, options=["--no-such-option"])
     assert "cannot be created: unknown flag: --no-such-option" in nodes.orch("check", code=3).stdout
     nodes.use_image(IMAGE, mounts=["/no/such/folder:/usr:bad"])

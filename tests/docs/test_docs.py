@@ -132,7 +132,7 @@ def test_links_have_existing_targets(page: str) -> None:
 
 def test_site_has_every_page() -> None:
     nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
-    listed = set(re.findall(r": ([\w/-]+\.md)$", nav, re.MULTILINE))
+    listed = set(re.findall(r": ([\w./-]+\.md)$", nav, re.MULTILINE))
     decisions = {path.relative_to(DOCS).as_posix() for path in DOCS.glob("decisions/[0-9]*.md")}
     assert listed == {path.relative_to(DOCS).as_posix() for path in DOCS.glob("**/*.md")} - decisions
 

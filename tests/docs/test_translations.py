@@ -9,7 +9,10 @@ import pytest
 
 from tests.paths import ROOT
 
-TRANSLATED = {"README.zh-CN.md": "README.md"}
+TRANSLATED = {
+    path.relative_to(ROOT).as_posix(): path.relative_to(ROOT).as_posix().replace(".zh-CN", "")
+    for path in sorted([*ROOT.glob("*.zh-CN.md"), *ROOT.glob("docs/*.zh-CN.md")])
+}
 LEFT_OUT = ("## Next to other launchers",)  # its table is measured once, and the page refers to it
 
 
@@ -24,7 +27,12 @@ def _code(section: str) -> list[str]:
 
 def _links(section: str) -> set[str]:
     """The pages and files that a section refers to, without other languages."""
-    return {link for link in re.findall(r"\]\(([^)]+)\)", section) if not link.startswith("README")}
+    links = (link.replace(".zh-CN", "") for link in re.findall(r"\]\(([^)]+)\)", section))
+    return {link for link in links if not link.startswith("README")}
+
+
+def test_pages_for_the_first_day_are_translated() -> None:
+    assert len(TRANSLATED) == 4
 
 
 @pytest.mark.parametrize(("translation", "original"), TRANSLATED.items())

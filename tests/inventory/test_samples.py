@@ -40,7 +40,7 @@ def _inventory(name: str) -> Inventory:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_sample_has_few_lines_to_edit_and_says_how_many(name: str) -> None:
+def test_sample_names_the_number_of_its_few_lines_to_edit(name: str) -> None:
     lines = (FOLDER / f"{name}.yaml").read_text().splitlines()
     marked = sum("# edit" in line for line in lines if not line.startswith("#"))
     assert marked == (4 if name == "h800" else 5)

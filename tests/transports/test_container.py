@@ -80,6 +80,19 @@ def test_container_of_an_image_is_entered_once_it_runs_and_created_before(tmp_pa
     assert created[-4:-1] == ["--entrypoint=sh", "train:1", "-c"]
 
 
+def test_name_that_stays_in_use_ends_the_attempt_with_the_runtimes_error(tmp_path: Path) -> None:
+    client = tmp_path / "docker"
+    client.write_text(
+        '#!/bin/sh\n[ "$1" != run ] || { echo "docker: the name is already in use by x" >&2; exit 125; }\n'
+    )
+    client.chmod(0o755)
+    (tmp_path / "sleep").symlink_to("/bin/true")
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    inside = ContainerImage("docker", "train:1", "/tmp").inside(["true"])
+    done = subprocess.run(inside, env=env, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (125, "docker: the name is already in use by x\n")
+
+
 def test_containers_of_other_settings_or_runs_have_other_names() -> None:
     settings = {"runtime": "docker", "image": "train:1", "mounts": [], "options": []}
     names = {
