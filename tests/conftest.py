@@ -189,8 +189,10 @@ def farm_ground() -> Iterator[Farm]:
 
 @pytest.fixture
 def farm(farm_ground: Farm, tmp_path: Path) -> Iterator[Farm]:
-    """The sshd farm; processes and supervisors that a test leaves are killed after it."""
+    """The sshd farm; processes and supervisors that a test leaves are killed after it, and the shell's start-up files are removed."""
     yield farm_ground
+    for name in (".bash_profile", ".bashrc", ".profile"):
+        (farm_ground.home / name).unlink(missing_ok=True)
     for pid in supervisors_below(tmp_path):
         kill(pid)
     farm_ground.end_processes()
