@@ -37,6 +37,8 @@ for package in "${missing[@]}"; do
     munge) units=(munge.service) ;;
     slurm-wlm) units=(slurmctld.service slurmd.service) ;;
     slurmdbd) units=(slurmdbd.service) ;;
+    docker.io) units=(docker.service docker.socket containerd.service) ;;
+    podman) units=(podman.service podman.socket podman-auto-update.timer podman-restart.service) ;;
     *) continue ;;
   esac
   if command -v systemctl >/dev/null; then
