@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 
 from orchestrator.checks.cluster import GIB, Cluster
-from orchestrator.checks.container_state import CARD_OPTIONS
 from orchestrator.checks.majority import difference
 from orchestrator.findings import Finding, Severity
 from orchestrator.node.facts import Card
@@ -47,12 +46,10 @@ def count(cluster: Cluster) -> Iterator[Finding]:
             is_unrequested = cluster.is_job_without_gpus and not cards and expected.accelerator == "cuda"
             severity = Severity.WARN if expected.accelerator == "auto" else Severity.FAIL
             text = f"fewer cards ({len(cards)}) than ranks ({expected.ranks})"
-            hidden = [
-                kind for kind, number in cluster.host_cards(node).items() if number >= expected.ranks and not cards
-            ]
-            if hidden:
-                text = f"the container has no cards, and its node has {cluster.host_cards(node)[hidden[0]]}"
-                lost = cluster.recreate(node, CARD_OPTIONS[hidden[0]])
+            state = cluster.containers.get(node)
+            if state is not None and not cards and (kind := state.hidden_cards(expected.ranks)):
+                text = f"the container has no cards, and its node has {state.host_cards[kind]}"
+                lost = cluster.recreate(node, state.card_option(kind)) or lost
             evidence = "; ".join(f"{tool['name']}: {tool['error']}" for tool in facts["tools"] if tool["error"])
             yield Finding(severity, "cards", text, (node,), evidence, NO_GPU_REQUESTED if is_unrequested else lost)
     if differs := difference({node: len(cluster.facts[node]["cards"]) for node in nodes}):

@@ -103,10 +103,6 @@ class Cluster:
             containers=containers, problems=problems, hints=hints, is_job_without_gpus=without_gpus,
         )  # fmt: skip
 
-    def host_cards(self, node: str) -> Mapping[str, int]:
-        """The number of cards by accelerator on the node itself, by their device files; empty unless ranks run in a container there."""
-        return self.containers[node].host_cards if node in self.containers else {}
-
     def recreate(self, node: str, *options: str) -> str:
         """The line that creates the node's container again with these options; empty if it has none, or its runtime takes no options."""
         state = self.containers.get(node)

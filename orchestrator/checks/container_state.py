@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 HOST = "host"
-CARD_OPTIONS = {"cuda": "--gpus=all", "gcu": "--privileged"}
-"""The option that gives a container all cards of the node."""
+GPU_OPTIONS = {"docker": "--gpus=all", "podman": "--device=nvidia.com/gpu=all"}
+"""The option of each runtime that gives a container all NVIDIA cards of the node."""
+GCU_OPTION = "--privileged"
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,28 @@ class ContainerState:
     """The options of `run` that it was created with, as far as they matter to training."""
     host_cards: Mapping[str, int] = field(default_factory=dict)
     """The cards of the node itself by their device files, by accelerator."""
+    is_of_image: bool = False
+    """orch has created it from the image in the inventory, for a run or a command."""
 
     def __str__(self) -> str:
-        return f"{self.client.split()[-1]} container {self.name}"
+        return f"{self.runtime} container {self.name}"
+
+    @property
+    def runtime(self) -> str:
+        return self.client.split()[-1]
+
+    def hidden_cards(self, ranks: int) -> str:
+        """The accelerator of which the node has enough cards for the ranks; empty if it has too few, or they are not known."""
+        return next((kind for kind, number in self.host_cards.items() if number >= ranks), "")
+
+    def card_option(self, accelerator: str) -> str:
+        """The option that gives it all cards of the node; empty for apptainer, which takes none afterwards."""
+        return GCU_OPTION if accelerator == "gcu" else GPU_OPTIONS.get(self.runtime, "")
 
     def recreated_with(self, *options: str) -> str:
-        """The line that creates it again with these options, and keeps the files in it and the old container."""
+        """The step that gives it these options: a line that creates it again, and keeps the files in it and the old container."""
+        if self.is_of_image:
+            return f"write it in container: of the inventory: options: [{', '.join(options)}]"
         changed = {option.partition("=")[0] for option in options} - {"--ulimit", "--volume", "--device"}
         kept = [option for option in self.options if option.partition("=")[0] not in changed]
         before, image = f"{self.name}-before", f"{self.name}-image"

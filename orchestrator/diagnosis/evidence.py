@@ -42,7 +42,7 @@ _NOT_HOST = re.compile(r"(?i)(?:.*(?:error|exception|warning)|.*\.py)$")
 _NO_MESSAGE = re.compile(
     r"Traceback|File \"|During handling|The above exception|\*{3}|={5}|-{5}|[╭╰│]|(?:ERROR|WARNING|INFO)\b|\[(?:ERROR|WARNING|INFO)|(?:[\w<>]+\.)*\w*(?:Error|Exception)\b"
 )
-"""What follows a message and is no part of it."""
+"""The beginning of a line that does not continue the message above it."""
 _LOG_LINE = re.compile(r"\W*(?:[IWEF]\d{4} \d\d:|\d{4}-\d\d-\d\d|\d\d[:/]\d\d[:/ ]|(?:INFO|WARNING|ERROR|DEBUG)\b)")
 _NUMBERED = re.compile(r"_\d$")
 _BARE_NAME = re.compile(r"(?:Error|Exception)$")

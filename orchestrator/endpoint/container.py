@@ -14,7 +14,7 @@ from orchestrator.transports.container import APPTAINER, Container, ContainerIma
 
 ANSWER_S = 20.0  # a daemon that starts or removes containers answers late
 KILLED = 137
-# What the clients print: docker 20 to 28, podman 4 and 5, apptainer 1, sudo 1.9.
+# The error messages of docker 20 to 28, podman 4 and 5, apptainer 1 and sudo 1.9.
 _SUDO = re.compile(r"sudo: .*(?:password is required|not allowed|not in the sudoers)")
 _DENIED = re.compile(r"permission denied.*(?:daemon|docker\.sock|socket)", re.IGNORECASE)
 _NO_DAEMON = re.compile(
@@ -75,6 +75,7 @@ def _state(name: Container, inspected: Mapping[str, Any], host_cards: Mapping[st
         mounts=tuple(str(mount["Destination"]) for mount in mounts),
         options=_options(host, config, mounts),
         host_cards=host_cards,
+        is_of_image=isinstance(name, ContainerImage),
     )
 
 

@@ -40,7 +40,7 @@ _STEP = re.compile(
 _NO_STEP = re.compile(
     rb"rror|xception|raise |assert|File \"|\bNa?N\b|\bnan\b|oss scale|[Ll]oading|[Dd]ownload|[Tt]okeniz|Running |Map\b|Filter|Generating|Fetching|Resolving|Extract|Saving|Sanity"
 )
-"""What it does not contain: errors that name a step, and bars of other work."""
+"""A text that no line of progress contains: of errors that name a step, and of progress bars of other work."""
 _FRAME_LINES = 8
 """Lines before a hit in which the code of a traceback is looked for."""
 _QUOTED = re.compile(

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from orchestrator.checks.container_state import GCU_OPTION, GPU_OPTIONS
 from orchestrator.stored import known_fields
 from orchestrator.transports.base import Channel, Transport
 
@@ -85,12 +86,11 @@ _CREATE = (
     'case $work in "~/"*) work=$HOME/${work#"~/"};; esac; mkdir -p "$work" || exit; devices=; '
     'if [ -e /dev/infiniband ]; then devices="--device=/dev/infiniband --ulimit=memlock=-1"; fi; '
     'if [ -e /dev/nvidiactl ]; then devices="$devices $gpus"; fi; '
-    'if [ -e /dev/gcu0 ]; then devices="$devices --privileged"; fi; '
+    'if [ -e /dev/gcu0 ]; then devices="$devices $gcus"; fi; '
     'if [ "$client" = podman ] && [ "$(id -u)" -gt 0 ]; then devices="$devices --userns=keep-id"; fi; '
     '$client run --detach --rm --init --network=host --ipc=host $devices --env=HOME="$HOME" --env=USER="$(id -un)" '
     '--env=LOGNAME="$(id -un)" --volume="$work:$work" --user="${user:-$(id -u):$(id -g)}" '
 )
-_GPUS = {"docker": "--gpus=all", "podman": "--device=nvidia.com/gpu=all"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class ContainerImage:
 
     def _create(self) -> str:
         """The line of shell that creates the container; its words are quoted."""
-        begin = f"work={shlex.quote(self.workdir)} gpus={_GPUS[self.runtime]} user={shlex.quote(self.user or '')}; "
+        begin = f"work={shlex.quote(self.workdir)} gpus={GPU_OPTIONS[self.runtime]} gcus={GCU_OPTION} user={shlex.quote(self.user or '')}; "
         labels = [f"--label=orch.run={self.run}"] if self.run else []
         mounts = [f"--volume={mount if ':' in mount else f'{mount}:{mount}'}" for mount in self.mounts]
         watch = _WATCH.format(polls=IDLE_S // 5)

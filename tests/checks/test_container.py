@@ -89,6 +89,15 @@ def test_limits_and_shared_memory_are_corrected_by_options_of_the_container() ->
     assert not any("docker" in remedy.split()[0] for remedy in apptainer.values())
 
 
+def test_container_that_orch_creates_gets_its_options_in_the_inventory_and_podman_its_own_option_for_cards() -> None:
+    state = _state("orch-x", is_of_image=True)
+    assert state.recreated_with("--ulimit=nofile=1048576") == (
+        "write it in container: of the inventory: options: [--ulimit=nofile=1048576]"
+    )
+    options = [_state("c", client=client).card_option("cuda") for client in ("docker", "sudo -n podman", "apptainer")]
+    assert options == ["--gpus=all", "--device=nvidia.com/gpu=all", ""]
+
+
 def test_line_replaces_an_option_of_one_value_and_keeps_the_others() -> None:
     state = _state("c0", options=("--network=none", "--volume=/a b:/a b", "--ulimit=nofile=1:1"))
     steps = [shlex.split(step) for step in state.recreated_with("--network=host", "--ulimit=memlock=-1").split(" && ")]

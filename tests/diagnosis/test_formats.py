@@ -24,7 +24,7 @@ _WORDS = {
     "%s exited with return code": "/etc/enroot/hooks.d/98-nvidia.sh exited with return code",
     "%s shared memory segment": "creating shared memory segment",
 }
-"""What a placeholder stands for, where a pattern has its values."""
+"""The text that replaces a placeholder, where the pattern of a signature names its possible values."""
 
 
 def filled(text: str) -> str:

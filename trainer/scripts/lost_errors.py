@@ -85,8 +85,11 @@ def note() -> None:
 
 def _words(exception: BaseException) -> str:
     """The first line of an exception, and of the one that it began with."""
-    first = exception
+    first, known = exception, {id(exception)}
     while (earlier := first.__cause__ or (None if first.__suppress_context__ else first.__context__)) is not None:
+        if id(earlier) in known:  # a program can make a circle
+            break
+        known.add(id(earlier))
         first = earlier
     lines = [f"{type(error).__name__}: {error}".partition("\n")[0] for error in (exception, first)]
     return lines[0] if first is exception else f"{lines[0]}, after {lines[1]}"

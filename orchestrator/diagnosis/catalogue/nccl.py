@@ -76,7 +76,7 @@ _LOCAL: tuple[Signature, ...] = (
     consequence("nccl-communicator-gone", r"Error: corrupted comm object detected|has already been destroyed|: communicator was revoked|Attempt to use communicator before the previous operation returned ncclSuccess|commReclaim: |commDestroySync: |ncclCommSetAsyncError: |ncclAsyncJobComplete: job \S+ failed|ncclProxyStop: ", "network", "a communicator was used or freed after it had failed", "look at the first NCCL WARN of all ranks", literal=("corrupted comm object", "has already been destroyed", "communicator was revoked", "Attempt to use communicator", "commReclaim: ", "commDestroySync: ", "ncclCommSetAsyncError", "ncclAsyncJobComplete", "ncclProxyStop"), sample=("NCCL WARN comm 0x55d has already been destroyed", "NCCL WARN commReclaim: cleanup comm 0x55d rank 3 failed in destroy/abort, error 3", "NCCL WARN Attempt to use communicator before the previous operation returned ncclSuccess"), near="NCCL INFO comm 0x55d rank 3 nranks 8 - Destroy COMPLETE", source="NCCL 2.14 to 2.32"),
 )  # fmt: skip
 NCCL_CAUSES = (*NETWORK_CAUSES, *(row.id for row in _LOCAL if row.role in {Role.ROOT, Role.SYMPTOM}))
-"""What the general errors of torch follow from."""
+"""The signatures of the causes of torch's general errors about NCCL."""
 _ENDED = (
     "killed",
     "segmentation-fault",
@@ -90,7 +90,7 @@ _ENDED = (
     "terminated-first",
 )
 _GENERAL: tuple[Signature, ...] = (
-    # What torch reports: the line of NCCL before it has the reason
+    # the errors that torch raises; the line of NCCL before them has the reason
     symptom("nccl-cuda-error", r"ncclUnhandledCudaError|unhandled cuda error", "node", "a CUDA call inside NCCL failed",
         "dmesg | grep -i xid: shows a fault of the card", _INFO, literal=("ncclUnhandledCudaError", "unhandled cuda error"), follows=(*_CARDS, "cuda-oom", *NCCL_CAUSES),
         sample=("ncclUnhandledCudaError: Call to CUDA function failed.", "RuntimeError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1269, unhandled cuda error, NCCL version 2.14.3", "RuntimeError: NCCL error in: /pytorch/torch/lib/c10d/ProcessGroupNCCL.cpp:859, unhandled cuda error, NCCL version 2.7.8", "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2251, unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.19.3"),

@@ -183,8 +183,8 @@ NCCL_NETWORK: tuple[Signature, ...] = (
     note("nccl-flid", r"remote FLID configured as zero even when endpoints are on different subnets", "config", "the InfiniBand subnets are joined by a router that has no FLID for the peer", "an admin sets up FLIDs in the subnet manager", literal="remote FLID configured", sample="NCCL WARN Warning: remote FLID configured as zero even when endpoints are on different subnets, using dlid as fallback", near="remote FLID 12", source="NCCL 2.22 to 2.32"),
 )  # fmt: skip
 NETWORK_CAUSES = tuple(row.id for row in NCCL_NETWORK if row.role in {Role.ROOT, Role.SYMPTOM})
-"""What NCCL's general errors follow from."""
+"""The signatures of the causes of NCCL's general errors."""
 BEFORE_TIMEOUTS = tuple(
     row.id for row in NCCL_NETWORK if row.id in NETWORK_CAUSES and "collective-timeout" not in row.follows
 )
-"""What timeouts of torch follow from; the others are what remains of a rank that ended after its timeout."""
+"""The signatures of the causes of torch's timeouts; the other network errors are left by a rank that ended after its timeout."""

@@ -22,7 +22,7 @@ PATH = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w./~+-]+"""  # quoted by Python
 _PREFIX_END = r"[\]:>] +|[\]>]:|pid=\d+(?:, ip=[^)\n]*)?\) +"
 """The end of the prefix of a launcher, of torch or of Ray; those of `torchrun --tee` and mpirun have no space after them."""
 PYTHON_LINE = rf"(?:^|{_PREFIX_END})"
-"""What precedes the last line of a traceback."""
+"""The beginning of the last line of a traceback, after the prefix of a launcher if there is one."""
 _MODULES = r"(?:(?:[a-zA-Z_]\w*|<locals>)\.)*"
 _ERROR_NAME = rf"{_MODULES}_*[A-Z]\w*(?:Error|Exception)"
 _OTHER_NAME = rf"(?:{_MODULES}_*[A-Z]\w*|[a-zA-Z_]\w*\.(?:\w+\.)*[a-z_]\w*)(?:\(\w+\))?"

@@ -46,7 +46,7 @@ class Variables:
     values: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, tuple[str, ...]] = field(default_factory=dict)
     arguments: tuple[str, ...] | None = None
-    """Of the function that runs, or of the script; None: unknown."""
+    """The arguments of the function that runs, or of the script; None: unknown."""
 
     def copy(self) -> Variables:
         return Variables(dict(self.values), dict(self.arrays), self.arguments)

@@ -18,7 +18,7 @@ _KINDS = {"dockerfile": "docker", "docker": "docker", "containerfile": "docker",
     "properties": "env",
 }
 _PLACEHOLDER = re.compile(r"<(?!<)[^\W\d][^<>\n(){}$\"'`|;&]{0,60}>")
-"""What the reader of a document shall replace, as in `--node-rank <rank>`: its value is unknown."""
+"""A placeholder that the reader of a document replaces, as in `--node-rank <rank>`: its value is unknown."""
 _LIKE_SHELL = re.compile(
     r"^[ \t]*(?:[$%][ \t]+)?(?:export[ \t]+[A-Za-z_]\w*=|(?:[A-Z_][A-Z0-9_]*=\S*[ \t]+)*(?:torchrun|python3?|deepspeed|srun|sbatch|mpirun|accelerate|"
     r"docker)[ \t])",

@@ -53,7 +53,7 @@ class Row:
     verdicts: tuple[Verdict, ...] = ()
     source: str = ""
     undecided: str = ""
-    """What to report instead of several verdicts whose conditions are all unknown."""
+    """The remark that replaces several verdicts whose conditions are all unknown."""
 
     def defaults(self) -> dict[str, str]:
         """The default by first version, the oldest first."""

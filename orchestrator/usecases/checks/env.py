@@ -95,7 +95,7 @@ class Explanation:
     cpus: Mapping[str, str]
     """The CPUs of the ranks of each selected node whose facts are known, as text."""
     overrides: Sequence[Override] = ()
-    """What the launch script sets instead."""
+    """The variables that the launch script sets instead."""
 
     def table(self) -> tuple[Sequence[str], list[Sequence[str]]]:
         """The names of the columns, and one row for each variable and value."""

@@ -48,6 +48,7 @@ def _note(folder: Path) -> dict[str, Any]:
     [
         ("raise ValueError('bad')", "ValueError: bad"),
         ("raise ValueError('a\\nb') from KeyError('c')", "ValueError: a, after KeyError: 'c'"),
+        ("a, b = OSError('a'), OSError('b'); a.__cause__, b.__cause__ = b, a\nraise a", "OSError: a, after OSError: b"),
         ("try: 1/0\nexcept OSError: pass", "ZeroDivisionError: division by zero"),
         ("try: 1/0\nexcept ArithmeticError: raise ImportError('x') from None", "ImportError: x"),
         ("sys.exit(2)", "exit code 2"),  # as a script that prints its errors itself, or the error of the rendezvous
