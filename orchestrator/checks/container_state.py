@@ -41,7 +41,7 @@ class ContainerState:
     host_cards: Mapping[str, int] = field(default_factory=dict)
     """The cards of the node itself by their device files, by accelerator."""
     is_of_image: bool = False
-    """orch has created it from the image in the inventory, for a run or a command."""
+    """orch has created it from the image in the inventory."""
 
     def __str__(self) -> str:
         return f"{self.runtime} container {self.name}"

@@ -76,7 +76,6 @@ def transport_factory(
     terminal: Terminal | None = None,
     *,
     to_host: bool = False,
-    run: str = "",
 ) -> TransportFactory:
     """
     Make the function that makes a node's transport, into its container if it has one; at most `fanout` log in at the same time.
@@ -88,25 +87,24 @@ def transport_factory(
         ssh: the options of an inventory, or of a plan; unused if `kind` is local.
         terminal: for a login's prompts; by default the terminal of this process.
         to_host: to the node itself, also if it has a container.
-        run: the run for which a container of an image is; empty for commands without a run.
     """
     to_node = _factory_to_nodes(kind, ssh, terminal)
 
     def transport(node: Target) -> Transport:
-        container = None if to_host else container_of(node, run)
+        container = None if to_host else container_of(node)
         return to_node(node) if container is None else ContainerTransport(to_node(node), container)
 
     return transport
 
 
-def container_of(node: Target, run: str = "") -> Container | None:
-    """The container of a node in which programs start, of an image for this run; None: on the node itself."""
+def container_of(node: Target) -> Container | None:
+    """The container of a node in which programs start; None: on the node itself."""
     if node.container is None:
         return None
     settings = node.container if isinstance(node.container, Mapping) else node.container.model_dump()
     if settings.get("image") is None:
         return ContainerName.of(settings)
-    return ContainerImage.of(settings, node.workdir, run)
+    return ContainerImage.of(settings, node.workdir)
 
 
 def _factory_to_nodes(

@@ -40,11 +40,7 @@ def container_state(transport: ContainerTransport) -> ContainerState:
         NodeError: it cannot be queried, or has no such container; the hint is what helps.
     """
     name = transport.container
-    if name.runtime == APPTAINER:
-        argv = [*name.client, "instance", "list", "--json", name.name]
-    else:
-        argv = [*name.client, "container", "inspect", name.name]
-    status, printed, errors = _output(transport, argv)
+    status, printed, errors = _output(transport, name.inspect())
     if status != 0:
         raise _refusal(transport.node, name, status, errors)
     try:

@@ -29,7 +29,7 @@ _check_user = pattern_check(
 
 class NodeContainer(BaseModel):
     """
-    A container that runs already (`name`), or an image of which orch creates one for each run (`image`).
+    A container that runs already (`name`), or an image of which orch creates one (`image`).
 
     `python`, `workdir` and `setup` are those inside, and programs start in it as `user`.
     """

@@ -47,7 +47,7 @@ def direct_launcher(
     """The launcher of a plan whose nodes orch connects to without a scheduler."""
     return DirectLauncher(
         plan,
-        transport_factory(plan.transport, plan.ssh, terminal, run=plan.run_id),
+        transport_factory(plan.transport, plan.ssh, terminal),
         connected,
         on_progress=between_prompts(on_progress),
     )

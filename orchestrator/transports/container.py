@@ -50,6 +50,12 @@ class ContainerName:
         words = ["sh", "-c", _HOME, "sh", *argv] if argv[0].startswith("~/") else argv
         return [*self._exec("-i"), *words]
 
+    def inspect(self) -> list[str]:
+        """The command that describes the container, as JSON."""
+        if self.runtime == APPTAINER:
+            return [*self.client, "instance", "list", "--json", self.name]
+        return [*self.client, "container", "inspect", self.name]
+
     def to_try(self, argv: Sequence[str]) -> list[str]:
         """The command by which a person starts the same program."""
         return self.inside(argv)
@@ -74,7 +80,7 @@ _WATCH = (
 # The container is created by the first connection. Its name is in use while another connection creates it, while it is being removed, and
 # after a crash of the daemon; `rm` removes no container that runs.
 _ENTER = (
-    "client=$1 name=$2 create=$3 tries=50; shift 3; "
+    "client=$1 name=$2-$(id -u) create=$3 tries=50; shift 3; "
     'running() { [ "$($client container inspect --format "{{.State.Running}}" "$name" 2>/dev/null)" = true ]; }; '
     'until running; do errors=$(eval "$create" 2>&1 >/dev/null) && break; tries=$((tries - 1)); '
     'case $tries$errors in [1-9]*"in use"*) sleep 0.2; $client rm "$name" >/dev/null 2>&1;; '
@@ -99,7 +105,8 @@ class ContainerImage:
     A container that orch creates from an image when it first starts a program in it, and that ends with the last program.
 
     It has the network, the IPC, the cards and the adapters of the node, and the user of the login; `workdir` and the `mounts` are the
-    same folders as on the node unless a mount says otherwise. `run` is a container for that run alone; empty: for commands without a run.
+    same folders as on the node unless a mount says otherwise. All runs and commands with these settings share it: a command that looks for
+    the processes of a run, such as `gc`, must see them.
     """
 
     runtime: str
@@ -109,12 +116,11 @@ class ContainerImage:
     options: tuple[str, ...] = ()
     user: str | None = None
     sudo: bool = False
-    run: str = ""
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any], workdir: str, run: str) -> ContainerImage:
+    def of(cls, settings: Mapping[str, Any], workdir: str) -> ContainerImage:
         """The container in a plan that any version has stored."""
-        known = known_fields(cls, {**settings, "workdir": workdir, "run": run})
+        known = known_fields(cls, {**settings, "workdir": workdir})
         return cls(**{**known, "mounts": tuple(known["mounts"]), "options": tuple(known["options"])})
 
     def __str__(self) -> str:
@@ -122,9 +128,9 @@ class ContainerImage:
 
     @property
     def name(self) -> str:
-        """The name of the container on the node: of the run, or of the settings."""
+        """The name of the container on the node, by its settings, without the uid of the login that follows it: users share none."""
         settings = repr((self.image, self.workdir, self.mounts, self.options, self.user))
-        return f"orch-{self.run or 'commands'}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
+        return f"orch-{hashlib.sha256(settings.encode()).hexdigest()[:12]}"
 
     @property
     def client(self) -> list[str]:
@@ -135,6 +141,10 @@ class ContainerImage:
         """The command that starts a program in the container, with its stdin, and creates the container if there is none."""
         words = ["sh", "-c", _HOME, "sh", *argv] if argv[0].startswith("~/") else argv
         return ["sh", "-c", _ENTER, "sh", " ".join(self.client), self.name, self._create(), *words]
+
+    def inspect(self) -> list[str]:
+        """The command that describes the container, as JSON."""
+        return ["sh", "-c", 'exec $1 container inspect "$2-$(id -u)"', "sh", " ".join(self.client), self.name]
 
     def to_try(self, argv: Sequence[str]) -> list[str]:
         """A short command by which a person starts the same program in a container of the image."""
@@ -148,11 +158,10 @@ class ContainerImage:
     def _create(self) -> str:
         """The line of shell that creates the container; its words are quoted."""
         begin = f"work={shlex.quote(self.workdir)} gpus={GPU_OPTIONS[self.runtime]} gcus={GCU_OPTION} user={shlex.quote(self.user or '')}; "
-        labels = [f"--label=orch.run={self.run}"] if self.run else []
         mounts = [f"--volume={mount if ':' in mount else f'{mount}:{mount}'}" for mount in self.mounts]
         watch = _WATCH.format(polls=IDLE_S // 5)
-        end = [f"--name={self.name}", *labels, *mounts, *self.options, "--entrypoint=sh", self.image, "-c", watch]
-        return begin + _CREATE + shlex.join(end)
+        end = ["--label=orch", *mounts, *self.options, "--entrypoint=sh", self.image, "-c", watch]
+        return f'{begin}{_CREATE}--name="$name" {shlex.join(end)}'
 
 
 Container: TypeAlias = ContainerName | ContainerImage

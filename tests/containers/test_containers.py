@@ -219,15 +219,19 @@ def test_workdir_that_ends_with_the_container_is_warned_of(nodes: Nodes) -> None
     assert "the workdir /var/tmp/n0 is in docker container c0 itself" in findings
 
 
-def test_container_of_an_image_is_made_for_the_run_as_the_user_of_the_login_and_ends_by_itself(nodes: Nodes) -> None:
+def test_container_of_an_image_is_made_as_the_user_of_the_login_shows_its_runs_to_all_commands_and_ends_by_itself(
+    nodes: Nodes,
+) -> None:
     nodes.use_image(IMAGE)
     run = nodes.launch(first="docker-init")
-    assert nodes.docker("ps", "--quiet", "--filter", f"label=orch.run={run}").split()
+    assert nodes.docker("ps", "--quiet", "--filter", "label=orch").split()
     assert (
         int(nodes.orch("exec", "--nodes", "n0", "--", "id", "-u").stdout.split()[-1]) == nodes.farm.home.stat().st_uid
     )
-    nodes.end.touch()
-    until(lambda: nodes.orch.status(run)["state"] == "DONE", awaited=lambda: str(nodes.orch.status(run)))
+    elsewhere = Orch(nodes.folder / "elsewhere")  # without a record of the run
+    elsewhere.cwd.mkdir()
+    elsewhere("stop", run, "-i", "../inventory.yaml")  # the record here has no request to stop
+    until(lambda: nodes.orch.status(run)["state"] == "FAILED", awaited=lambda: str(nodes.orch.status(run)))
     assert "below docker-init" in nodes.orch("logs", run).stdout
     output = nodes.orch.node_folder(run, "n0") / "rank-0.out"
     assert output.stat().st_uid == nodes.farm.home.stat().st_uid
@@ -241,7 +245,7 @@ def test_container_of_an_image_is_made_for_the_run_as_the_user_of_the_login_and_
 def test_container_of_an_image_that_is_killed_is_made_once_more_for_the_next_attempt(nodes: Nodes) -> None:
     nodes.use_image(IMAGE)
     run = nodes.launch("--max-retries", "1", first="docker-init")
-    nodes.docker("rm", "--force", *nodes.docker("ps", "--quiet", "--filter", f"label=orch.run={run}").split())
+    nodes.docker("rm", "--force", *nodes.docker("ps", "--quiet", "--filter", "label=orch").split())
     until(lambda: nodes.orch.status(run)["attempt"] == 2, awaited=lambda: _events(nodes.orch, run))
     nodes.end.touch()
     until(lambda: nodes.orch.status(run)["state"] == "DONE", awaited=lambda: str(nodes.orch.status(run)))

@@ -51,7 +51,7 @@ def test_container_of_an_image_is_entered_once_it_runs_and_created_before(tmp_pa
         "mounts": ["/data", "/a b:/c:ro"],
         "options": ["--shm-size=1g"],
     }
-    container = ContainerImage.of(settings, "~/or'ch", "gpt-1")
+    container = ContainerImage.of(settings, "~/or'ch")
     env = {
         **os.environ,
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
@@ -62,10 +62,12 @@ def test_container_of_an_image_is_entered_once_it_runs_and_created_before(tmp_pa
         done = subprocess.run(container.inside(["python3", "-c", "x y"]), env=env, check=True, capture_output=True)
         assert done.stdout == b"", "only the program prints"
     calls = [call.split("\n") for call in (tmp_path / "log").read_text().strip().split("\n\n")]
-    inspect = ["container", "inspect", "--format", "{{.State.Running}}", container.name]
-    enter = ["exec", "-i", container.name, "python3", "-c", "x y"]
+    name = f"{container.name}-{os.getuid()}"  # users share no container
+    inspect = ["container", "inspect", "--format", "{{.State.Running}}", name]
+    enter = ["exec", "-i", name, "python3", "-c", "x y"]
     first, created, *rest = calls
     assert (first, rest) == (inspect, [enter, inspect, enter])
+    assert f"--name={name}" in created or name in created
     assert created[:5] == ["run", "--detach", "--rm", "--init", "--network=host"]
     wanted = {
         f"--volume={tmp_path}/or'ch:{tmp_path}/or'ch",
@@ -73,9 +75,7 @@ def test_container_of_an_image_is_entered_once_it_runs_and_created_before(tmp_pa
         "--volume=/a b:/c:ro",
         "--shm-size=1g",
     }
-    assert wanted | {f"--user={os.getuid()}:{os.getgid()}", "--label=orch.run=gpt-1", f"--env=HOME={tmp_path}"} <= set(
-        created
-    )
+    assert wanted | {f"--user={os.getuid()}:{os.getgid()}", "--label=orch", f"--env=HOME={tmp_path}"} <= set(created)
     assert (tmp_path / "or'ch").is_dir()
     assert created[-4:-1] == ["--entrypoint=sh", "train:1", "-c"]
 
@@ -93,12 +93,13 @@ def test_name_that_stays_in_use_ends_the_attempt_with_the_runtimes_error(tmp_pat
     assert (done.returncode, done.stderr) == (125, "docker: the name is already in use by x\n")
 
 
-def test_containers_of_other_settings_or_runs_have_other_names() -> None:
+def test_containers_of_other_settings_have_other_names() -> None:
     settings = {"runtime": "docker", "image": "train:1", "mounts": [], "options": []}
     names = {
-        ContainerImage.of(settings, "/w", "a").name,
-        ContainerImage.of(settings, "/w", "b").name,
-        ContainerImage.of(settings, "/v", "a").name,
-        ContainerImage.of({**settings, "image": "train:2"}, "/w", "a").name,
+        ContainerImage.of(settings, "/w").name,
+        ContainerImage.of(settings, "/v").name,
+        ContainerImage.of({**settings, "user": "1000"}, "/w").name,
+        ContainerImage.of({**settings, "image": "train:2"}, "/w").name,
     }
     assert len(names) == 4
+    assert ContainerImage.of({**settings, "sudo": True}, "/w").name in names, "another way to the same container"

@@ -68,7 +68,7 @@ class Site:
             self.node.user,
             self.node.port,
             self.node.workdir,
-            str(container_of(self.node) or ""),
+            container.name if (container := container_of(self.node)) else "",
         )
 
     def connect(self, terminal: Terminal) -> Endpoint:
