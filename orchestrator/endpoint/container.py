@@ -87,7 +87,8 @@ def _options(host: Mapping[str, Any], config: Mapping[str, Any], mounts: list[Ma
     options = ["--init"] if host.get("Init") else []
     options += ["--privileged"] if host.get("Privileged") else []
     options += [f"--network={host['NetworkMode']}"] if host.get("NetworkMode") not in (None, "", "default") else []
-    options += [f"--ipc={host['IpcMode']}"] if host.get("IpcMode") == "host" else []
+    created = " ".join(map(str, config.get("CreateCommand") or ()))  # podman 4 describes --ipc host as shareable
+    options += ["--ipc=host"] if host.get("IpcMode") == "host" or re.search(r"--ipc[= ]host\b", created) else []
     options += [f"--pid={host['PidMode']}"] if host.get("PidMode") == "host" else []
     options += [f"--user={config['User']}"] if config.get("User") else []
     options += [f"--runtime={host['Runtime']}"] if host.get("Runtime") not in (None, "", "runc", "oci", "crun") else []

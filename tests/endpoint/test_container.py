@@ -11,7 +11,7 @@ import pytest
 from orchestrator.endpoint.container import container_failure, container_state
 from orchestrator.errors import ContainerEnded
 from orchestrator.transports.base import Channel, ChannelClosed, Transport
-from orchestrator.transports.container import ContainerName, ContainerTransport
+from orchestrator.transports.container import ContainerImage, ContainerName, ContainerTransport
 
 
 class Answer:
@@ -116,6 +116,27 @@ def test_state_of_a_container_with_all_options() -> None:
         "--init", "--privileged", "--network=host", "--ipc=host", "--pid=host", "--user=1000", "--runtime=enflame", "--gpus=all",
         "--device=/dev/infiniband", "--ulimit=memlock=-1:-1", "--volume=cache:/cache", "--volume=/root/code:/workspace/code:ro",
     )  # fmt: skip
+
+
+def test_ipc_of_the_host_is_kept_where_podman_describes_it_otherwise() -> None:
+    command = ["podman", "run", "-d", "--ipc", "host", "train:1"]
+    inspected = {
+        "State": {"Status": "running"},
+        "HostConfig": {"IpcMode": "shareable"},
+        "Config": {"CreateCommand": command},
+    }
+    state = container_state(_transport(Answer(0, json.dumps([inspected])), runtime="podman"))
+    assert state.options == ("--ipc=host",)
+    assert not state.is_of_image
+
+
+def test_container_of_an_image_is_found_by_the_uid_of_the_login() -> None:
+    answer = Answer(0, json.dumps([{"State": {"Status": "running"}}]))
+    image = ContainerImage("docker", "train:1", "~/orch")
+    state = container_state(ContainerTransport(cast("Transport", answer), image))
+    assert state.is_of_image
+    assert answer.commands[0][:2] == ["sh", "-c"]
+    assert answer.commands[0][-2:] == ["docker", image.name]
 
 
 def test_instance_of_apptainer() -> None:
