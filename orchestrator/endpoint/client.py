@@ -446,7 +446,8 @@ class Endpoint(Connection):
             each_s: the deadline of each module and command.
         """
         wanted = {name: list(required.get(name, ())) for name in ("paths", "imports", "commands")}
-        wanted_json = json.dumps({**wanted, "env": dict(env), "setup": list(setup), "each_s": each_s})
+        environment = {"env": dict(env), "setup": list(setup), "python": self.python}
+        wanted_json = json.dumps({**wanted, **environment, "each_s": each_s})
         source = (node_folder() / "requirements.py").read_text("utf-8")
         timeout_s = each_s * (1 + len(wanted["imports"]) + len(wanted["commands"]))
         request: connection.CommandRequest = {

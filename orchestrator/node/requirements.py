@@ -17,13 +17,18 @@ if TYPE_CHECKING:
     from typing import Dict, List, Mapping, Sequence, Tuple, TypedDict
 
     class Request(TypedDict):
-        """Paths, modules and lines of shell; the variables of the ranks; the lines of `setup`; the seconds for each module and command."""
+        """
+        Paths, modules and lines of shell; the variables of the ranks; the lines of `setup`; the seconds for each module and command.
+
+        `python` is that of the inventory: a name without a path is looked for after the lines of `setup`, as for the ranks.
+        """
 
         paths: List[str]
         imports: List[str]
         commands: List[str]
         env: Dict[str, str]
         setup: List[str]
+        python: str
         each_s: float
 
 
@@ -34,9 +39,11 @@ _IMPORT = "import importlib, sys; importlib.import_module(sys.argv[1])"
 def problems(request: Request) -> List[Tuple[str, str, str]]:
     """Return kind, name and problem of everything that fails, in the order of the request."""
     environment = {**os.environ, **request["env"]}
+    is_of_setup = bool(request["setup"]) and "/" not in request["python"]
+    python = request["python"] if is_of_setup else sys.executable
     found = [("path", path, _path_problem(path)) for path in request["paths"]]
     for module in request["imports"]:
-        argv = _after_setup(request["setup"], [sys.executable, "-c", _IMPORT, module])
+        argv = _after_setup(request["setup"], [python, "-c", _IMPORT, module])
         found.append(("import", module, _run(argv, environment, request["each_s"])))
     for line in request["commands"]:
         argv = _after_setup(request["setup"], ["bash", "-c", line])

@@ -38,7 +38,7 @@ class NodePlan:
     defaults: Mapping[str, str] = field(default_factory=dict)
     """Variables for ranks that get them neither from `env` nor from the node."""
     container: Mapping[str, Any] | None = None
-    """The running container that is entered over SSH, in the fields of the inventory; None: the node itself."""
+    """The container that is entered over SSH, running or of an image, in the fields of the inventory; None: the node itself."""
 
     @property
     def python_folder(self) -> str:

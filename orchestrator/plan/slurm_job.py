@@ -43,7 +43,7 @@ def refuse_containers(inventory: Inventory, chosen: Chosen) -> None:
     """UsageError for nodes with a `container:`, which is entered over SSH: a job starts its ranks in an image."""
     if name := next((node.name for node in chosen.nodes if node.container is not None), ""):
         raise UsageError(
-            f"{name}: container: names a running container, which Slurm's jobs do not enter",
+            f"{name}: container: is entered over SSH, and a job of Slurm does not enter it",
             hint=f"write the image in slurm.container of {inventory.file or 'the inventory'} for jobs, or start it with orch ssh-launch",
         )
 

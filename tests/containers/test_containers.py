@@ -305,7 +305,7 @@ def test_job_of_slurm_does_not_enter_a_running_container(tmp_path: Path) -> None
     write_inventory(tmp_path / "inventory.yaml", base, {})
     (tmp_path / "train.py").write_text(PROGRAM, "utf-8")
     text = Orch(tmp_path)("submit", "--dry-run", "--", "train.py", code=2).stderr
-    assert "n0: container: names a running container, which Slurm's jobs do not enter" in text
+    assert "n0: container: is entered over SSH, and a job of Slurm does not enter it" in text
     assert "slurm.container" in text
 
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from orchestrator.endpoint.client import Endpoint
+from orchestrator.node.requirements import problems
 from orchestrator.transports.local import LocalTransport
 from tests.node.agent.test_agent_ground import PYTHONS
+
+if TYPE_CHECKING:
+    from orchestrator.node.requirements import Request
+
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture(params=PYTHONS)
@@ -57,3 +65,23 @@ def test_module_that_hangs_is_ended(endpoint: Endpoint, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(1000)\n")
     found = endpoint.problems({"imports": ["slow", "json"]}, {"PYTHONPATH": str(tmp_path)}, (), each_s=0.5)
     assert [entry for entry in found if entry[1] == "slow"] == [("import", "slow", "it has not ended within 0.5 s")]
+
+
+@pytest.mark.parametrize(("python", "found"), [("python3", "printed by another Python"), (sys.executable, "")])
+def test_modules_are_imported_by_the_python_of_the_ranks(tmp_path: Path, python: str, found: str) -> None:
+    """With `python: python3`, that is the one which the lines of `setup` activate."""
+    activated = tmp_path / "python3"
+    activated.write_text("#!/bin/sh\necho printed by another Python; exit 1\n")
+    activated.chmod(0o755)
+    setup = [f"export PATH={tmp_path}:$PATH"]
+    none: list[str] = []
+    request = {
+        "paths": none,
+        "imports": ["json"],
+        "commands": none,
+        "env": {},
+        "setup": setup,
+        "python": python,
+        "each_s": 30.0,
+    }
+    assert [problem for _, _, problem in problems(cast("Request", request))] == ([found] if found else [])
