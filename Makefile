@@ -1,8 +1,9 @@
 # make demo: train on this machine, DEMO="steps=20" for fewer steps · make check: read the code, about a minute
 # make docs: the documentation as a site, in site/ · make picture: record the picture of the README again
-# make test-quick: lint, types and the tests without processes, < 2 min · make test: check, then every test
+# make test-quick: lint, types and the tests without processes, < 2 min · make test: check, then the tests, 15 min
+# make test-all: as test, with further variants and long proofs, 35 min
 .DEFAULT_GOAL := help
-.PHONY: help demo docs picture check check-types check-style components test test-quick dev format clean
+.PHONY: help demo docs picture check check-types check-style components test test-quick test-all dev format clean
 SHELL := /bin/bash
 # many images set it; then pytest and every orch that a test starts compile the same files again
 unexport PYTHONDONTWRITEBYTECODE
@@ -87,9 +88,12 @@ test-quick: .venv/.dev
 
 # Debian's packages are installed in parallel with pip's; check needs shellcheck from them.
 test:
+	$(MAKE) test-all TESTS='-m "not extended"'
+
+test-all:
 	$(MAKE) --jobs=3 components dev .venv-t20/.ready
 	$(MAKE) check
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --durations=25
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --durations=25 $(TESTS)
 
 # make bench: compare with other launchers and trainers, more than an hour; BENCH="--update docs/benchmarks.md" saves the figures
 .PHONY: bench

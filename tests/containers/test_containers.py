@@ -102,6 +102,7 @@ def test_run_is_inside_the_containers_and_stop_leaves_the_strangers_alone(nodes:
     assert "below sleep" in nodes.orch("logs", run).stdout
 
 
+@pytest.mark.extended
 @pytest.mark.train
 @pytest.mark.slow
 def test_shared_trainer_trains_in_two_containers_after_the_checks(nodes: Nodes) -> None:
@@ -126,6 +127,7 @@ def _events(orch: Orch, run: str) -> str:
     return (orch.home / "runs" / run / "events.jsonl").read_text("utf-8")
 
 
+@pytest.mark.extended
 def test_run_continues_without_the_supervisor_and_the_clients_of_exec(nodes: Nodes) -> None:
     run = nodes.launch()
     nodes.orch.kill_supervisor(run)
@@ -136,6 +138,7 @@ def test_run_continues_without_the_supervisor_and_the_clients_of_exec(nodes: Nod
     until(nodes.strangers_alone, awaited=nodes.left)
 
 
+@pytest.mark.extended
 def test_agent_that_is_killed_is_named_and_nothing_of_the_run_is_left(nodes: Nodes) -> None:
     run = nodes.launch()
     nodes.docker("exec", "c1", "kill", "-9", str(nodes.orch.agent_pid(run, "n1")))
@@ -173,6 +176,7 @@ def test_each_reason_why_no_program_starts_is_named_with_what_helps(nodes: Nodes
     assert "no apptainer: it is not on the PATH of the node's login shell" in refused()
 
 
+@pytest.mark.extended
 def test_daemon_that_is_down_or_not_allowed_is_named(nodes: Nodes) -> None:
     socket = Path(nodes.docker.env["DOCKER_HOST"].removeprefix("unix://"))
     if nodes.farm.is_own_account:
@@ -187,6 +191,7 @@ def test_daemon_that_is_down_or_not_allowed_is_named(nodes: Nodes) -> None:
     assert "the daemon of docker does not run" in text
 
 
+@pytest.mark.extended
 def test_python_that_the_container_lacks_is_named_with_the_container(nodes: Nodes) -> None:
     path = nodes.folder / "inventory.yaml"
     path.write_text(path.read_text("utf-8").replace(str(nodes.farm.python), "/opt/none/python3"), "utf-8")
@@ -211,6 +216,7 @@ def test_container_without_the_nodes_network_is_refused_and_the_line_in_the_hint
     nodes.docker("rm", "--force", "c1-before")
 
 
+@pytest.mark.extended
 def test_workdir_that_ends_with_the_container_is_warned_of(nodes: Nodes) -> None:
     path = nodes.folder / "inventory.yaml"
     for node in load(path).nodes:
@@ -242,6 +248,7 @@ def test_container_of_an_image_is_made_as_the_user_of_the_login_shows_its_runs_t
     )
 
 
+@pytest.mark.extended
 def test_container_of_an_image_that_is_killed_is_made_once_more_for_the_next_attempt(nodes: Nodes) -> None:
     nodes.use_image(IMAGE)
     run = nodes.launch("--max-retries", "1", first="docker-init")
@@ -251,6 +258,7 @@ def test_container_of_an_image_that_is_killed_is_made_once_more_for_the_next_att
     until(lambda: nodes.orch.status(run)["state"] == "DONE", awaited=lambda: str(nodes.orch.status(run)))
 
 
+@pytest.mark.extended
 def test_image_or_option_that_the_runtime_refuses_is_named(nodes: Nodes) -> None:
     nodes.use_image("no-such-image:1")
     text = nodes.orch("ssh-launch", "--", "train.py", code=4).stderr

@@ -32,7 +32,7 @@ def dockers(hosts: Hosts, tmp_path: Path) -> Iterator[list[Runtime]]:
 
 
 @pytest.mark.train
-@pytest.mark.parametrize("kind", ["name", "image"])
+@pytest.mark.parametrize("kind", ["name", pytest.param("image", marks=pytest.mark.extended)])
 def test_shared_trainer_trains_over_the_network_of_two_hosts(
     hosts: Hosts, dockers: list[Runtime], tmp_path: Path, kind: str
 ) -> None:

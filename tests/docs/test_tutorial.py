@@ -16,6 +16,7 @@ TENS_OF_STEPS = re.compile(r"(steps=\d)0\b")
 """Steps of the trainer and between its checkpoints; the test makes a tenth of them, as each takes 0.15 s of CPU time per rank."""
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.train
 @pytest.mark.timeout(600)

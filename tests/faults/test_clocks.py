@@ -58,6 +58,7 @@ def _line_count(orch: Orch, run: str, node: str) -> int:
     return file.read_bytes().count(b"\n")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
 def test_clock_that_is_set_during_a_run_ends_no_process_and_keeps_the_log_in_order(
     orch: Orch, clock: WallClock, ahead_s: int
@@ -78,6 +79,7 @@ def test_clock_that_is_set_during_a_run_ends_no_process_and_keeps_the_log_in_ord
     assert max(abs(left - right) for left, right in zip(merged, sorted(merged), strict=True)) < LINES / 2
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
 def test_log_is_in_order_whatever_the_clock_of_a_node_shows(
     orch: Orch, farm: Farm, clock: WallClock, ahead_s: int

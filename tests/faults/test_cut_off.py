@@ -94,6 +94,7 @@ def test_killed_node_fails_the_run_and_ends_it_on_all_other_nodes(orch: Orch, ho
         until(lambda host=host: _is_idle(host), awaited=f"{host.name} to be idle")  # type: ignore[misc]
 
 
+@pytest.mark.extended
 def test_push_to_a_node_that_is_cut_off_fails_when_no_byte_is_acknowledged(hosts: Hosts) -> None:
     """paramiko alone would write until the kernel gives up, after a quarter of an hour."""
     argv = [*hosts.controller.enter(), sys.executable, "-c", PUSH, str(hosts.ssh_config)]
@@ -130,6 +131,7 @@ def test_node_that_was_cut_off_ends_its_ranks_itself(orch: Orch, hosts: Hosts, i
     )
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize("direction", ["out", "in"])
 def test_node_that_is_cut_off_one_way_ends_its_ranks_itself(orch: Orch, hosts: Hosts, direction: str) -> None:
@@ -145,6 +147,7 @@ def test_node_that_is_cut_off_one_way_ends_its_ranks_itself(orch: Orch, hosts: H
         until(lambda host=host: _is_idle(host), awaited=f"{host.name} to be idle")  # type: ignore[misc]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_supervisor_ends_the_ranks_of_a_node_that_is_reachable_before_its_isolation_timeout(
     orch: Orch, hosts: Hosts
@@ -187,6 +190,7 @@ def _events_text(orch: Orch, run: str) -> str:
     return (orch.home / "runs" / run / "events.jsonl").read_text("utf-8")
 
 
+@pytest.mark.extended
 def test_stopping_one_of_two_runs_leaves_the_other_and_strangers_alone(orch: Orch, hosts: Hosts) -> None:
     first, second = _started(orch, hosts), _started(orch, hosts)
     hosts[0].run("sh", "-c", "cd / && setsid sleep 4321 > /dev/null 2>&1 < /dev/null &")

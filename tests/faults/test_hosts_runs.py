@@ -130,6 +130,7 @@ def test_ranks_run_on_their_hosts_with_the_address_of_the_first_as_master(orch: 
     until(lambda: all(_is_idle(host) for host in hosts.hosts), awaited="the hosts to be idle")
 
 
+@pytest.mark.extended
 def test_program_beside_the_workdir_in_a_shared_folder_starts_twice(hosts: Hosts, tmp_path: Path) -> None:
     """Each launch writes program files to the workdir while the nodes compare those of the program's folder."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # all hosts have it
@@ -191,6 +192,7 @@ def test_attach_finds_a_rank_that_was_killed_after_the_supervisor(
     assert own_training.poll() is None
 
 
+@pytest.mark.extended
 def test_attach_supervises_a_run_whose_supervisors_machine_died(hosts: Hosts, tmp_path: Path) -> None:
     hosts.inventory(tmp_path, nodes=["h1", "h2"])
     away, here = hosts.orch(tmp_path, on=hosts[0]), hosts.orch(tmp_path)
@@ -204,6 +206,7 @@ def test_attach_supervises_a_run_whose_supervisors_machine_died(hosts: Hosts, tm
     until(lambda: here.processes_of(run) == [], awaited="every process of the run to be gone")
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 2])
 def test_killed_host_fails_the_run_which_names_it_and_ends_on_the_others(
@@ -240,6 +243,7 @@ def test_host_that_is_cut_off_is_replaced_by_a_spare_one(hosts: Hosts, tmp_path:
     assert sorted(lines) == [f"rank {rank} of attempt {attempt} on {node}" for rank, attempt, node in RANKS_WITH_SPARE]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_host_that_reboots_is_waited_for_and_used_also_by_a_later_supervisor(hosts: Hosts, tmp_path: Path) -> None:
     """Status and a watching command name the failure and the end of the wait, not the stop of the other ranks."""
@@ -272,6 +276,7 @@ def test_host_that_reboots_is_waited_for_and_used_also_by_a_later_supervisor(hos
     assert failed["message"].startswith("h2 is gone")
 
 
+@pytest.mark.extended
 @pytest.mark.train
 @pytest.mark.slow
 def test_shared_trainer_continues_on_a_spare_host_while_its_rank_on_the_lost_one_still_runs(
@@ -306,6 +311,7 @@ def test_shared_trainer_continues_on_a_spare_host_while_its_rank_on_the_lost_one
     assert orch.processes_of(run) == []
 
 
+@pytest.mark.extended
 def test_run_continues_after_a_host_was_frozen(orch: Orch, hosts: Hosts) -> None:
     """Its kernel answers, so the other nodes report it reachable."""
     run = _start(orch, hosts)
@@ -322,6 +328,7 @@ def test_run_continues_after_a_host_was_frozen(orch: Orch, hosts: Hosts) -> None
     assert orch.processes_of(run) == []
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_log_is_whole_after_the_controller_was_cut_off_for_20_s(orch: Orch, hosts: Hosts) -> None:
     (orch.cwd / "talk.py").write_text(WRITER, encoding="utf-8")

@@ -50,6 +50,7 @@ def test_run_whose_launch_was_killed_in_any_phase_has_a_status_and_can_be_stoppe
         _check_nothing_is_left(orch, farm, run)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("phase", PHASES)
 def test_attach_supervises_what_a_killed_launch_had_started_and_launches_nothing(
     phase: str, farm: Farm, tmp_path: Path

@@ -93,6 +93,7 @@ def _heartbeat_times(orch: Orch) -> list[float]:
     return [file.stat().st_mtime for file in files if file.exists()]
 
 
+@pytest.mark.extended
 def test_flood_of_one_node_does_not_starve_the_other(orch: Orch, farm: Farm) -> None:
     """
     Counts the lines of the flood that are printed after the other node has written a line and before that line is printed.
@@ -138,6 +139,7 @@ def test_log_that_became_shorter_is_a_gap_and_continues_from_its_new_end(orch: O
     assert _lines_of(rest, "n0", 0) == ["written after"]
 
 
+@pytest.mark.extended
 def test_flood_leaves_memory_bounded_with_and_without_a_reader(orch: Orch) -> None:
     """80 MB of lines, then 3 MB without a newline: for a stuck follower, the supervisor and a later reader."""
     flood = "yes flood | head -c 80000000; head -c 3000000 /dev/zero"
@@ -181,6 +183,7 @@ def test_any_bytes_are_printed_escaped_and_stored_unchanged(orch: Orch) -> None:
     assert raw.read_bytes().startswith(b"\x1b]0;owned\x07\x1b[31mred\x1b[0m\n\xff\xfe\x00binary\n 1%\r 99%\r100%\n")
 
 
+@pytest.mark.extended
 def test_ten_megabyte_line_is_printed_in_pieces_and_memory_is_bounded(orch: Orch) -> None:
     (orch.cwd / "long.py").write_text("print('x' * (10 << 20)); print('after')")
     run = orch("ssh-launch", "--detach", "--nodes", "n0", "--", "long.py").stdout.strip()
@@ -205,6 +208,7 @@ def test_one_stream_can_be_selected(orch: Orch, stream: str, texts: set[str]) ->
     assert "no such stream" in orch("logs", "--stream", "both", code=2).stderr
 
 
+@pytest.mark.extended
 def test_two_followers_print_the_same_lines(orch: Orch) -> None:
     run = orch("ssh-launch", "--detach", "--", "sh", "-c", COUNT.replace("3000", "300")).stdout.strip()
     with orch.start("logs", "-f", run, "--json") as first, orch.start("logs", "-f", run, "--json") as second:
@@ -217,6 +221,7 @@ def test_two_followers_print_the_same_lines(orch: Orch) -> None:
             assert rank_lines == [f"line {number} of {rank}" for number in range(1, 301)]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("reachable_nodes", [2, 1])
 def test_connections_cut_while_old_lines_are_read_lose_only_the_rest_of_an_unreachable_node(
     orch: Orch, farm: Farm, reachable_nodes: int

@@ -88,6 +88,7 @@ def test_lines_that_tail_omits_are_not_printed_for_a_node_that_joins_later(orch:
     assert lines == written.read_text("utf-8").splitlines()[-len(lines) :]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_node_that_stays_unreachable_is_a_gap_and_exit_code_4(orch: Orch, hosts: Hosts) -> None:
     run = _start_and_cut_off_h1(orch, hosts)
@@ -100,6 +101,7 @@ def test_node_that_stays_unreachable_is_a_gap_and_exit_code_4(orch: Orch, hosts:
     assert re.search(r"h1: .*\(1 of 3\)$", stderr, re.MULTILINE)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_follower_on_another_machine_reports_a_node_that_died(orch: Orch, hosts: Hosts) -> None:
     """That machine has no record of the supervisor, which fails the run; the nodes only report that they were stopped."""

@@ -59,6 +59,7 @@ def test_rank_that_the_kernel_kills_for_lack_of_memory_is_the_cause(group: Memor
     assert end["oom_kills"] == 1
 
 
+@pytest.mark.extended
 def test_process_of_another_cgroup_that_the_kernel_kills_is_not_the_cause(group: MemoryGroup, tmp_path: Path) -> None:
     orch = _orch(tmp_path, "none", [])
     run = orch("ssh-launch", "--no-check", "--detach", "--", "train.py").stdout.strip()

@@ -84,6 +84,7 @@ def test_killed_rank_restarts_the_run_and_exit_code_93_ends_it(orch: Orch) -> No
     ]
 
 
+@pytest.mark.extended
 def test_run_ends_after_three_attempts_without_progress(orch: Orch) -> None:
     done = orch("ssh-launch", "--max-retries", "9", "-j", "1x1", "--", "sh", "-c", f"{SAVE} save 3; exit 7", code=1)
     [record] = orch.records()
@@ -125,6 +126,7 @@ def test_run_with_a_new_supervisor_is_restarted_alike(farm: Farm, tmp_path: Path
     assert not folder.bundle_file.exists()
 
 
+@pytest.mark.extended
 def test_log_follows_the_node_that_replaces_a_spare_one(farm: Farm, tmp_path: Path) -> None:
     """The first spare node does not see the folder of the run, which is known when the next attempt is recorded on it."""
     inventory = farm.inventory(tmp_path, shared=True, nodes=4)

@@ -46,6 +46,7 @@ def _return_count(orch: Orch, run: str) -> int:
     return _events_text(orch, run).count("answers again")
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_run_continues_while_all_its_nodes_refuse_connections(orch: Orch, farm: Farm) -> None:
     """As with a bastion that restarts, or a VPN that answers for hosts that it cannot reach."""
@@ -106,6 +107,7 @@ def test_supervisor_whose_record_cannot_be_written_ends_with_the_reason_in_its_l
     orch("stop", run)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize("before", ["answered before", "never answered"])
 def test_only_a_witnesss_reply_is_a_vote_and_a_repeated_result_is_recorded_once(

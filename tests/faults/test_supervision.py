@@ -180,6 +180,7 @@ def test_status_of_a_failed_run_without_a_supervisor_leaves_it_to_attach(orch: O
     _attach_to_its_end(orch, run)
 
 
+@pytest.mark.extended
 def test_follower_of_a_failed_run_without_a_supervisor_continues_until_the_run_has_ended(orch: Orch) -> None:
     run = _failed_unsupervised(orch)
     reader = orch.start("logs", "-f", run)
@@ -191,6 +192,7 @@ def test_follower_of_a_failed_run_without_a_supervisor_continues_until_the_run_h
     assert f"run {run} is FAILED" in stderr
 
 
+@pytest.mark.extended
 def test_status_names_a_supervisor_that_is_stopped_and_it_ends_the_run_when_it_is_continued(orch: Orch) -> None:
     run = _started(orch)
     pid = orch.supervisor(run)
@@ -216,6 +218,7 @@ def test_second_supervisor_is_refused(orch: Orch) -> None:
     assert _ended(orch, run)["state"] == "STOPPED"
 
 
+@pytest.mark.extended
 def test_two_simultaneous_attaches_start_one_supervisor(orch: Orch) -> None:
     """Both may find no supervisor; the second one is refused."""
     run = _started(orch)
@@ -230,6 +233,7 @@ def test_two_simultaneous_attaches_start_one_supervisor(orch: Orch) -> None:
     orch("stop", run)
 
 
+@pytest.mark.extended
 def test_reused_pid_of_a_dead_supervisor_blocks_no_attach(orch: Orch) -> None:
     run = _started(orch)
     orch.kill_supervisor(run)
@@ -259,6 +263,7 @@ def test_ranks_end_by_themselves_after_the_orphan_timeout(orch: Orch) -> None:
     assert any("--orphan-timeout" in event["text"] for event in orch.events(orch.node_folder(run, "n0")))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("order", ["supervisor first", "rank first"])
 def test_supervisor_and_rank_killed_in_any_order_leave_nothing_once_attached(orch: Orch, order: str) -> None:
     run = _started(orch)

@@ -22,6 +22,7 @@ exit 7
 """
 
 
+@pytest.mark.extended
 @pytest.mark.processes
 def test_run_is_restarted_and_diagnosed_while_the_files_of_orch_are_away(tmp_path: Path) -> None:
     """As in an upgrade: what a failure needs has been imported since the run is up."""

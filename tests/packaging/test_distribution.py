@@ -71,6 +71,7 @@ def test_sdist_holds_every_tracked_file(built: Built) -> None:
     assert {*tracked.stdout.split("\0")} - {"", ".gitignore"} - {*files_of(built.sdist)} == set()
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_sdist_passes_the_checks_of_its_documents_and_imports(built: Built, tmp_path: Path) -> None:
     """All tests are collected; the tests of the documents that start no process and the import contracts run."""

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("packaging")]
 SMALL = ("-j", "1x1", "steps=2", "model.layers=1", "model.width=32", "model.heads=2", "model.context=16")
 
 
-@pytest.fixture(scope="module", params=["wheel", "editable"])
+@pytest.fixture(scope="module", params=["wheel", pytest.param("editable", marks=pytest.mark.extended)])
 def python(request: pytest.FixtureRequest, built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment with orch and another project's `trainer`, but without torch."""
     folder = tmp_path_factory.mktemp(request.param)

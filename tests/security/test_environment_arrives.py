@@ -164,6 +164,7 @@ def test_any_value_arrives_over_ssh_as_orch_env_shows_it(over_ssh: Launcher, val
     _check_values_arrive(over_ssh, values)
 
 
+@pytest.mark.extended
 def test_any_value_arrives_through_slurm_as_orch_env_shows_it(through_slurm: Launcher, values: Values) -> None:
     _check_values_arrive(through_slurm, values)
 

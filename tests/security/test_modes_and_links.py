@@ -136,6 +136,7 @@ def _holders(root: Path, secret: str) -> dict[str, int]:
     return {path.name: path.stat().st_mode & 0o777 for path in paths if secret.encode() in path.read_bytes()}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("stage", ["connect", "start", "run"])
 def test_interrupted_launch_leaves_the_secret_in_node_sh_at_most(
@@ -156,6 +157,7 @@ def test_interrupted_launch_leaves_the_secret_in_node_sh_at_most(
     assert not list((tmp_path / ".tmp").iterdir())
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["Ctrl-C", "kill"])
 def test_interrupted_push_leaves_the_secret_in_node_sh_at_most(

@@ -136,6 +136,7 @@ def test_secret_is_nowhere_else_during_and_after_a_run_over_ssh(farm: Farm, tmp_
     _check_nowhere_else(orch, canaries, farm.home)
 
 
+@pytest.mark.extended
 def test_secret_is_nowhere_else_in_slurm(cluster: Cluster, tmp_path: Path, canaries: Canaries) -> None:
     """Neither in the batch script, nor in the files and answers of the controller and the daemons."""
     cluster.inventory(tmp_path)

@@ -44,6 +44,7 @@ def _submit_held(orch: Orch, cluster: Cluster) -> tuple[str, str]:
     return run, job
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_jobs_that_slurmctld_has_forgotten_are_judged_by_sacct(orch: Orch, accounted_cluster: Cluster) -> None:
     done = orch("submit", "--detach", "-j", "2x1", "--", "true").stdout.strip()
@@ -68,6 +69,7 @@ def test_jobs_that_slurmctld_has_forgotten_are_judged_by_sacct(orch: Orch, accou
     assert "elapsed 00:00:" in orch("status", done).stdout
 
 
+@pytest.mark.extended
 @pytest.mark.processes
 @pytest.mark.accounting
 def test_teardown_leaves_no_database_behind() -> None:

@@ -6,6 +6,8 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.grounds.cli import Orch
 from tests.grounds.slurm import Cluster
 from tests.slurm.port_thief import orch_with_taken_ports
@@ -61,6 +63,7 @@ def test_run_in_an_allocation_is_a_step_of_it_and_stop_ends_only_that_step(clust
     assert "in no Slurm job" in orch("submit", "--here", "--", "true", code=2).stderr
 
 
+@pytest.mark.extended
 def test_task_of_a_job_array_has_nodes_for_a_run_and_a_taken_port_is_retried(cluster: Cluster, tmp_path: Path) -> None:
     orch = orch_with_taken_ports(cluster, tmp_path, thefts=1)
     log = cluster.folder / "task.log"

@@ -65,12 +65,14 @@ def test_more_nodes_than_the_partition_has_are_refused(cluster: Cluster, tmp_pat
     assert HERE in stderr
 
 
+@pytest.mark.extended
 def test_named_node_that_slurm_does_not_have_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     cluster.inventory(tmp_path, nodes=[{"name": "n[2-5]"}])
     stderr = _refused(cluster, Orch(tmp_path, env=cluster.env), "--nodes", "n[3-4]")
     assert "nodes: this cluster has no n4; partition debug has n[0-3]" in stderr
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("partitions")
 def test_named_node_of_another_partition_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     cluster.inventory(tmp_path, slurm={"partition": "small"})
@@ -79,6 +81,7 @@ def test_named_node_of_another_partition_is_refused(cluster: Cluster, tmp_path: 
     assert "small (UP, 2 nodes, time limit 2-00:00:00)" in stderr
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("partitions")
 def test_more_nodes_than_a_partition_allows_per_job_are_refused(cluster: Cluster, tmp_path: Path) -> None:
     cluster.inventory(tmp_path, slurm={"partition": "one"})
@@ -87,6 +90,7 @@ def test_more_nodes_than_a_partition_allows_per_job_are_refused(cluster: Cluster
     assert "one (UP, 4 nodes, at most 1 a job, time limit 00:30:00)" in stderr
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("partitions")
 def test_job_is_submitted_if_one_of_its_partitions_can_run_it(cluster: Cluster, tmp_path: Path) -> None:
     cluster.inventory(tmp_path, slurm={"partition": "one,small", "time": "1-00"})
@@ -97,6 +101,7 @@ def test_job_is_submitted_if_one_of_its_partitions_can_run_it(cluster: Cluster, 
     assert "3 are requested, and partition small has 2" in stderr
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("partitions")
 def test_partition_that_is_down_ends_the_submission_with_4(cluster: Cluster, tmp_path: Path) -> None:
     _scontrol("update", "PartitionName=debug", "State=DOWN")
@@ -114,17 +119,20 @@ def test_job_without_a_partition_is_submitted_with_a_warning(cluster: Cluster, t
     assert len(cluster.jobs()) == 1
 
 
+@pytest.mark.extended
 def test_time_limit_is_not_checked_if_a_qos_may_lift_it(cluster: Cluster, tmp_path: Path) -> None:
     cluster.inventory(tmp_path, slurm={"qos": "long", "time": "02:00:00"})
     Orch(tmp_path, env=cluster.env)("submit", "--detach", "-j", "1x1", "--", "true")
     assert len(cluster.jobs()) == 1
 
 
+@pytest.mark.extended
 def test_account_is_not_checked_without_accounting(cluster: Cluster, tmp_path: Path) -> None:
     cluster.inventory(tmp_path, slurm={"account": "nobody", "qos": "none"})
     Orch(tmp_path, env=cluster.env)("submit", "-j", "1x1", "--", "true")
 
 
+@pytest.mark.extended
 def test_submission_continues_with_a_warning_if_scontrol_fails(cluster: Cluster, tmp_path: Path) -> None:
     """sbatch decides: here only scontrol is broken."""
     cluster.inventory(tmp_path)

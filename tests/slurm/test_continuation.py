@@ -57,6 +57,7 @@ def _log(orch: Orch, run: str) -> str:
     return orch("logs", run).stdout
 
 
+@pytest.mark.extended
 def test_run_that_waits_for_its_next_attempt_is_pending(start: Start, orch: Orch, cluster: Cluster) -> None:
     run, job = start("waits(signal.SIGUSR2)", "in attempt 1")
     cluster.signal(job, "USR2")
@@ -67,6 +68,7 @@ def test_run_that_waits_for_its_next_attempt_is_pending(start: Start, orch: Orch
     assert orch.status(run)["state"] == "STOPPED"
 
 
+@pytest.mark.extended
 def test_program_that_ignores_the_warning_continues(start: Start, orch: Orch, cluster: Cluster) -> None:
     run, job = start("while not os.path.exists('../enough'): print('here', flush=True); signal.sigtimedwait((), 0.2)")
     until(lambda: "here" in orch.printed(run), awaited="the ranks")
@@ -76,6 +78,7 @@ def test_program_that_ignores_the_warning_continues(start: Start, orch: Orch, cl
     assert cluster.wait_for(orch, run, "DONE")["attempt"] == 1
 
 
+@pytest.mark.extended
 def test_job_is_requeued_though_nodes_have_no_scontrol(
     start: Start, orch: Orch, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -101,6 +104,7 @@ def test_cancelled_job_is_not_requeued_though_its_ranks_exit_with_99(
     assert job not in cluster.jobs()
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_job_is_not_requeued_after_three_attempts_without_progress(start: Start, orch: Orch, cluster: Cluster) -> None:
     run, job = start("save(7); sys.exit(99)")
@@ -121,6 +125,7 @@ def test_retries_are_bounded_though_each_makes_progress(start: Start, orch: Orch
     assert "attempt 2 was the last: max_retries is 1" in status["message"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("lines", "slurm", "message"),
     [
@@ -140,6 +145,7 @@ def test_job_is_not_requeued_after_a_final_failure(
     assert job not in cluster.jobs()
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_job_that_ignored_the_warning_is_requeued_at_the_time_limit_after_progress(

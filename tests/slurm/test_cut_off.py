@@ -14,6 +14,7 @@ from tests.until import until
 WRITE = 'while ! [ -e "$0" ]; do echo "$ORCH_ATTEMPT $(hostname)" >>"$0.written"; sleep 0.1; done'
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ranks_of_a_node_that_is_cut_off_are_killed_before_the_next_attempt_starts(

@@ -71,6 +71,7 @@ def _wrap_program(orch: Orch, program: str, script: str) -> None:
     orch.env["PATH"] = f"{folder}:{os.environ['PATH']}"
 
 
+@pytest.mark.extended
 def test_follow_keeps_printing_while_squeue_hangs(orch: Orch) -> None:
     run, enough = _start_counting(orch)
     _wrap_program(
@@ -109,6 +110,7 @@ def test_submission_fails_and_leaves_no_job_while_slurmctld_is_down(orch: Orch, 
     assert cluster.jobs() == {}
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_job_that_slurmctld_accepts_after_sbatch_timed_out_is_the_runs_only_job(orch: Orch, cluster: Cluster) -> None:
@@ -143,6 +145,7 @@ def test_job_id_is_read_from_sbatch_and_not_from_a_note_of_the_site(orch: Orch, 
     assert list(cluster.jobs()) == [foreign_job]
 
 
+@pytest.mark.extended
 def test_job_of_a_submission_whose_output_has_no_id_is_found_by_its_folder(orch: Orch, cluster: Cluster) -> None:
     _wrap_program(orch, "sbatch", '$real "$@" >/dev/null && echo "Note: your job 99999 was submitted"')
     run = orch("submit", "--detach", "-j", "1x1", "--", "sleep", "1000").stdout.strip()
@@ -164,6 +167,7 @@ def test_stop_never_cancels_a_job_in_another_folder(orch: Orch, cluster: Cluster
     assert "(wrap) does not run" in orch("stop", run, code=4).stderr  # the run's own job still runs
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_held_job_is_reported_with_the_release_command_and_followed_after_it(orch: Orch, cluster: Cluster) -> None:
     blocker = orch("submit", "--detach", "-j", "4x1", "--", "sleep", "1000").stdout.strip()
@@ -192,6 +196,7 @@ def test_held_job_is_reported_with_the_release_command_and_followed_after_it(orc
     assert "] it ran" in out
 
 
+@pytest.mark.extended
 def test_status_reports_the_queue_position_and_expected_start(orch: Orch, cluster: Cluster) -> None:
     text = (orch.cwd / "inventory.yaml").read_text("utf-8")
     (orch.cwd / "inventory.yaml").write_text(text.replace("slurm:", "slurm:\n  options: ['--exclusive']"))
@@ -210,6 +215,7 @@ def test_status_reports_the_queue_position_and_expected_start(orch: Orch, cluste
     assert cluster.jobs()[orch.status(runs[0])["slurm_job"]] == "RUNNING"
 
 
+@pytest.mark.extended
 def test_run_is_done_though_a_slurmd_was_killed(orch: Orch, cluster: Cluster) -> None:
     run, enough = _start_counting(orch)
     [node] = orch.status(run)["nodes"]
@@ -232,6 +238,7 @@ def test_job_of_a_lost_node_is_requeued_and_continues_in_its_next_attempt(orch: 
     assert _texts(orch, run) == ["attempt 1"] * 2 + ["attempt 2"] * 2
 
 
+@pytest.mark.extended
 def test_job_that_needs_a_drained_node_names_it(orch: Orch, cluster: Cluster) -> None:
     _slurm(cluster, "scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=fan")
     run = orch("submit", "--detach", "--nodes", "n1", "--", "true").stdout.strip()
@@ -259,6 +266,7 @@ def test_time_limit_fails_the_run_and_is_named(orch: Orch, cluster: Cluster) -> 
     assert json.loads(orch("diagnose", run, "--json").stdout)["signature"] == "slurm-time-limit"
 
 
+@pytest.mark.extended
 def test_machine_without_squeue_does_not_take_a_running_job_for_lost(orch: Orch) -> None:
     run, enough = _start_counting(orch)
     folder = orch.cwd / "no-slurm"

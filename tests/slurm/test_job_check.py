@@ -34,6 +34,7 @@ def test_node_that_fails_a_check_ends_the_job_before_its_first_attempt(orch: Orc
     assert fault in orch("logs", "--stream", "batch").stdout
 
 
+@pytest.mark.extended
 def test_node_that_fails_a_check_is_replaced_by_a_spare(orch: Orch) -> None:
     done = orch("submit", "--nodes", "n0,n1", "--set", "slurm.spare_nodes=1", "--", "sh", "-c", "echo up on $ORCH_NODE")
     assert "the job starts without n1: n1: a process may open 1000 files" in done.stdout

@@ -49,6 +49,7 @@ def test_each_rung_is_a_short_job_that_is_not_restarted_and_nothing_is_left(orch
     until(lambda: cluster.processes() == {}, awaited="the end of all processes of the jobs")
 
 
+@pytest.mark.extended
 def test_rungs_in_an_allocation_are_steps_of_it_on_its_nodes(orch: Orch, cluster: Cluster) -> None:
     ladder = shlex.join(orch.argv((*LADDER, "--here", *RUN)))
     shell = f"{ladder}; code=$?; squeue --noheader --steps --format=%j >steps; exit $code"
@@ -67,6 +68,7 @@ def test_rungs_in_an_allocation_are_steps_of_it_on_its_nodes(orch: Orch, cluster
     until(lambda: cluster.processes() == {}, awaited="the end of all processes of the jobs")
 
 
+@pytest.mark.extended
 def test_remedy_of_a_job_is_proved_by_short_jobs(orch: Orch, cluster: Cluster) -> None:
     cluster.inventory(orch.cwd, env={"GLOO_SOCKET_IFNAME": "none0"}, slurm={"max_retries": 5, "time": "00:50:00"})
     (orch.cwd / "train.sh").write_text(NEEDS_AN_INTERFACE)
@@ -86,6 +88,7 @@ def test_remedy_of_a_job_is_proved_by_short_jobs(orch: Orch, cluster: Cluster) -
     assert cluster.jobs() == {}
 
 
+@pytest.mark.extended
 def test_remedy_of_a_run_in_an_allocation_is_proved_by_steps_of_it(orch: Orch, cluster: Cluster) -> None:
     cluster.inventory(orch.cwd, env={"GLOO_SOCKET_IFNAME": "none0"})
     (orch.cwd / "train.sh").write_text(NEEDS_AN_INTERFACE)
@@ -123,6 +126,7 @@ def _ladder_behind(orch: Orch, cluster: Cluster, *options: str) -> tuple[str, St
     return blocker, ladder
 
 
+@pytest.mark.extended
 def test_time_in_the_queue_does_not_count_for_a_rung(orch: Orch, cluster: Cluster) -> None:
     began = time.monotonic()
     blocker, ladder = _ladder_behind(orch, cluster, "--limit", "3s")
@@ -136,6 +140,7 @@ def test_time_in_the_queue_does_not_count_for_a_rung(orch: Orch, cluster: Cluste
     until(lambda: cluster.jobs() == {}, awaited="the queue to be empty")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("phase", ["queue", "run"])
 def test_ctrl_c_cancels_the_job_of_the_rung(orch: Orch, cluster: Cluster, phase: str) -> None:
     if phase == "queue":
@@ -155,6 +160,7 @@ def test_ctrl_c_cancels_the_job_of_the_rung(orch: Orch, cluster: Cluster, phase:
     assert record["state"] == "STOPPED"
 
 
+@pytest.mark.extended
 def test_options_of_slurm_need_rungs_through_slurm(orch: Orch) -> None:
     stderr = orch(*LADDER, "-p", "debug", *RUN, code=2).stderr
     assert "--partition is for rungs through Slurm" in stderr

@@ -34,6 +34,7 @@ def laptop(slurm_hosts: SlurmHosts, tmp_path: Path) -> Orch:
     return slurm_hosts.hosts.orch(tmp_path, PATH=str(tmp_path / "bin"))
 
 
+@pytest.mark.extended
 def test_run_on_hosts_that_only_the_login_node_reaches(laptop: Orch) -> None:
     """The nodes are checked in the job, and the variables that follow from their facts reach the ranks."""
     program = 'echo "up on $(hostname), head $MASTER_ADDR over $GLOO_SOCKET_IFNAME"'
@@ -43,6 +44,7 @@ def test_run_on_hosts_that_only_the_login_node_reaches(laptop: Orch) -> None:
     assert laptop.status()["state"] == "DONE"
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_no_line_is_lost_while_the_login_node_is_cut_off(laptop: Orch, slurm_hosts: SlurmHosts) -> None:
     with laptop.start("submit", "-j", "2x1", "--", "sh", "-c", COUNT) as watcher:
@@ -92,6 +94,7 @@ def test_files_and_logs_are_copied_over_ssh_if_every_host_has_its_own_workdir(
     assert sorted(found.stdout.splitlines()) == log
 
 
+@pytest.mark.extended
 def test_run_without_a_shared_workdir_is_not_requeued_and_gc_removes_its_folders(
     laptop: Orch, slurm_hosts: SlurmHosts
 ) -> None:
@@ -112,6 +115,7 @@ def test_run_without_a_shared_workdir_is_not_requeued_and_gc_removes_its_folders
     ]  # the login node keeps its folder for an hour, as no rank ran there
 
 
+@pytest.mark.extended
 def test_orch_on_the_login_node_submits_to_nodes_that_share_no_files_with_it(slurm_hosts: SlurmHosts) -> None:
     hosts, login = slurm_hosts.hosts, slurm_hosts.login
     folder = login.path(hosts.home / "job")
@@ -129,6 +133,7 @@ def test_orch_on_the_login_node_submits_to_nodes_that_share_no_files_with_it(slu
     ]
 
 
+@pytest.mark.extended
 def test_unshared_workdir_is_named_as_the_cause_if_no_node_accepts_a_login(
     laptop: Orch, slurm_hosts: SlurmHosts
 ) -> None:

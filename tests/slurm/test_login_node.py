@@ -100,6 +100,7 @@ def test_failing_rank_fails_the_run_with_its_code(laptop: Orch) -> None:
     assert "cpu binding" not in log  # printed by srun, since the cluster has no TaskPlugin
 
 
+@pytest.mark.extended
 def test_log_is_read_on_a_machine_without_the_record(laptop: Orch) -> None:
     laptop("submit", "-j", "1x1", "--", "echo", "hello")
     run = laptop.records()[-1]["id"]
@@ -108,6 +109,7 @@ def test_log_is_read_on_a_machine_without_the_record(laptop: Orch) -> None:
     assert f"run {run} is DONE" in elsewhere("logs", "-f", run, "-i", "inventory.yaml").stderr
 
 
+@pytest.mark.extended
 def test_gc_cleans_the_working_folder_of_the_login_node(laptop: Orch, farm: Farm) -> None:
     laptop("submit", "-j", "1x1", "--", "true")
     run = laptop.records()[-1]["id"]
@@ -128,6 +130,7 @@ def test_dry_run_names_the_login_node_and_makes_no_connection(laptop: Orch, farm
     assert '"$HOME"' in text
 
 
+@pytest.mark.extended
 def test_login_node_on_which_orch_runs_is_not_logged_in_to(cluster: Cluster, farm: Farm, tmp_path: Path) -> None:
     name = os.uname().nodename
     cluster.inventory(tmp_path, slurm={"login": name}, ssh={"config": str(farm.ssh_config)})
@@ -136,6 +139,7 @@ def test_login_node_on_which_orch_runs_is_not_logged_in_to(cluster: Cluster, far
         assert connections() == 0
 
 
+@pytest.mark.extended
 def test_login_node_is_used_though_the_laptop_has_slurm(laptop: Orch, cluster: Cluster, farm: Farm) -> None:
     with farm.counted() as connections:
         Orch(laptop.cwd, env=cluster.env)("submit", "-j", "1x1", "--", "true")
@@ -149,6 +153,7 @@ def test_unknown_partition_is_refused_before_any_file_is_written(laptop: Orch, f
     assert not (farm.home / laptop.cwd.name).exists()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("option", "words"),
     [
@@ -184,6 +189,7 @@ def test_login_node_that_is_down_ends_the_launch_with_nothing_submitted(
     assert not cluster.jobs()
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_no_line_is_lost_when_the_login_node_fails_while_following(laptop: Orch, farm: Farm, cluster: Cluster) -> None:
     """First the connection alone, then the machine until the job has ended."""
@@ -233,6 +239,7 @@ def test_connection_that_is_lost_before_sbatch_answers_makes_no_second_job(
     assert (farm.home / "sbatch-calls").read_text("utf-8") == "once\n"
 
 
+@pytest.mark.extended
 def test_job_id_is_not_read_from_a_note_of_the_site_and_stop_cancels_no_job_in_another_folder(
     laptop: Orch, farm: Farm, cluster: Cluster
 ) -> None:
@@ -252,6 +259,7 @@ def test_job_id_is_not_read_from_a_note_of_the_site_and_stop_cancels_no_job_in_a
     assert list(cluster.jobs()) == [foreign_job]
 
 
+@pytest.mark.extended
 def test_variables_of_a_login_profile_neither_rename_the_job_nor_override_the_inventory(
     laptop: Orch, farm: Farm, cluster: Cluster
 ) -> None:
@@ -268,6 +276,7 @@ def test_variables_of_a_login_profile_neither_rename_the_job_nor_override_the_in
     assert not cluster.jobs()
 
 
+@pytest.mark.extended
 def test_job_whose_sbatch_was_killed_before_it_answered_is_found_by_its_folder(
     laptop: Orch, farm: Farm, cluster: Cluster
 ) -> None:
@@ -278,6 +287,7 @@ def test_job_whose_sbatch_was_killed_before_it_answered_is_found_by_its_folder(
     laptop("stop", run)
 
 
+@pytest.mark.extended
 def test_job_that_sbatch_submits_after_ctrl_c_is_cancelled(laptop: Orch, farm: Farm, cluster: Cluster) -> None:
     """The command on the login node does not end with its connection."""
     started, gate = farm.home / "sbatch-started", farm.home / "answer"

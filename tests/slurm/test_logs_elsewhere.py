@@ -25,6 +25,7 @@ def elsewhere(here: Orch, cluster: Cluster) -> Orch:
     return Orch(here.cwd, env={**cluster.env, "ORCH_HOME": str(here.cwd / "elsewhere")})
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("options", [("-j", "2x1"), ("--nodes", "n1,n3")])
 def test_log_is_the_same_without_a_record(here: Orch, elsewhere: Orch, options: tuple[str, str]) -> None:
     here("submit", *options, "--", "sh", "-c", 'echo "out of $RANK"')
@@ -53,6 +54,7 @@ def test_job_is_followed_to_its_end(here: Orch, elsewhere: Orch) -> None:
     assert sorted(line.partition("] ")[2] for line in text.splitlines() if ":-]" not in line) == sorted(written)
 
 
+@pytest.mark.extended
 def test_log_of_a_job_whose_folder_is_only_on_its_nodes_is_refused_with_the_next_step(
     farm: Farm, here: Orch, elsewhere: Orch
 ) -> None:

@@ -52,6 +52,7 @@ def test_requeued_job_is_followed_into_its_next_attempt(orch: Orch, cluster: Clu
     assert (status["state"], status["attempt"]) == ("DONE", 2)
 
 
+@pytest.mark.extended
 def test_run_that_was_requeued_unobserved_is_judged_by_its_last_attempt(orch: Orch, cluster: Cluster) -> None:
     run, job = _submitted(orch)
     cluster.requeue(job)
@@ -62,6 +63,7 @@ def test_run_that_was_requeued_unobserved_is_judged_by_its_last_attempt(orch: Or
     assert _out(orch("logs", "--tail", "3", run).stdout) != LINES
 
 
+@pytest.mark.extended
 def test_requeued_job_is_pending_and_can_be_stopped(orch: Orch, cluster: Cluster) -> None:
     run, job = _submitted(orch)
     cluster.requeue_waiting(job)

@@ -114,6 +114,7 @@ def test_separate_trainings_of_a_job_are_stopped(orch: Orch, cluster: Cluster) -
     assert "2 trainings, not one: each of 2 ranks takes optimizer steps in no process group" in status["message"]
 
 
+@pytest.mark.extended
 def test_head_ends_the_programs_of_the_other_nodes(orch: Orch, cluster: Cluster) -> None:
     lines = """
         case $NODE_RANK in
@@ -133,6 +134,7 @@ def test_head_ends_the_programs_of_the_other_nodes(orch: Orch, cluster: Cluster)
     assert "[n2:-] stopping the ranks: the program of the first node is done (--until-head)" in log
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_lost_node_is_replaced_without_a_saved_step(orch: Orch, cluster: Cluster) -> None:
     run, job = _submit(orch, '[ "$ORCH_ATTEMPT" = 2 ] || exec sleep 1000')
@@ -143,6 +145,7 @@ def test_lost_node_is_replaced_without_a_saved_step(orch: Orch, cluster: Cluster
     assert [text.split()[3] for text in _ranks(orch, run)[2:]] == ["n0", "n2"]
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_job_with_too_few_nodes_left_is_requeued(orch: Orch, cluster: Cluster) -> None:
     run, job = _submit(orch, '[ "$ORCH_ATTEMPT" = 3 ] || exec sleep 1000')
@@ -184,6 +187,7 @@ def _is_watching(cluster: Cluster, node: str) -> bool:
     return False
 
 
+@pytest.mark.extended
 def test_job_fails_after_three_attempts_without_progress(orch: Orch, cluster: Cluster) -> None:
     run, job = _submit(orch, "save 3; exit 7")
     status = cluster.wait_for(orch, run, "FAILED")
@@ -195,6 +199,7 @@ def test_job_fails_after_three_attempts_without_progress(orch: Orch, cluster: Cl
     )
 
 
+@pytest.mark.extended
 def test_memory_of_nodes_is_given_back_after_a_failure_that_no_attempt_follows(orch: Orch, cluster: Cluster) -> None:
     lines = """
         mkdir -p "$ORCH_MEMORY_DIR" && touch "$ORCH_MEMORY_DIR/$RANK" && echo "kept $ORCH_MEMORY_DIR"
@@ -209,6 +214,7 @@ def test_memory_of_nodes_is_given_back_after_a_failure_that_no_attempt_follows(o
     assert not [path for path in kept if Path(path).exists()]
 
 
+@pytest.mark.extended
 def test_crash_after_finished_work_is_a_warning_without_a_restart(orch: Orch, cluster: Cluster) -> None:
     progress = '"$ORCH_RUN_DIR/attempt-$ORCH_ATTEMPT/$ORCH_NODE/progress/$RANK.json"'
     run, _ = _submit(orch, f'echo \'{{"step": 3, "phase": "done"}}\' >{progress}; kill -ABRT $$')
@@ -216,6 +222,7 @@ def test_crash_after_finished_work_is_a_warning_without_a_restart(orch: Orch, cl
     assert orch("logs", run).stdout.count("warning: ") == 2  # one per rank
 
 
+@pytest.mark.extended
 def test_job_that_is_cancelled_between_restarts_is_stopped(orch: Orch, cluster: Cluster) -> None:
     run, job = _submit(orch, 'save "$ORCH_ATTEMPT"; exit 7')
     until(lambda: "in attempt 3" in orch.printed(run), awaited="the third attempt")
@@ -224,6 +231,7 @@ def test_job_that_is_cancelled_between_restarts_is_stopped(orch: Orch, cluster: 
     assert job not in cluster.jobs()
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.train
 @pytest.mark.timeout(400)

@@ -37,6 +37,7 @@ def test_own_template_is_run_and_stored_with_the_run(cluster: Cluster, tmp_path:
     assert "export TEMPLATE='was here'" in script.read_text("utf-8")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -51,6 +51,7 @@ def test_environment_value_arrives_byte_equal_and_never_in_the_script(cluster: C
     assert "pwned" not in script.read_text("utf-8")
 
 
+@pytest.mark.extended
 def test_script_of_a_run_that_has_started_refuses_a_second_start(orch: Orch) -> None:
     orch("submit", "-j", "1x1", "--", "true")
     record = orch.status()
@@ -89,6 +90,7 @@ def test_sbatch_accepts_the_script_of_every_shipped_inventory(
     assert subprocess.run(sbatch, input=wrong, env=cluster.env, capture_output=True, text=True, check=False).returncode
 
 
+@pytest.mark.extended
 def test_ranks_get_slurms_variables_about_the_job_and_none_about_the_launch(orch: Orch) -> None:
     orch("submit", "-j", "1x1", "--", "sh", "-c", "env | grep -E '^(SLURM|PMI)' | cut -d= -f1 | sort")
     names = {line["text"] for line in orch.lines() if line["stream"] == "out"}
@@ -139,6 +141,7 @@ def test_cancelled_job_is_stopped_and_one_ended_by_a_signal_has_failed(orch: Orc
     assert "Slurm signalled the whole job, as scancel does, and no rank failed before: *** JOB " in states[2][1]
 
 
+@pytest.mark.extended
 def test_waiting_job_is_pending_with_slurms_reason(orch: Orch) -> None:
     first = orch("submit", "--detach", "-j", "4x2", "--", "sleep", "1000").stdout.strip()
     inventory = (orch.cwd / "inventory.yaml").read_text("utf-8")
@@ -152,6 +155,7 @@ def test_waiting_job_is_pending_with_slurms_reason(orch: Orch) -> None:
     orch("stop", first)
 
 
+@pytest.mark.extended
 def test_slurm_gets_the_inventorys_values(cluster: Cluster, tmp_path: Path) -> None:
     comment = 'it\'s "a" $comment # `id` \\ é'
     slurm = {"cpus": 3, "mem": "1", "exclusive": "user", "exclude": "n[3,1]", "dependency": "singleton"}
@@ -192,6 +196,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("slurm", "words"), REFUSED, ids=["constraint", "mem", "tmp"])
 def test_refusal_of_sbatch_is_quoted(cluster: Cluster, tmp_path: Path, slurm: dict[str, object], words: str) -> None:
     cluster.inventory(tmp_path, slurm=slurm)
@@ -217,6 +222,7 @@ def test_missing_program_is_named_in_the_log(orch: Orch) -> None:
     assert "no-such-program-anywhere" in orch("logs").stdout
 
 
+@pytest.mark.extended
 def test_job_whose_id_was_never_recorded_is_found_by_its_folder(orch: Orch, cluster: Cluster) -> None:
     """As after a launch that was killed right after sbatch."""
     run_id = orch("submit", "--detach", "-j", "1x1", "--", "sleep", "1000").stdout.strip()
@@ -247,6 +253,7 @@ def test_taken_port_is_retried_on_another_one(cluster: Cluster, tmp_path: Path) 
     assert len({line["text"] for line in lines if line["stream"] == "out"}) == 1
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_port_that_is_taken_every_time_fails_the_job(cluster: Cluster, tmp_path: Path) -> None:
     orch = orch_with_taken_ports(cluster, tmp_path, thefts=3)
@@ -256,6 +263,7 @@ def test_port_that_is_taken_every_time_fails_the_job(cluster: Cluster, tmp_path:
     until(lambda: not cluster.jobs() and not cluster.processes(), awaited="the job to be gone")
 
 
+@pytest.mark.extended
 def test_equal_lines_of_the_ranks_of_a_watched_job_are_folded(orch: Orch) -> None:
     printed = orch("submit", "--quiet", "--fold", "-j", "2x2", "--", "echo", "up").stdout.splitlines()
     [shape] = {re.sub(r"^\[.*\]", "[…]", line) for line in printed}
@@ -263,6 +271,7 @@ def test_equal_lines_of_the_ranks_of_a_watched_job_are_folded(orch: Orch) -> Non
     assert len(printed) <= 2, "one line, or one per node if one of them was much slower"
 
 
+@pytest.mark.extended
 def test_dry_run_that_queries_prints_the_script_with_what_the_cluster_decides(cluster: Cluster, tmp_path: Path) -> None:
     cluster.inventory(tmp_path, slurm={"time": None})
     orch = Orch(tmp_path, env={**cluster.env, "SBATCH_TIMELIMIT": "2"})

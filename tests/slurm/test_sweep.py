@@ -31,6 +31,7 @@ def _settings(cluster: Cluster) -> tuple[str, ...]:
     return (*SMALL, f"data.paths={cluster.folder / 'text.txt'}")
 
 
+@pytest.mark.extended
 @pytest.mark.train
 def test_every_combination_is_a_separate_run_and_list_compares_them(orch: Orch, cluster: Cluster) -> None:
     sweeps = ("--sweep", "lr=1e-3,1e-1", "--sweep", "seed=1")
@@ -88,6 +89,7 @@ def test_sweep_whose_terminal_is_closed_during_sbatch_is_recorded(orch: Orch, cl
     assert not cluster.jobs()
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.train
 def test_only_the_warned_task_of_an_array_continues_in_another_attempt(orch: Orch, cluster: Cluster) -> None:

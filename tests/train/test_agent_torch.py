@@ -63,6 +63,7 @@ def test_two_nodes_of_two_ranks_join_over_the_reserved_port_and_reduce(ground: G
         assert ground.out(rank, rank // 2) == "total 10.0 of 4\n"
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_exception_under_record_is_the_error_of_the_event(ground: Ground) -> None:
     ground.job("-c", RECORDED, program={"python": True}, ranks=[2])

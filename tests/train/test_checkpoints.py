@@ -23,6 +23,7 @@ pytestmark = pytest.mark.train
 STRATEGIES = ("ddp", "fsdp2", "zero0", "zero1", "zero2", "zero3")
 
 
+@pytest.mark.extended
 @pytest.mark.processes
 @pytest.mark.slow
 def test_damaged_checkpoint_is_replaced_by_the_older_one_on_all_ranks_under_every_strategy(
@@ -54,6 +55,7 @@ def test_damaged_checkpoint_is_replaced_by_the_older_one_on_all_ranks_under_ever
     assert quarantined == sorted(f"{strategy}-{damage}".replace(" ", "-") for strategy, damage, *_ in expected)
 
 
+@pytest.mark.extended
 def test_failed_async_save_ends_all_ranks_and_costs_no_older_checkpoint(
     start_ranks: StartRanks, tmp_path: Path
 ) -> None:

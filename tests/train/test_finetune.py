@@ -34,6 +34,7 @@ def example(folder: Path) -> tuple[list[str], list[str]]:
     return launch[1:], export[3:]
 
 
+@pytest.mark.extended
 def test_example_of_the_page_runs_and_transformers_loads_the_same_model(farm: Farm, tmp_path: Path) -> None:
     folder = farm.home / secrets.token_hex(4)
     launch, export = example(folder)

@@ -90,6 +90,7 @@ class Dropping(Task):
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("generation", "workers"), [("t20", 1), ("s60", 0)])
 def test_dropout_on_a_card_resumes_bit_for_bit(
     start_ranks: StartRanks, tmp_path: Path, generation: str, workers: int
@@ -202,6 +203,7 @@ nodes: [{{name: "n[0-1]"}}]
 UNCHECKED = ("--no-check",)  # the doubles of torch_gcu have no cards, which the check would miss
 
 
+@pytest.mark.extended
 @pytest.mark.processes
 def test_two_nodes_of_t20_train_under_orch(tmp_path: Path) -> None:
     path = environment("t20")["PYTHONPATH"]
@@ -232,6 +234,7 @@ os._exit(0)  # gloo sometimes aborts at the interpreter's exit, after all work i
 """
 
 
+@pytest.mark.extended
 @pytest.mark.processes
 def test_script_of_plain_torch_trains_on_two_nodes_of_s60_under_orch(tmp_path: Path) -> None:
     path = environment("s60")["PYTHONPATH"]
@@ -265,6 +268,7 @@ def python_of_t20() -> str:
     return t20_python()
 
 
+@pytest.mark.extended
 @pytest.mark.processes
 def test_mmengine_trains_on_a_t20_and_a_group_of_the_scripts_own_is_named(tmp_path: Path, python_of_t20: str) -> None:
     """With the MMEngine, torch and Python of a T20: other versions of MMEngine refuse the double's tensors."""

@@ -48,6 +48,7 @@ def _await_save(out: Path, size: float) -> None:
         assert time.monotonic() < end, f"nothing is saved after step {saved}"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "forms",
     [

@@ -128,6 +128,7 @@ def test_killed_ranks_continue_from_memory_and_read_no_checkpoint(
     assert _result(tmp_path / "out") == _result(tmp_path / "whole")
 
 
+@pytest.mark.extended
 def test_lost_node_continues_from_the_copies_of_another_node(
     start_ranks: StartRanks, tmp_path: Path, memory: Path
 ) -> None:
@@ -154,6 +155,7 @@ def test_damaged_state_is_replaced_by_the_copy(start_ranks: StartRanks, tmp_path
     assert "resuming from memory, step 12, of rank 1 from copies on other nodes\n" in second[0].out
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_part_that_cannot_be_moved_to_its_rank_leaves_the_state_out(
     start_ranks: StartRanks, tmp_path: Path, memory: Path
@@ -224,6 +226,7 @@ class OrchRun:
         return last if last > step and has_all else None
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_run_whose_rank_is_killed_continues_from_memory_which_is_removed_at_its_end(tmp_path: Path, farm: Farm) -> None:
     """Under orch, over ssh: nothing was saved but in memory, and no whole step is lost."""
@@ -243,6 +246,7 @@ def test_run_whose_rank_is_killed_continues_from_memory_which_is_removed_at_its_
     assert not any(path.exists() for path in kept)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_run_whose_node_is_lost_continues_on_a_spare_from_the_copies_of_its_neighbour(

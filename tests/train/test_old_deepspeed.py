@@ -30,6 +30,7 @@ pytestmark = [
 SETTINGS = '{"zero_optimization": {"reduce_bucket_size": 500000}}'
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("form", ["whole", "sharded"])
 def test_zero2_of_0_9_2_clips_saves_and_resumes_as_the_present_one(tmp_path: Path, form: str) -> None:
     (tmp_path / "ds.json").write_text(SETTINGS)

@@ -88,6 +88,7 @@ def _check_option(start: StartRanks, folder: Path, base: tuple[str, ...], words:
     assert all(drawn[0][generator] != drawn[1][generator] for generator in ("python", "torch", "numpy"))
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize(("base", "words"), OPTIONS, ids=[words for _, words in OPTIONS])
 def test_options_keep_the_losses_and_a_resumed_run_repeats_an_uninterrupted_one_bit_for_bit(
@@ -148,6 +149,7 @@ def cpu_adam(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> dict[str, 
     return env
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
@@ -177,6 +179,7 @@ def _moments(out: Path) -> dict[str, Any]:
     return moments
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_16_bit_zero_begins_with_weights_that_are_not_rounded(start_ranks: StartRanks, tmp_path: Path) -> None:
     words = {"ddp": (), "zero2": ("precision=bf16",), "zero3": ("precision=bf16",)}
@@ -198,6 +201,7 @@ def inductor(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor"))}
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_compiled_training_on_two_ranks_keeps_the_losses_and_resumes_bit_for_bit(
     start_ranks: StartRanks, tmp_path: Path, plain: Plain, inductor: dict[str, str]
@@ -209,6 +213,7 @@ def test_compiled_training_on_two_ranks_keeps_the_losses_and_resumes_bit_for_bit
         assert int(re.findall(r"^graphs=(\d+)$", output, re.MULTILINE)[-1]) > 0
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_recomputed_blocks_are_compiled_and_keep_the_losses(
     start_ranks: StartRanks, tmp_path: Path, inductor: dict[str, str]
@@ -230,6 +235,7 @@ def test_recomputed_blocks_are_compiled_and_keep_the_losses(
             assert found == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3", "fsdp2"])
 def test_blocks_of_a_gpt_share_one_graph_which_ddp_does_not_cut(
@@ -294,6 +300,7 @@ def test_losses_are_means_over_the_terms_of_all_micro_batches_and_ranks(
     assert files.read_manifest(spread / "step_4", 4)["eval_loss"] == read_metrics(spread)[-1]["eval_loss"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("wrong", "last", "words", "message"),
     [
@@ -320,6 +327,7 @@ def test_rank_whose_device_computes_a_wrong_norm_is_named_by_all(
     assert files.newest_first(tmp_path / "out")[0].name == "step_4"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("at", [5, 6])
 def test_all_ranks_roll_back_when_one_computes_a_wrong_norm(start_ranks: StartRanks, tmp_path: Path, at: int) -> None:
     """Detected before a checkpoint: of the next step, or of the same one."""
@@ -336,6 +344,7 @@ def test_all_ranks_roll_back_when_one_computes_a_wrong_norm(start_ranks: StartRa
     assert files.read_manifest(out / "step_8", 8)["position"] == (8 + at - 4) * 4
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "zero0", "zero2", "zero3", "fsdp2"])
 def test_non_finite_gradient_stops_all_ranks_before_the_update(
@@ -349,6 +358,7 @@ def test_non_finite_gradient_stops_all_ranks_before_the_update(
     assert "error" not in ranks[1].err
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3", "fsdp2"])
 @pytest.mark.parametrize(("steps", "made"), [(3, 3), (100, MOST_SKIPS)])
@@ -375,6 +385,7 @@ def test_fp16_that_skips_every_step_is_a_failure_and_not_a_finished_training(
     assert not files.newest_first(tmp_path / "out")
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3", "fsdp2"])
 def test_both_ranks_roll_back_to_the_same_step_and_continue_from_there(

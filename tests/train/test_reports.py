@@ -70,6 +70,7 @@ def _wandb(path: Path) -> tuple[dict[str, str], list[dict[str, Any]], dict[str, 
     return facts, history, summary
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_killed_training_has_every_step_once_in_tensorboard_and_in_wandb(
     start_ranks: StartRanks, tmp_path: Path

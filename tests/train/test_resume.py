@@ -29,7 +29,13 @@ def _require_resumed(orch: Orch, step: int, *, ranks: int = 2) -> None:
     assert max(rank["saved"] or 0 for rank in progress) == resuming.STEPS
 
 
-@pytest.mark.parametrize("framework", list(resuming.PROGRAMS))
+@pytest.mark.parametrize(
+    "framework",
+    [
+        "transformers",
+        *(pytest.param(name, marks=pytest.mark.extended) for name in resuming.PROGRAMS if name != "transformers"),
+    ],
+)
 def test_program_with_a_killed_rank_continues_at_its_newest_save(farm: Farm, tmp_path: Path, framework: str) -> None:
     """The checkpoints are in a relative folder: on a workdir that the nodes share, or saved on each node."""
     if framework != "plain":
@@ -53,6 +59,7 @@ def test_program_with_a_killed_rank_continues_in_its_slurm_job(cluster: Cluster,
     _require_resumed(orch, 20, ranks=1)
 
 
+@pytest.mark.extended
 @pytest.mark.processes
 def test_mmengine_with_a_killed_rank_continues_on_a_t20(tmp_path: Path) -> None:
     """With the real MMEngine, torch and Python of a T20 on doubles of the cards."""

@@ -37,6 +37,7 @@ def _losses(orch: Orch, rank: int) -> list[str]:
     return re.findall(r"step=\d+ loss=\S+", orch("logs", "--rank", str(rank)).stdout)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_losses_are_equal_over_ssh_slurm_and_local_and_status_shows_the_ranks(
     farm: Farm, cluster: Cluster, tmp_path: Path

@@ -118,6 +118,7 @@ def mmengine(farm: Farm, tmp_path: Path) -> Orch:
     return Orch(tmp_path)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_mmengine_script_for_cuda_trains_without_cuda_with_either_launcher(mmengine: Orch) -> None:
     """Both launchers form the same group, so one run tests both; each node has its own workdir, where MMEngine collects results."""
@@ -141,6 +142,7 @@ def test_script_that_makes_its_own_group_trains_instead_of_failing_with_s1(mmeng
     assert _trained(mmengine) == ["trained 0 1 4 MMDistributedDataParallel"]
 
 
+@pytest.mark.extended
 def test_hugging_face_script_trains_with_zero3_and_compiles_nothing(farm: Farm, tmp_path: Path) -> None:
     for name in ("transformers", "accelerate", "deepspeed"):
         components.module(name)
@@ -157,6 +159,7 @@ def test_hugging_face_script_trains_with_zero3_and_compiles_nothing(farm: Farm, 
     assert not compiled.exists()
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_accelerate_script_forms_one_world(farm: Farm, tmp_path: Path) -> None:
     components.module("accelerate")

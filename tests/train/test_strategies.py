@@ -68,6 +68,7 @@ def _saved_state(checkpoint: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in state}
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "resharded"), [("ddp", 0), ("zero1", 0), ("zero3", 3), ("fsdp2", 3)])
 def test_killed_run_on_two_nodes_repeats_an_uninterrupted_one_bit_for_bit_and_ddp_nearly(
@@ -113,6 +114,7 @@ def test_killed_run_on_two_nodes_repeats_an_uninterrupted_one_bit_for_bit_and_dd
     assert loss == pytest.approx(before, abs=0.3)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_killed_run_of_the_shipped_trainer_on_two_nodes_repeats_an_uninterrupted_one_bit_for_bit(
     start_ranks: StartRanks, tmp_path: Path, farm: Farm, orch: Orch
@@ -231,6 +233,7 @@ def test_users_deepspeed_file_is_completed_or_refused_on_all_ranks(start_ranks: 
     }
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_replicas_of_shards_train_as_ddp_and_resume_each_others_checkpoints(
     start_ranks: StartRanks, tmp_path: Path
@@ -256,6 +259,7 @@ def test_replicas_of_shards_train_as_ddp_and_resume_each_others_checkpoints(
         assert step_numbers(out) == [pytest.approx(numbers, rel=1e-5) for numbers in expected[2:]]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_replicas_in_bf16_with_averages_and_saves_in_the_background_resume_bit_for_bit(
     start_ranks: StartRanks, tmp_path: Path

@@ -95,6 +95,7 @@ def _named(orch: Orch, run: str, kind: str, words: str = "") -> str:
     return str(until(texts, deadline_s=DEADLINE_S, awaited=f"an event {kind} {words}")[0])
 
 
+@pytest.mark.extended
 def test_rank_that_sleeps_for_ever_is_named_with_its_call(tmp_path: Path) -> None:
     orch, run = _started(tmp_path, "sleep_for_ever")
     (tmp_path / "begin").touch()
@@ -122,6 +123,7 @@ def group() -> Iterator[CpuGroup]:
         unavailable(f"no cgroup that throttles CPUs can be made: {error}")
 
 
+@pytest.mark.extended
 def test_rank_whose_cpu_is_throttled_is_named_with_the_limit(group: CpuGroup, tmp_path: Path) -> None:
     (tmp_path / "begin").touch()
     orch, run = _started(tmp_path, "compute")
@@ -144,6 +146,7 @@ def _file_system(folder: Path) -> Iterator[OneFile]:
         served.close()
 
 
+@pytest.mark.extended
 def test_rank_on_a_file_system_that_hangs_is_named_and_a_stale_handle_is_the_cause(tmp_path: Path) -> None:
     if os.getuid() != 0 or not Path("/dev/fuse").exists():
         unavailable("mounting a FUSE file system needs root and /dev/fuse")

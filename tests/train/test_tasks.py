@@ -35,6 +35,7 @@ def _untimed_metrics(out: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key not in timed} for line in read_metrics(out)]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("strategy", "steps"), [("ddp", 12), pytest.param("fsdp2", 12, marks=pytest.mark.slow)])
 def test_killed_segmentation_repeats_an_uninterrupted_run_bit_for_bit(
     start_ranks: StartRanks, tmp_path: Path, strategy: str, steps: int
@@ -167,6 +168,7 @@ def test_wrong_sample_on_one_rank_during_training_is_one_error_line_on_each_rank
     assert {record["extraInfo"]["kind"] for record in recorded} == {"config"}
 
 
+@pytest.mark.extended
 def test_shared_weights_and_buffers_train_alike_under_every_strategy(start_ranks: StartRanks, tmp_path: Path) -> None:
     components.module("deepspeed")
     base = (

@@ -24,6 +24,7 @@ from tests.until import until
 pytestmark = [pytest.mark.train, pytest.mark.slow]
 
 
+@pytest.mark.extended
 def test_spare_node_replaces_another_one_without_an_import_and_all_that_waits_ends_with_the_run(
     farm: Farm, tmp_path: Path
 ) -> None:

@@ -65,6 +65,7 @@ def _interpreter(tmp_path: Path, line: str) -> str:
     return str(program)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
