@@ -147,8 +147,10 @@ class ProgressLine:
             text += f", waiting for {fold(progress.names)}"
         first_s, first_share = self._first or (now_s, progress.share)
         if progress.share > first_share and now_s - first_s > LEAST_ESTIMATED_S:
-            left_s = (now_s - first_s) / (progress.share - first_share) * (1 - progress.share)
-            text += f", {left_s:.0f} s left"
+            share_per_s = (progress.share - first_share) / (now_s - first_s)
+            if progress.size_bytes is not None:
+                text += f", {size_text(share_per_s * progress.total * progress.size_bytes)}/s"
+            text += f", {(1 - progress.share) / share_per_s:.0f} s left"
         return f"orch: {without_controls(text)}"
 
     def _print_slow_work(self) -> None:

@@ -76,6 +76,7 @@ def transport_factory(
     terminal: Terminal | None = None,
     *,
     to_host: bool = False,
+    for_much_data: bool = False,
 ) -> TransportFactory:
     """
     Make the function that makes a node's transport, into its container if it has one; at most `fanout` log in at the same time.
@@ -87,8 +88,9 @@ def transport_factory(
         ssh: the options of an inventory, or of a plan; unused if `kind` is local.
         terminal: for a login's prompts; by default the terminal of this process.
         to_host: to the node itself, also if it has a container.
+        for_much_data: see ChosenTransport.
     """
-    to_node = _factory_to_nodes(kind, ssh, terminal)
+    to_node = _factory_to_nodes(kind, ssh, terminal, for_much_data=for_much_data)
 
     def transport(node: Target) -> Transport:
         container = None if to_host else container_of(node)
@@ -108,7 +110,7 @@ def container_of(node: Target) -> Container | None:
 
 
 def _factory_to_nodes(
-    kind: str, ssh: Mapping[str, Any] | SshSettings, terminal: Terminal | None
+    kind: str, ssh: Mapping[str, Any] | SshSettings, terminal: Terminal | None, *, for_much_data: bool
 ) -> Callable[[Destination], Transport]:
     if kind == "local":
         from orchestrator.transports.local import LocalTransport
@@ -121,7 +123,7 @@ def _factory_to_nodes(
     _raise_limits()
     keyring, settings = Keyring(terminal or Terminal()), PlannedSsh.of(ssh) if isinstance(ssh, Mapping) else ssh
     login_slots = threading.BoundedSemaphore(settings.fanout)
-    return lambda node: ChosenTransport(node, settings, keyring, login_slots)
+    return lambda node: ChosenTransport(node, settings, keyring, login_slots, for_much_data=for_much_data)
 
 
 def between_prompts(on_progress: OnProgress) -> OnProgress:

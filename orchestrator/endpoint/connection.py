@@ -6,7 +6,8 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
@@ -48,6 +49,14 @@ class TimedReply(Generic[ReplyT]):
     reply: ReplyT
     payload: bytes
     clock: ClockBounds
+
+
+@dataclass(frozen=True, slots=True)
+class Begun(Generic[ReplyT]):
+    """A request that was sent: its number, and when, in seconds since the epoch."""
+
+    number: int
+    sent_s: float
 
 
 def frame(request: Mapping[str, object]) -> bytes:
@@ -183,20 +192,41 @@ class Connection:
         hint: str,
         on_sent: OnShare,
     ) -> TimedReply[ReplyT]:
+        return self.end(self.begin(op, request, payload, on_sent=on_sent), answer_s=answer_s, hint=hint)
+
+    def begin(
+        self, op: Op[RequestT, ReplyT], request: RequestT, payload: bytes = b"", *, on_sent: OnShare = no_progress
+    ) -> Begun[ReplyT]:
+        """Send a request, whose reply `end` returns: several may be in flight, which keeps a long way to the node busy."""
         number = next(self._numbers)
         header: RequestHeader = {"op": op, "number": number, "bytes": len(payload)}
         channel = self._channel  # another thread may close the connection
         if channel is None:
             raise Unreachable(self.node, "the connection is closed")
+        with self._dropped_on_failure(ANSWER_S), self._sending:
+            sent_s = time.time()
+            self._unanswered.add(number)
+            channel.write(frame({**header, **cast("Mapping[str, object]", request)}), timeout_s=ANSWER_S)
+            for start in range(0, len(payload), PART_BYTES):  # in parts: all nodes may get the same payload
+                channel.write(payload[start : start + PART_BYTES], timeout_s=ANSWER_S)
+                on_sent(min(1.0, (start + PART_BYTES) / len(payload)))
+        return Begun(number, sent_s)
+
+    def end(self, begun: Begun[ReplyT], *, answer_s: float = ANSWER_S, hint: str = "") -> TimedReply[ReplyT]:
+        """Wait for the reply to a request that has begun."""
+        with self._dropped_on_failure(answer_s):
+            arrived = self._reply_to(begun.number, answer_s)
+        reply = arrived.header
+        clock = ClockBounds.of(reply, sent_s=begun.sent_s, arrived_s=arrived.time_s).within(self._clock)
+        self._clock = clock
+        self._require_ok(reply, hint)
+        return TimedReply(cast("ReplyT", reply), arrived.payload, clock)
+
+    @contextmanager
+    def _dropped_on_failure(self, answer_s: float) -> Iterator[None]:
+        """Drop the connection if a request or a reply is cut; the first failure is raised."""
         try:
-            with self._sending:
-                sent_s = time.time()
-                self._unanswered.add(number)
-                channel.write(frame({**header, **cast("Mapping[str, object]", request)}), timeout_s=ANSWER_S)
-                for start in range(0, len(payload), PART_BYTES):  # in parts: all nodes may get the same payload
-                    channel.write(payload[start : start + PART_BYTES], timeout_s=ANSWER_S)
-                    on_sent(min(1.0, (start + PART_BYTES) / len(payload)))
-            arrived = self._reply_to(number, answer_s)
+            yield
         except (TimeoutError, ChannelClosed, Unreachable) as error:
             failure = self._first_failure(error, answer_s)
             self._drop()
@@ -204,10 +234,6 @@ class Connection:
         except BaseException:  # Ctrl-C in the middle of a frame
             self._drop()
             raise
-        reply = arrived.header
-        clock = self._clock = ClockBounds.of(reply, sent_s=sent_s, arrived_s=arrived.time_s).within(self._clock)
-        self._require_ok(reply, hint)
-        return TimedReply(cast("ReplyT", reply), arrived.payload, clock)
 
     def _reply_to(self, number: int, answer_s: float) -> Arrived:
         """

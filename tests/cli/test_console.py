@@ -38,8 +38,8 @@ def test_progress_on_a_terminal_is_one_line_that_is_erased(
         "|orch: connecting 12/64"
         "|orch: pushing 100.0 MB, 0/64"
         "|orch: pushing 100.0 MB, 0/64"
-        "|orch: pushing 100.0 MB, 32/64, 40 s left"
-        "|orch: pushing 100.0 MB, 62/64, waiting for n[62-63], 10 s left"
+        "|orch: pushing 100.0 MB, 32/64, 72.0 MB/s, 40 s left"
+        "|orch: pushing 100.0 MB, 62/64, waiting for n[62-63], 64.0 MB/s, 10 s left"
         "|orch: warning: the link x\n|"
     )
 

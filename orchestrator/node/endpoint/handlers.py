@@ -45,6 +45,8 @@ MODULES = {
     "strays": "strays",
     "shared_folder": "file_system write_marker find_marker remove_marker",
     "command": "command command_once",
+    "incoming": "claim_folder release_folder offer digest put_pieces keep_time finish",
+    "forward": "forward forwarded",
 }
 """The modules of this package, and the operations of protocol/operations.py that they answer; START and STAND_BY are the Starter's."""
 
@@ -65,7 +67,7 @@ def hello(_request: Empty, _payload: bytes) -> Tuple[HelloReply, bytes]:
 
 
 class Handlers:
-    """The functions that answer operations; those of `ports`, `reading` and `command` are methods of an object that lives as long as the connection."""
+    """The functions that answer operations; those of the modules in `_make_owner` are methods of an object that lives as long as the connection."""
 
     def __init__(self, starter: Starter, umask: int) -> None:
         self._by_op: Dict[object, Any] = {HELLO: hello, START: starter.start, STAND_BY: starter.stand_by}
@@ -74,6 +76,8 @@ class Handlers:
             "ports": lambda module: module.Ports(),
             "reading": lambda module: module.LogFiles(),
             "command": lambda module: module.Commands(umask),
+            "incoming": lambda module: module.Incoming(),
+            "forward": lambda module: module.Forwarding(),
         }
 
     def answer(self, request: RequestHeader, payload: bytes) -> Steps[Dict[str, object]]:

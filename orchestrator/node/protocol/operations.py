@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Generator, Generic, Tuple, TypeVar, overload
 
-    from orchestrator.node.protocol import agents, connection, output, push, runs
+    from orchestrator.node.protocol import agents, connection, output, push, runs, transfer
     from orchestrator.node.run.agent_files import NodeFolders
 
     Request = TypeVar("Request")
@@ -96,3 +96,12 @@ LIST_FILES: Op[output.ListFilesRequest, output.ListFilesReply] = Op("list_files"
 READ_FILE: Op[output.ReadFileRequest, connection.Empty] = Op("read_file")
 COMMAND: Op[connection.CommandRequest, connection.CommandReply] = Op("command")
 COMMAND_ONCE: Op[connection.CommandOnceRequest, connection.CommandReply] = Op("command_once")
+CLAIM_FOLDER: Op[transfer.ClaimRequest, transfer.ClaimReply] = Op("claim_folder")
+RELEASE_FOLDER: Op[transfer.ClaimRequest, connection.Empty] = Op("release_folder")
+OFFER: Op[transfer.OfferRequest, transfer.OfferReply] = Op("offer")
+DIGEST: Op[transfer.DigestRequest, transfer.DigestReply] = Op("digest")
+PUT_PIECES: Op[transfer.PiecesRequest, transfer.PiecesReply] = Op("put_pieces")
+KEEP_TIME: Op[transfer.KeepTimeRequest, connection.Empty] = Op("keep_time")
+FINISH: Op[connection.Empty, connection.Empty] = Op("finish")
+FORWARD: Op[transfer.ForwardRequest, connection.Empty] = Op("forward")
+FORWARDED: Op[transfer.ForwardedRequest, transfer.ForwardedReply] = Op("forwarded")

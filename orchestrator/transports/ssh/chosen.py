@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from orchestrator.transports.ssh.login import NeedsProgram
 from orchestrator.transports.ssh.login_queue import LoginQueue
 from orchestrator.transports.ssh.openssh import OpensshTransport
 from orchestrator.transports.ssh.route import Destination, SshSettings
-from orchestrator.transports.ssh.transport import SshTransport
+from orchestrator.transports.ssh.transport import SshTransport, route_to
 from orchestrator.transports.ssh.user_keys import Keyring
 
 
@@ -27,9 +28,21 @@ class ChosenTransport:
     """
 
     def __init__(
-        self, node: Destination, ssh: SshSettings, keyring: Keyring, login_slots: AbstractContextManager[object]
+        self,
+        node: Destination,
+        ssh: SshSettings,
+        keyring: Keyring,
+        login_slots: AbstractContextManager[object],
+        *,
+        for_much_data: bool = False,
     ) -> None:
-        """`login_slots` limits the logins in progress, of all transports that share it."""
+        """
+        Choose at the first `open`.
+
+        Args:
+            login_slots: limits the logins in progress, of all transports that share it.
+            for_much_data: by the program ssh if it can log in, which encrypts several times as fast as paramiko.
+        """
         self.node = node.name
         self._target = node
         self._ssh = ssh
@@ -38,6 +51,7 @@ class ChosenTransport:
         self._lock = threading.Lock()
         self._by_paramiko = SshTransport(node, ssh, keyring, self._login_queue)
         self._by_program: OpensshTransport | None = None
+        self._tries_program = for_much_data and shutil.which("ssh") is not None
         self.remark = ""
 
     @property
@@ -49,6 +63,12 @@ class ChosenTransport:
         with self._lock:
             if self._by_program is not None:
                 return self._by_program.open(argv)
+            if self._tries_program:
+                self._tries_program = False
+                with contextlib.suppress(LoginRefused):  # it never prompts
+                    return self._open_by(
+                        OpensshTransport(self._target, self._ssh, route_to(self._target, self._ssh)), argv
+                    )
             try:
                 return self._by_paramiko.open(argv)
             except NeedsProgram as need:
@@ -62,15 +82,21 @@ class ChosenTransport:
         if self._by_program is not None:
             self._by_program.close()
 
+    def _open_by(self, program: OpensshTransport, argv: Sequence[str]) -> Channel:
+        self._by_program = program  # `close` ends its login, too
+        try:
+            with self._login_queue.slot():
+                return program.open(argv)
+        except LoginRefused:
+            self._by_program = None
+            raise
+
     def _open_by_program(self, need: NeedsProgram, argv: Sequence[str]) -> Channel:
         if shutil.which("ssh") is None:
             raise need
-        program = self._by_program = OpensshTransport(self._target, self._ssh, self._by_paramiko.hops)
         try:
-            with self._login_queue.slot():
-                channel = program.open(argv)
+            channel = self._open_by(OpensshTransport(self._target, self._ssh, self._by_paramiko.hops), argv)
         except LoginRefused as refused:
-            self._by_program = None
             if not need.was_refused:
                 raise
             if self._keyring.terminal is not None and all(hop.may_prompt for hop in self._by_paramiko.hops):
