@@ -34,7 +34,8 @@ def container(cluster: Cluster) -> Iterator[Finding]:
         node: f"{state.image} {state.image_id[:12]}" for node, state in cluster.containers.items() if state.image_id
     }
     if differs := difference(images):
-        remedy = "send one image to all nodes: docker save IMAGE | ssh NODE docker load"
+        image = next(filter(None, (state.image for state in cluster.containers.values())), "IMAGE")
+        remedy = f"send one image to all nodes, and create the containers again: orch image push {image}"
         yield Finding(Severity.WARN, "container", f"the images differ: {differs.text()}", differs.nodes, remedy=remedy)
 
 

@@ -38,6 +38,7 @@ VERBS = {
     "exec": "Run a command once per node.",
     "cp": "Copy files of a run from its nodes.",
     "put": "Send files and folders to the nodes.",
+    "image": "Send container images to the nodes.",
     "bench": "Measure the nodes of an inventory.",
     "nodes": "Show what the nodes have: cards, RDMA devices and versions.",
     "gc": "End stray processes, and remove the garbage of old runs.",

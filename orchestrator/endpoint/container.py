@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.checks.container_state import ContainerState
 from orchestrator.errors import ContainerEnded, NodeError
-from orchestrator.transports.base import ChannelClosed
+from orchestrator.transports.base import ChannelClosed, Transport
 from orchestrator.transports.container import APPTAINER, Container, ContainerImage, ContainerTransport
 
 ANSWER_S = 20.0  # a daemon that starts or removes containers answers late
@@ -129,7 +129,7 @@ def _not_created(node: str, name: ContainerImage, errors: str) -> NodeError | No
     if any(pattern.search(errors) for pattern in (_SUDO, _DENIED, _NO_DAEMON, _ENDED)):
         return None
     if _NO_IMAGE.search(errors):
-        hint = f"on {node}: {client} pull {name.image}; or send it: {name.runtime} save {name.image} | ssh {node} {client} load"
+        hint = f"orch image push {name.image} --nodes {node}: sends it from this machine; or on {node}: {client} pull {name.image}"
         return NodeError(node, f"{name.runtime} has no image {name.image}, and cannot pull it", hint=hint)
     if _NO_TOOLKIT.search(errors):
         hint = (
@@ -164,26 +164,36 @@ def not_running(node: str, name: Container, state: ContainerState) -> NodeError:
 
 def _refusal(node: str, name: Container, status: int | None, errors: str) -> NodeError:
     """The error of a client that could not answer."""
-    client, last = " ".join(name.client), (errors.strip().splitlines() or [f"exit status {status}"])[-1]
-    reason, hint = f"{name}: {last}", f"see what `{client} container inspect {name.name}` prints on {node}"
     if _ABSENT.search(errors):
         return _absent(node, name)
+    if failure := client_failure(node, name.client, status, errors):
+        return failure
+    last = (errors.strip().splitlines() or [f"exit status {status}"])[-1]
+    hint = f"see what `{' '.join(name.client)} container inspect {name.name}` prints on {node}"
+    return NodeError(node, f"{name}: {last}", hint=hint)
+
+
+def client_failure(node: str, client: Sequence[str], status: int | None, errors: str) -> NodeError | None:
+    """The error of a runtime that is missing, not allowed, or whose daemon does not run; None for another cause."""
+    runtime, has_sudo = client[-1], len(client) > 1
     if _SUDO.search(errors):
-        reason = f"sudo starts no {name.runtime} without a password"
+        reason = f"sudo starts no {runtime} without a password"
         hint = (
-            f"allow it in sudoers: USER ALL=(root) NOPASSWD: /usr/bin/{name.runtime}; or delete sudo: true, "
+            f"allow it in sudoers: USER ALL=(root) NOPASSWD: /usr/bin/{runtime}; or delete sudo: true, "
             "as a member of the group docker"
         )
-    elif status in _NO_CLIENT and name.sudo and "sudo" in errors:
+    elif status in _NO_CLIENT and has_sudo and "sudo" in errors:
         reason, hint = "no sudo on the PATH of the node's login shell", "delete sudo: true in container:"
     elif status in _NO_CLIENT:
-        reason = f"no {name.runtime}: it is not on the PATH of the node's login shell"
+        reason = f"no {runtime}: it is not on the PATH of the node's login shell"
         hint = "set runtime: in container: to docker, podman or apptainer, whichever the node has, or install it"
     elif _DENIED.search(errors):
         reason = "this user may not use the Docker daemon"
         hint = "sudo usermod -aG docker USER on the node, then log in again; or set sudo: true in container:"
     elif _NO_DAEMON.search(errors):
-        reason, hint = f"the daemon of {name.runtime} does not run", "on the node: sudo systemctl start docker"
+        reason, hint = f"the daemon of {runtime} does not run", "on the node: sudo systemctl start docker"
+    else:
+        return None
     return NodeError(node, reason, hint=hint)
 
 
@@ -195,20 +205,31 @@ def _absent(node: str, name: Container) -> ContainerEnded:
 
 def _output(transport: ContainerTransport, argv: list[str]) -> tuple[int | None, str, str]:
     """Run a command on the node itself: exit status, stdout, stderr."""
+    return run_client(transport.outer, transport.container.client, argv, answer_s=ANSWER_S)
+
+
+def run_client(
+    transport: Transport, client: Sequence[str], argv: Sequence[str], *, answer_s: float
+) -> tuple[int | None, str, str]:
+    """
+    Run a command of a runtime on a node: exit status, stdout, stderr.
+
+    Args:
+        client: the runtime's client, for the error of one that is silent for `answer_s`.
+    """
     data = bytearray()
     try:
-        channel = transport.outer.open(argv)
+        channel = transport.open(argv)
         try:
             while True:
-                data += channel.read_some(timeout_s=ANSWER_S)
+                data += channel.read_some(timeout_s=answer_s)
         finally:
             channel.close()
     except ChannelClosed as closed:
         return closed.exit_status, data.decode("utf-8", "replace"), closed.stderr
     except TimeoutError as error:
-        client = " ".join(transport.container.client)
         raise NodeError(
             transport.node,
-            f"{transport.container.runtime} does not answer for {ANSWER_S:g} s",
-            hint=f"on {transport.node}: {client} info",
+            f"{client[-1]} does not answer for {answer_s:g} s",
+            hint=f"on {transport.node}: {' '.join(client)} info",
         ) from error

@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-_COMMAND = re.compile(r"\borch (?:bench comm|ssh|exec|check|nodes|env)(?![\w-])(?! -i\b)")
+_COMMAND = re.compile(r"\borch (?:bench comm|image push|put|ssh|exec|check|nodes|env)(?![\w-])(?! -i\b)")
 
 
 def with_inventory(text: str, inventory: str | None) -> str:

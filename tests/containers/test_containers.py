@@ -263,7 +263,7 @@ def test_image_or_option_that_the_runtime_refuses_is_named(nodes: Nodes) -> None
     nodes.use_image("no-such-image:1")
     text = nodes.orch("ssh-launch", "--", "train.py", code=4).stderr
     assert "docker has no image no-such-image:1, and cannot pull it" in text
-    assert "docker save no-such-image:1 | ssh" in text
+    assert "orch image push no-such-image:1 --nodes" in text
     nodes.use_image(IMAGE)
     path = nodes.folder / "inventory.yaml"
     path.write_text(path.read_text("utf-8").replace(str(nodes.farm.python), "/opt/none/python3"), "utf-8")
