@@ -11,7 +11,16 @@ import pytest
 
 from bench.processes import CommandFailed
 
-UNITS = {"threads": "", "open files": "", "memory": " MB", "lines/s": "", "tokens/s": "", "MFU": " %", "operations": ""}
+UNITS = {
+    "threads": "",
+    "open files": "",
+    "memory": " MB",
+    "lines/s": "",
+    "MB/s": "",
+    "tokens/s": "",
+    "MFU": " %",
+    "operations": "",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ VERBS = {
     "cp": "Copy files of a run from its nodes.",
     "put": "Send files and folders to the nodes.",
     "image": "Send container images to the nodes.",
+    "tensorboard": "Start TensorBoard on the head node of a run, for a browser on this machine.",
     "bench": "Measure the nodes of an inventory.",
     "nodes": "Show what the nodes have: cards, RDMA devices and versions.",
     "gc": "End stray processes, and remove the garbage of old runs.",

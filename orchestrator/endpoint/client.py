@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from orchestrator.checks.container_state import ContainerState
     from orchestrator.endpoint.clock import ClockBounds
     from orchestrator.node.facts import NodeFacts
-    from orchestrator.node.protocol import agents, connection, output, push, runs
+    from orchestrator.node.protocol import agents, board, connection, output, push, runs
     from orchestrator.node.run.agent_files import NodeFolders, RankBody
 
 HEARTBEAT_ANSWER_S = 4.0  # a node that takes longer is silent; the supervisor decides how long it may be
@@ -415,6 +415,36 @@ class Endpoint(Connection):
             "size": size,
         }
         return self.call(operations.READ_FILE, request).payload
+
+    def start_board(self, attempt_dir: str, python: str, setup: str, *, wait_s: float) -> board.BoardReply:
+        """Start TensorBoard on the run of this attempt, with the node's Python after the lines of a `setup` file, if there is one."""
+        request: board.BoardRequest = {
+            "attempt_dir": attempt_dir,
+            "nodes": None,
+            "python": python,
+            "setup": setup,
+            "wait_s": wait_s,
+        }
+        return self.call_waiting(operations.BOARD_START, request, answer_s=wait_s + ANSWER_S).reply
+
+    def connect_to_board(self) -> int:
+        """Open a connection from the node to TensorBoard; return its number."""
+        empty: connection.Empty = {}
+        return self.call(operations.BOARD_CONNECT, empty).reply["connection"]
+
+    def send_to_board(self, number: int, data: bytes) -> None:
+        request: board.ConnectionRequest = {"connection": number}
+        self.call(operations.BOARD_SEND, request, data)
+
+    def receive_of_board(self, number: int, *, wait_s: float) -> tuple[bool, bytes]:
+        """Wait for bytes from TensorBoard; return whether the connection is open, and the bytes."""
+        request: board.ReceiveRequest = {"connection": number, "wait_s": wait_s}
+        answer = self.call_waiting(operations.BOARD_RECEIVE, request, answer_s=wait_s + ANSWER_S)
+        return answer.reply["is_open"], answer.payload
+
+    def close_board_connection(self, number: int) -> None:
+        request: board.ConnectionRequest = {"connection": number}
+        self.call(operations.BOARD_CLOSE, request)
 
     def command(self, argv: Sequence[str], *, timeout_s: float, removed: str = "") -> CommandResult:
         """

@@ -47,6 +47,7 @@ MODULES = {
     "command": "command command_once",
     "incoming": "claim_folder release_folder offer digest put_pieces keep_time finish",
     "forward": "forward forwarded",
+    "board": "board_start board_connect board_send board_receive board_close",
 }
 """The modules of this package, and the operations of protocol/operations.py that they answer; START and STAND_BY are the Starter's."""
 
@@ -78,6 +79,7 @@ class Handlers:
             "command": lambda module: module.Commands(umask),
             "incoming": lambda module: module.Incoming(),
             "forward": lambda module: module.Forwarding(),
+            "board": lambda module: module.Board(),
         }
 
     def answer(self, request: RequestHeader, payload: bytes) -> Steps[Dict[str, object]]:

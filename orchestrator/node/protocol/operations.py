@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Generator, Generic, Tuple, TypeVar, overload
 
-    from orchestrator.node.protocol import agents, connection, output, push, runs, transfer
+    from orchestrator.node.protocol import agents, board, connection, output, push, runs, transfer
     from orchestrator.node.run.agent_files import NodeFolders
 
     Request = TypeVar("Request")
@@ -105,3 +105,8 @@ KEEP_TIME: Op[transfer.KeepTimeRequest, connection.Empty] = Op("keep_time")
 FINISH: Op[connection.Empty, connection.Empty] = Op("finish")
 FORWARD: Op[transfer.ForwardRequest, connection.Empty] = Op("forward")
 FORWARDED: Op[transfer.ForwardedRequest, transfer.ForwardedReply] = Op("forwarded")
+BOARD_START: Op[board.BoardRequest, board.BoardReply] = Op("board_start")
+BOARD_CONNECT: Op[connection.Empty, board.OpenedReply] = Op("board_connect")
+BOARD_SEND: Op[board.ConnectionRequest, connection.Empty] = Op("board_send")
+BOARD_RECEIVE: Op[board.ReceiveRequest, board.ReceiveReply] = Op("board_receive")
+BOARD_CLOSE: Op[board.ConnectionRequest, connection.Empty] = Op("board_close")
