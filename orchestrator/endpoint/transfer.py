@@ -13,7 +13,7 @@ from orchestrator.errors import NodeError, UsageError, os_error_text
 from orchestrator.node.protocol import operations
 from orchestrator.node.sending import Peer, Transfer, TransferError, packed
 from orchestrator.progress import OnShare
-from orchestrator.transports.ssh.commands import command_line
+from orchestrator.transports.ssh.commands import FAST_CIPHERS, command_line
 
 if TYPE_CHECKING:
     from orchestrator.node.protocol.transfer import (
@@ -137,8 +137,11 @@ def login_from_node(node: Target, ssh: SshSettings, python: str) -> list[str]:
         "BatchMode": "yes",
         "StrictHostKeyChecking": "accept-new" if ssh.host_keys == "accept-new" else "yes",
         "ConnectTimeout": f"{max(1, round(ssh.connect_timeout_s))}",
+        "ServerAliveInterval": "15",
+        "ServerAliveCountMax": "4",
         "ClearAllForwardings": "yes",
         "ControlPath": "none",
+        "Ciphers": FAST_CIPHERS,
     }
     words = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
     login = ["ssh", "-a", "-x", "-T", *words, "-l", hop.user, "-p", str(hop.port), "--", hop.host]

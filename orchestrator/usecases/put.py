@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -186,8 +186,11 @@ class Sender:
         Returns:
             The absolute folder of each node that has the files now, and the error of the others.
         """
+        if folder is not None and not folder.startswith(("/", "~/")):
+            raise UsageError(f"--to {folder}: not an absolute path", hint="as in --to /data/models")
         claims, failures = self._claim(nodes, folder)
-        leaders = [node for node in nodes if claims.get(node.name, ("", ""))[1] == node.name]
+        leaders = _leaders(nodes, claims)
+        leader_of = {claims[node.name][1]: node.name for node in leaders}
         folders = {name: path for name, (path, _) in claims.items()}
         self._reporter = Reporter(
             "sending", [node.name for node in leaders], self._on_progress, size_bytes=files.size_bytes
@@ -195,7 +198,7 @@ class Sender:
         results = self._send_to_leaders(leaders, files, folders)
         failed = {name for name, result in results.items() if isinstance(result, OrchError)}
         failures += [result for result in results.values() if isinstance(result, OrchError)]
-        done = {name: path for name, (path, owner) in claims.items() if owner not in failed}
+        done = {name: path for name, (path, owner) in claims.items() if leader_of[owner] not in failed}
         return done, failed_nodes([*failures, *([None] * (len(nodes) - len(failures)))])
 
     def connected(self, node: Node) -> Endpoint:
@@ -219,8 +222,7 @@ class Sender:
         results = map_parallel(nodes, reporter.around(claim), limit=self._limit)
         pairs = list(zip(nodes, results, strict=True))
         claims = {node.name: result for node, result in pairs if not isinstance(result, OrchError)}
-        owners = [node for node in nodes if node.name in claims and claims[node.name][1] == node.name]
-        map_parallel(owners, release, limit=self._limit)  # at worst, a dangling link remains
+        map_parallel(_leaders(nodes, claims), release, limit=self._limit)  # at worst, a dangling link remains
         return claims, [result for result in results if isinstance(result, OrchError)]
 
     def _send_to_leaders(
@@ -294,6 +296,15 @@ class Sender:
         with self.connected(source) as endpoint:
             to = ForwardTarget(target.name, folders[target.name], argv)
             forward_files(endpoint, files, folders[source.name], target=to, on_share=on_share)
+
+
+def _leaders(nodes: Sequence[Node], claims: Mapping[str, tuple[str, str]]) -> list[Node]:
+    """The first node of each file system, by the owners of the claims; an owner's own claim may have failed later."""
+    first: dict[str, Node] = {}
+    for node in nodes:
+        if node.name in claims:
+            first.setdefault(claims[node.name][1], node)
+    return list(first.values())
 
 
 def _by_value(folders: dict[str, str]) -> dict[str, list[str]]:

@@ -329,3 +329,12 @@ def test_login_enters_the_container_on_a_terminal(tmp_path: Path) -> None:
     assert address == "n0"
     assert shlex.split(command)[:4] == ["docker", "exec", "-it", "c0"]
     assert orch("ssh", "--host", "n0").stdout.splitlines()[-1] == "n0"
+
+
+def test_files_are_put_into_the_containers(nodes: Nodes) -> None:
+    (nodes.folder / "weights.bin").write_bytes(b"w" * 100_000)
+    done = nodes.orch("put", "--to", "/work/models", "weights.bin")
+    assert done.stdout == "n[0-1]: /work/models\n"
+    for name in ("c0", "c1"):
+        assert nodes.docker("exec", name, "cat", "/work/models/weights.bin") == "w" * 100_000
+    assert not Path("/work/models").exists()

@@ -156,6 +156,7 @@ def test_node_without_space_is_named_and_the_rest_get_it(hosts: Hosts, tmp_path:
     refused = orch("put", "--to", "/etc/orch", "weights.bin", code=4).stderr
     assert "h[0-2]: /etc/orch: Permission denied (3 of 3)" in refused
     assert "next: name a folder in which you may write: --to DIR" in refused
+    assert "--to data: not an absolute path" in orch("put", "--to", "data", "weights.bin", code=2).stderr
     assert "nowhere: no such file or folder" in orch("put", "nowhere", code=2).stderr
     hosts[2].kill()
     lost = orch("put", "--to", str(folder), "weights.bin", code=4)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-from orchestrator.errors import LoginRefused
+from orchestrator.errors import LoginRefused, NodeError
 from orchestrator.transports.base import Channel
 from orchestrator.transports.ssh.commands import command_line, login_command
 from orchestrator.transports.ssh.login import NeedsProgram
@@ -65,10 +64,11 @@ class ChosenTransport:
                 return self._by_program.open(argv)
             if self._tries_program:
                 self._tries_program = False
-                with contextlib.suppress(LoginRefused):  # it never prompts
-                    return self._open_by(
-                        OpensshTransport(self._target, self._ssh, route_to(self._target, self._ssh)), argv
-                    )
+                try:
+                    hops = route_to(self._target, self._ssh)
+                    return self._open_by(OpensshTransport(self._target, self._ssh, hops, for_much_data=True), argv)
+                except NodeError:  # it never prompts; of other errors, paramiko reports the cause
+                    self._by_program = None
             try:
                 return self._by_paramiko.open(argv)
             except NeedsProgram as need:

@@ -10,6 +10,11 @@ from orchestrator.transports.ssh.route import Destination, SshSettings
 
 SESSION_REFUSED = "logged in, but the server refuses to start programs (MaxSessions in its sshd_config?)"
 
+FAST_CIPHERS = (
+    "aes128-gcm@openssh.com,aes256-gcm@openssh.com,chacha20-poly1305@openssh.com,aes128-ctr,aes192-ctr,aes256-ctr"
+)
+"""The ciphers that OpenSSH enables by default, those first that a processor has instructions for."""
+
 
 def command_line(argv: Sequence[str]) -> str:
     """The string that ssh sends to the login shell, which expands a `~/` at its beginning and nothing else."""

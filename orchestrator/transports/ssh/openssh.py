@@ -22,7 +22,7 @@ from orchestrator.backoff import backoff
 from orchestrator.errors import LoginRefused, NodeError, NotListening, Unreachable
 from orchestrator.transports.base import ChannelClosed
 from orchestrator.transports.local import LocalChannel
-from orchestrator.transports.ssh.commands import SESSION_REFUSED, command_line, login_command
+from orchestrator.transports.ssh.commands import FAST_CIPHERS, SESSION_REFUSED, command_line, login_command
 from orchestrator.transports.ssh.route import Destination, Hop, SshSettings
 from orchestrator.transports.terminal import printable_text
 
@@ -45,11 +45,14 @@ _DROPPED = re.compile(r"kex_exchange_identification|Connection (closed|reset) by
 class OpensshTransport:
     """The program ssh; `hops` is the route, whose names have been checked."""
 
-    def __init__(self, node: Destination, ssh: SshSettings, hops: Sequence[Hop]) -> None:
+    def __init__(
+        self, node: Destination, ssh: SshSettings, hops: Sequence[Hop], *, for_much_data: bool = False
+    ) -> None:
         self.node = node.name
         self._target = node
         self._ssh = ssh
         self._hops = hops
+        self._options = {"Ciphers": FAST_CIPHERS} if for_much_data else {}
         self._lock = threading.Lock()
         self._channels: list[OpensshChannel] = []
         self._is_closed = False
@@ -128,6 +131,7 @@ class OpensshTransport:
             "EscapeChar": "none",
             "RemoteCommand": "none",
             "LogLevel": "INFO",
+            **self._options,
         }
         if jumps:
             # not ProxyJump: ssh would start the jump host's process without these options
