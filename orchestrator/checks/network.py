@@ -94,7 +94,7 @@ def gids(cluster: Cluster) -> Iterator[Finding]:
         if cluster.expected[node].network in ("ethernet", "infiniband"):
             continue
         for hca, port in _ports(facts):
-            if port["link_layer"] != ETHERNET or port["state"] != "ACTIVE":
+            if port["link_layer"] != ETHERNET or port["state"] != "ACTIVE" or hca["node_type"] == "RNIC":  # iWARP
                 continue
             if not any(gid["type"] == ROCE_V2 for gid in port["gids"]):
                 text = f"{_name(hca, port)} has no RoCE v2 GID"

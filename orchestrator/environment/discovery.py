@@ -6,6 +6,7 @@ When in doubt a variable stays unset, and its reason has the cause: NCCL and glo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,10 +19,14 @@ from orchestrator.environment.rdma import (
     Adapters,
     choose_adapters,
     fault_texts,
+    gid_doubt,
     gid_index,
+    is_trap,
+    needs_ipv6,
+    without_unshared_networks,
 )
 from orchestrator.environment.request import NodeRequest
-from orchestrator.environment.sockets import Sockets, choose_interfaces
+from orchestrator.environment.sockets import Sockets, choose_interfaces, has_usable_interface
 from orchestrator.environment.variable import Origin, Variable
 from orchestrator.findings import Finding, Severity, merged
 from orchestrator.node.facts import NodeFacts
@@ -57,18 +62,24 @@ def discover(facts: Mapping[str, NodeFacts], requests: Mapping[str, NodeRequest]
         if any(card["kind"] == "cuda" for card in of_node["cards"])
     }
     adapters = _of_common_layer(adapters, known, requests)
+    adapters = without_unshared_networks(_of_common_subnet(adapters, known, requests), known)
     settings = {  # with the variables that the node itself sets; NCCL prefers the environment to nccl.conf
         node: replace(requests[node], env={**_nccl_conf(of_node), **of_node["environment"], **requests[node].env})
         for node, of_node in known.items()
     }
-    network = _rdma(adapters, settings)
+    network = _without_traps(_rdma(adapters, settings), adapters, settings, known)
     absent = next((node for node in requests if node not in known), None)
     if absent is not None:
         network = _Rdma((), f"the facts of {absent} are not known")
     rails = {node: _rails(settings[node], adapters.get(node), network) for node in known}
     addresses = {node: request.address for node, request in requests.items()}
-    sockets = choose_interfaces(known, addresses, rails) if absent is None else Sockets({}, network.unset or "")
+    uses_rdma = not network.disables and any(_may_use_rdma(adapters[node], settings[node]) for node in adapters)
+    sockets = Sockets({}, network.unset or "")
+    if absent is None:
+        sockets = choose_interfaces(known, addresses, rails, uses_rdma=uses_rdma)
     findings = [*_preset_findings(known, requests), *_doubts(adapters, settings), *network.findings]
+    findings += _no_interface(sockets, known, settings) if absent is None else ()
+    findings += _gid_findings(adapters, settings, known) if network.unset is None else ()
     variables: dict[str, Sequence[Variable]] = {}
     for node, of_node in known.items():
         request, chosen = requests[node], adapters.get(node)
@@ -142,6 +153,29 @@ def _slow_sockets(node: str, sockets: Sockets, variables: Sequence[Variable]) ->
         yield Finding(Severity.WARN, "slow-network", text, (node,), remedy=remedy)
 
 
+def _no_interface(
+    sockets: Sockets, facts: Mapping[str, NodeFacts], requests: Mapping[str, NodeRequest]
+) -> Iterator[Finding]:
+    """Warn if the interfaces are left to NCCL and gloo, and each node has some from which they choose."""
+    nodes = tuple(node for node in facts if "GLOO_SOCKET_IFNAME" not in requests[node].env)
+    if sockets.chosen or sockets.share_addresses or not nodes or not all(map(has_usable_interface, facts.values())):
+        return
+    text = f"NCCL and gloo choose the network interface: {sockets.reason}"
+    remedy = "give the nodes addresses in the inventory that are on their interfaces, or set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME in env:"
+    yield Finding(Severity.WARN, "interface", text, nodes, remedy=remedy)
+
+
+def _gid_findings(
+    adapters: Mapping[str, Adapters], requests: Mapping[str, NodeRequest], facts: Mapping[str, NodeFacts]
+) -> Iterator[Finding]:
+    """Warn about RoCE ports over which NCCL may not reach other nodes, unless the user has chosen."""
+    remedy = "give each port's interface an address, and install NCCL 2.21 or later, which chooses the GID of each port"
+    for node, chosen in adapters.items():
+        env = requests[node].env
+        if not {"NCCL_IB_GID_INDEX", "NCCL_IB_HCA"} & env.keys() and (doubt := gid_doubt(chosen, facts[node])):
+            yield Finding(Severity.WARN, "gid", doubt, (node,), remedy=remedy)
+
+
 @dataclass(frozen=True)
 class _Rdma:
     """The decision on RDMA for the launch: `unset` is the reason why no adapter is named; `disables`, that NCCL must not use any."""
@@ -162,6 +196,27 @@ def _of_common_layer(
             if is_allowed and all(chosen.ports for chosen in of_layer.values()):
                 return of_layer
     return adapters
+
+
+def _of_common_subnet(
+    adapters: dict[str, Adapters], facts: Mapping[str, NodeFacts], requests: Mapping[str, NodeRequest]
+) -> dict[str, Adapters]:
+    """The adapters of one InfiniBand subnet, if those chosen on each node alone differ in it and all nodes have ports in one."""
+    subnets = Counter(chosen.subnet for chosen in adapters.values() if chosen.subnet)
+    if len(subnets) > 1:
+        for subnet, _ in subnets.most_common():
+            of_subnet = {
+                node: choose_adapters(facts[node], LAYERS.get(requests[node].network), subnet) for node in adapters
+            }
+            if all(chosen.subnet == subnet for chosen in of_subnet.values()):
+                return of_subnet
+    return adapters
+
+
+def _may_use_rdma(adapters: Adapters, request: NodeRequest) -> bool:
+    """Return whether NCCL may use RDMA on a node, also with adapters that it chooses, or by a plugin."""
+    is_possible = bool(adapters.ports) or not adapters.is_certain or adapters.uses_plugin
+    return is_possible and request.network != "ethernet" and not _uses_tcp(request)
 
 
 def _rdma(adapters: Mapping[str, Adapters], requests: Mapping[str, NodeRequest]) -> _Rdma:
@@ -185,7 +240,42 @@ def _rdma(adapters: Mapping[str, Adapters], requests: Mapping[str, NodeRequest])
             if are_named
             else _unconnected(layers)
         )
-    return _fallback(without, adapters, requests) if without else _Rdma(list(_unused_ports(adapters)))
+    findings = [*_unused_ports(adapters), *_separate_subnets(adapters)]
+    return _fallback(without, adapters, requests) if without else _Rdma(findings)
+
+
+def _without_traps(
+    network: _Rdma,
+    adapters: Mapping[str, Adapters],
+    requests: Mapping[str, NodeRequest],
+    facts: Mapping[str, NodeFacts],
+) -> _Rdma:
+    """The decision, but TCP if no adapter is named and NCCL would take an iWARP device by itself."""
+    nodes = tuple(
+        node
+        for node in adapters
+        if not _uses_tcp(requests[node])
+        and "NCCL_IB_HCA" not in requests[node].env
+        and any(is_trap(port, hca) for hca in facts[node]["hcas"] for port in hca["ports"])
+    )
+    has_others = any(chosen.ports or not chosen.is_certain for chosen in adapters.values())
+    if network.disables or has_others or not nodes or any(requests[node].network in LAYERS for node in adapters):
+        return network
+    text = "its RDMA devices are iWARP, which NCCL opens, and over which it cannot connect: all use TCP"
+    remedy = (
+        "switch the adapters to RoCE (irdma: the devlink parameter enable_roce), if they and the switches can do it"
+    )
+    return _Rdma([Finding(Severity.WARN, "network", text, nodes, remedy=remedy)], network.unset, disables=True)
+
+
+def _separate_subnets(adapters: Mapping[str, Adapters]) -> Iterator[Finding]:
+    """Warn if nodes have their InfiniBand ports in different subnets, which only a router connects."""
+    subnets = {chosen.subnet: node for node, chosen in adapters.items() if chosen.subnet}
+    if len(subnets) > 1:
+        (first, node), (second, other_node) = list(subnets.items())[:2]
+        text = f"{node} is in the InfiniBand subnet {first} and {other_node} in {second}: only an InfiniBand router connects them"
+        remedy = "choose nodes of one subnet with --nodes, or set network: ethernet"
+        yield Finding(Severity.WARN, "network", text, tuple(subnets.values()), remedy=remedy)
 
 
 def _unconnected(layers: Mapping[str, str]) -> _Rdma:
@@ -214,11 +304,9 @@ def _mixed_presets(
     pinned: Sequence[str], adapters: Mapping[str, Adapters], requests: Mapping[str, NodeRequest]
 ) -> list[Finding]:
     """The finding on a preset that only some nodes have, unless the others use TCP, too."""
-
-    def may_use_rdma(node: str) -> bool:
-        return not _uses_tcp(requests[node]) and bool(adapters[node].ports or not adapters[node].is_certain)
-
-    unpinned = next((node for node in adapters if node not in pinned and may_use_rdma(node)), None)
+    unpinned = next(
+        (node for node in adapters if node not in pinned and _may_use_rdma(adapters[node], requests[node])), None
+    )
     if unpinned is None:
         return []
     text = f"network: ethernet, but not on {unpinned}: NCCL cannot connect them"
@@ -293,6 +381,9 @@ def _nccl(request: NodeRequest, facts: NodeFacts, adapters: Adapters, network: _
     if request.env.get("NCCL_IB_HCA", adapters.value) != adapters.value:
         index, reason = None, f"NCCL_IB_HCA is not the discovered {adapters.value}"
     yield Variable("NCCL_IB_GID_INDEX", None if index is None else str(index), Origin.DISCOVERED, reason)
+    if index is None and "NCCL_IB_GID_INDEX" not in request.env and needs_ipv6(adapters, facts):
+        reason = "the ports have no GID of IPv4, which NCCL looks for"
+        yield Variable("NCCL_IB_ADDR_FAMILY", "AF_INET6", Origin.DISCOVERED, reason)
 
 
 def _sockets(node: str, sockets: Sockets, given: Mapping[str, str], *, uses_nccl: bool) -> Iterator[Variable]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from itertools import takewhile
 
-from orchestrator.environment.sockets import UNNAMEABLE
+from orchestrator.environment.sockets import UNNAMEABLE, parsed_interface
 from orchestrator.node.facts import Card, Hca, HcaPort, NodeFacts
 
 LAYERS = {"infiniband": "InfiniBand", "roce": "Ethernet"}  # by the preset that pins it
@@ -18,6 +18,7 @@ DISTANCES = ("X", "PIX", "PXB", "PHB", "NODE", "SYS")
 PXB, PHB, NODE, SYS = (DISTANCES.index(name) for name in ("PXB", "PHB", "NODE", "SYS"))
 OTHER_LAYER = "its link layer is"
 FAR = "not near a card: for storage or management"
+IWARP = "iWARP: NCCL opens it, and cannot connect over it"
 LOOKS_UP_GID_FROM = (2, 21)  # older NCCL uses GID index 0 if none is set
 
 
@@ -48,6 +49,8 @@ class Adapters:
     is_certain: bool = True
     excluded: Mapping[str, str] = field(default_factory=dict)
     """The reason by name of each port that is left out."""
+    uses_plugin: bool = False
+    """Without ports: the node has devices such as EFA, which only a network plugin of NCCL uses."""
 
     @property
     def layer(self) -> str | None:
@@ -55,13 +58,23 @@ class Adapters:
         return self.ports[0].port["link_layer"] if self.ports else None
 
     @property
+    def subnet(self) -> str | None:
+        """The InfiniBand subnet of all ports, by its prefix; None if they are of several, or if it is not known."""
+        subnets = {subnet_prefix(port) for port in self.ports}
+        return subnets.pop() if len(subnets) == 1 else None
+
+    @property
     def value(self) -> str:
         """The value of NCCL_IB_HCA; `=` turns prefix matching off."""
         return "=" + ",".join(port.name for port in self.ports)
 
 
-def choose_adapters(facts: NodeFacts, layer: str | None = None) -> Adapters:
-    """Choose the ports of a node; `layer` limits the choice to one link layer. Without CUDA cards, all ports are near."""
+def choose_adapters(facts: NodeFacts, layer: str | None = None, subnet: str | None = None) -> Adapters:
+    """
+    Choose the ports of a node; `layer` limits the choice to one link layer, `subnet` to one InfiniBand subnet.
+
+    Without CUDA cards, all ports are near.
+    """
     unread = next((f"{key}: {why}" for key, why in facts["missing"].items() if key.split(".")[0] == "hcas"), None)
     if unread is not None:
         return Adapters((), f"the RDMA devices could not be read ({unread})", is_certain=False)
@@ -71,13 +84,14 @@ def choose_adapters(facts: NodeFacts, layer: str | None = None) -> Adapters:
         reason = "neither PCI paths nor the topology show which adapters are near the cards"
         return Adapters((), reason, is_certain=False)
     excluded = {port.name: FAR for port in ports if port not in near}
-    excluded.update((port.name, fault) for port in near if (fault := _fault(port, layer)))
+    excluded.update((port.name, fault) for port in near if (fault := _fault(port, layer, subnet)))
     usable = [port for port in near if port.name not in excluded]
     if not usable:
         reason = f"{near[0].name}: {excluded[near[0].name]}" if near else "there is no RDMA device"
         reason += f", and {len(near) - 1} more cannot be used" if len(near) > 1 else ""
-        return Adapters((), reason, excluded=excluded)
-    chosen = _unbonded(_fastest(usable, excluded), excluded)
+        return Adapters((), reason, excluded=excluded, uses_plugin=any(map(_needs_plugin, near)))
+    chosen = _unbonded(_fastest(_physical(usable, excluded), excluded), excluded)
+    chosen = _of_largest_subnet(chosen, excluded)
     doubt = _doubt(chosen)
     if doubt:
         return Adapters((), doubt, is_certain=False, excluded=excluded)
@@ -91,6 +105,10 @@ def _doubt(ports: Sequence[Port]) -> str:
     first = ports[0]
     if different := next((port for port in ports if _layer(port) != _layer(first)), None):
         return f"{first.name} is {_layer(first)} and {different.name} {_layer(different)}, both near the cards"
+    by_subnet = _by_subnet(ports)
+    if len(by_subnet) > 1 and None not in by_subnet and not _are_rails(by_subnet):
+        subnets = " and ".join(", ".join(port.name for port in of_subnet) for of_subnet in by_subnet.values())
+        return f"{subnets} are in different InfiniBand subnets, all near the cards"
     return ""
 
 
@@ -107,13 +125,85 @@ def gid_index(adapters: Adapters, facts: NodeFacts) -> tuple[int | None, str]:
     text = ".".join(map(str, version))
     if version >= LOOKS_UP_GID_FROM:
         return None, f"NCCL {text} finds the index itself, for each adapter"
-    common = set.intersection(*(set(_routable_gids(port, facts)) for port in adapters.ports))
+    tables = [list(_routable_gids(port, facts)) for port in adapters.ports]
+    family = 4 if any(gid.family == 4 for table in tables for gid in table) else 6  # noqa: PLR2004
+    common = set.intersection(*({gid.index for gid in table if gid.family == family} for table in tables))
     if len(common) == 1:
         (index,) = common
-        gid = next(gid for gid in adapters.ports[0].port["gids"] if gid["index"] == index)
-        interface = gid["interface"]
-        return index, f"NCCL {text} does not find it; index {index} is RoCE v2 of the IPv4 address of {interface}"
-    return None, f"NCCL {text} uses index 0, and no single index is RoCE v2 with IPv4 on {adapters.value[1:]}"
+        interface = next(gid.interface for gid in tables[0] if gid.index == index)
+        return (
+            index,
+            f"NCCL {text} does not find it; index {index} is RoCE v2 of the IPv{family} address of {interface}",
+        )
+    return None, f"NCCL {text} uses index 0, and no single index is RoCE v2 with IPv{family} on {adapters.value[1:]}"
+
+
+def without_unshared_networks(adapters: Mapping[str, Adapters], facts: Mapping[str, NodeFacts]) -> dict[str, Adapters]:
+    """
+    The adapters without RoCE ports whose IP networks no other node can reach, where each node has ports in networks that all share.
+
+    NCCL pairs the ports of two nodes by their position. If no port is in a shared network, the network is routed and all stay. If a node
+    has no more ports in shared networks than in unshared ones, it is not known which ones are right.
+    """
+    networks = {
+        node: {port.name: _networks(port, facts[node]) for port in chosen.ports} for node, chosen in adapters.items()
+    }
+    if any(chosen.layer != LAYERS["roce"] for chosen in adapters.values()) or len(adapters) < 2:  # noqa: PLR2004
+        return dict(adapters)
+    shared = set.intersection(*(set().union(*of_node.values()) for of_node in networks.values()))
+    if not all(any(of_port & shared for of_port in of_node.values()) for of_node in networks.values()):
+        return dict(adapters)
+    return {node: _shared_ports(chosen, networks[node], shared) for node, chosen in adapters.items()}
+
+
+def _shared_ports(adapters: Adapters, networks: Mapping[str, set[str]], shared: set[str]) -> Adapters:
+    kept = [port for port in adapters.ports if networks[port.name] & shared]
+    excluded = {
+        port.name: f"{', '.join(sorted(networks[port.name]))}, a network that not all nodes have"
+        if networks[port.name]
+        else "its interface has no address that other nodes can reach"
+        for port in adapters.ports
+        if port not in kept
+    }
+    if not excluded:
+        return adapters
+    if sum(bool(networks[name]) for name in excluded) >= len(kept):
+        names = f"{', '.join(port.name for port in kept)} {'is' if len(kept) == 1 else 'are'}"
+        reason = f"{names} in a network that all nodes have, and {', '.join(excluded)} not"
+        return Adapters((), reason, is_certain=False, excluded=adapters.excluded)
+    excluded = {**adapters.excluded, **excluded}
+    return Adapters(kept, _reason(kept, excluded), excluded=excluded)
+
+
+def _networks(port: Port, facts: NodeFacts) -> set[str]:
+    """The IP networks of a port's interfaces: its own, and those in its GID table, such as a bond; without link-local ones."""
+    names = {*port.hca["interfaces"], *(gid["interface"] for gid in port.port["gids"])}
+    found = set()
+    for interface in facts["interfaces"]:
+        for entry in interface["addresses"] if interface["name"] in names else ():
+            parsed = parsed_interface(entry)
+            if parsed is not None and not parsed.ip.is_link_local:
+                found.add(str(parsed.network))
+    return found
+
+
+def needs_ipv6(adapters: Adapters, facts: NodeFacts) -> bool:
+    """Return whether the GIDs of all RoCE ports are of IPv6 addresses only, which NCCL does not choose by itself (2.21 to 2.30)."""
+    families = [{gid.family for gid in _routable_gids(port, facts)} for port in adapters.ports]
+    return bool(families) and all(of_port == {6} for of_port in families)
+
+
+def gid_doubt(adapters: Adapters, facts: NodeFacts) -> str:
+    """The reason why NCCL uses a GID over which other nodes cannot be reached, or may do so; empty without one."""
+    if adapters.layer != LAYERS["roce"]:
+        return ""
+    link_local = [port.name for port in adapters.ports if _has_only_link_local_gids(port)]
+    if link_local:
+        return f"{', '.join(link_local)}: the RoCE v2 GIDs are link-local, as the interface has no other address"
+    library = facts["software"]["nccl"]
+    version = parsed_version(library["version"] if library else None)
+    index, reason = gid_index(adapters, facts)
+    return reason if index is None and version is not None and version < LOOKS_UP_GID_FROM else ""
 
 
 def parsed_version(text: str | None) -> tuple[int, ...] | None:
@@ -127,18 +217,44 @@ def _natural_order(port: Port) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", port.name)]
 
 
-def _fault(port: Port, layer: str | None) -> str:
+def _needs_plugin(port: Port) -> bool:
+    """Return whether NCCL skips the port for its link layer, as that of EFA: only a network plugin uses it."""
+    return bool(port.port["link_layer"]) and port.port["link_layer"] not in KINDS
+
+
+def is_trap(port: HcaPort, hca: Hca) -> bool:
+    """Return whether NCCL takes the port and cannot connect over it: it has no test for iWARP (2.30.7)."""
+    return hca["node_type"] == "RNIC" and port["state"] == "ACTIVE" and hca["usable"]
+
+
+def _other_network(port: Port, layer: str | None, subnet: str | None) -> str:
+    """The network of a port if it is not the one that is asked for."""
+    if layer is not None and _layer(port) not in ("", layer):
+        return f"{OTHER_LAYER} {_layer(port)}"
+    if subnet is not None and subnet_prefix(port) not in (None, subnet):
+        return f"InfiniBand subnet {subnet_prefix(port)}, which not all nodes have"
+    return ""
+
+
+def _unknown_kind(port: Port) -> str:
+    """The kind of a port that is neither InfiniBand nor RoCE; empty if it is."""
+    if port.hca["node_type"] == "RNIC":
+        return IWARP
+    if _needs_plugin(port):
+        return f"link layer {_layer(port)}, as of EFA: for a network plugin of NCCL, not for NCCL_IB_HCA"
+    return ""
+
+
+def _fault(port: Port, layer: str | None, subnet: str | None) -> str:
     """The reason why NCCL cannot use the port; empty if it can, or if the state is not known."""
-    state, link_layer = port.port["state"], port.port["link_layer"]
+    state = port.port["state"]
     if UNNAMEABLE.search(port.hca["name"]):
         return "NCCL_IB_HCA cannot hold its name"
     if not port.hca["usable"]:
         return "its device file is missing, as in a container without /dev/infiniband"
     if state and state != "ACTIVE":
         return f"port {port.port['port']} is {state}"
-    if layer is not None and link_layer and link_layer != layer:
-        return f"{OTHER_LAYER} {link_layer}"
-    return ""
+    return _unknown_kind(port) or _other_network(port, layer, subnet)
 
 
 def _near(ports: Sequence[Port], cards: Sequence[Card], topology: Mapping[str, Mapping[str, str]]) -> list[Port]:
@@ -196,6 +312,49 @@ def _fastest(ports: list[Port], excluded: dict[str, str]) -> list[Port]:
     return kept
 
 
+def _physical(ports: list[Port], excluded: dict[str, str]) -> list[Port]:
+    """The ports without virtual functions of devices that the node can use itself: those are for containers and virtual machines."""
+
+    def device(address: str | None) -> str | None:
+        return address and address.rpartition(".")[0]  # a bond has the address of the first port only
+
+    present = {device(port.hca["pci"]) for port in ports if port.hca["physical_function"] is None}
+    virtual = [port for port in ports if device(port.hca["physical_function"]) in present - {None}]
+    excluded.update((port.name, "a virtual function, for containers or virtual machines") for port in virtual)
+    return [port for port in ports if port not in virtual]
+
+
+def subnet_prefix(port: Port) -> str | None:
+    """The prefix of an InfiniBand port's subnet: the first half of GID 0; None on Ethernet, or if it is not known."""
+    gid = next((gid["gid"] for gid in port.port["gids"] if gid["index"] == 0), "")
+    return gid[: len("fe80:0000:0000:0000")] or None if _layer(port) == LAYERS["infiniband"] else None
+
+
+def _by_subnet(ports: Sequence[Port]) -> dict[str | None, list[Port]]:
+    by_subnet: dict[str | None, list[Port]] = {}
+    for port in ports:
+        by_subnet.setdefault(subnet_prefix(port), []).append(port)
+    return by_subnet
+
+
+def _are_rails(by_subnet: Mapping[str | None, Sequence[Port]]) -> bool:
+    """Return whether each of several ports has a separate subnet, as on rails that are not connected with each other."""
+    return len(by_subnet) > 2 and all(len(of_subnet) == 1 for of_subnet in by_subnet.values())  # noqa: PLR2004
+
+
+def _of_largest_subnet(ports: list[Port], excluded: dict[str, str]) -> list[Port]:
+    """The ports of the InfiniBand subnet with the most of them, as storage has fewer; all if there is no such one."""
+    by_subnet = _by_subnet(ports)
+    (subnet, largest), *smaller = sorted(by_subnet.items(), key=lambda item: -len(item[1]))
+    if None in by_subnet or not smaller or len(smaller[0][1]) == len(largest):
+        return ports
+    for prefix, of_subnet in smaller:
+        excluded.update(
+            (port.name, f"InfiniBand subnet {prefix} instead of {subnet}: for storage") for port in of_subnet
+        )
+    return largest
+
+
 def _unbonded(ports: list[Port], excluded: dict[str, str]) -> list[Port]:
     """The ports without bonds, unless all are bonds: a single bond among adapters is for storage or management."""
     bonds = [port for port in ports if "bond" in port.hca["name"]]
@@ -225,20 +384,38 @@ def _layer(port: Port) -> str:
     return port.port["link_layer"] or ""
 
 
-def _routable_gids(port: Port, facts: NodeFacts) -> Iterable[int]:
-    """The indexes of RoCE v2 whose IPv4 address the entry's interface has."""
+@dataclass(frozen=True)
+class _RoutableGid:
+    """A slot of a GID table with RoCE v2 of an address that the interface has; `family` is 4 or 6, as in IPv4."""
+
+    index: int
+    interface: str
+    family: int
+
+
+def _routable_gids(port: Port, facts: NodeFacts) -> Iterable[_RoutableGid]:
+    """The slots of RoCE v2 whose address their interface has, without link-local ones."""
     addresses = {
         (interface["name"], entry["address"]) for interface in facts["interfaces"] for entry in interface["addresses"]
     }
     for gid in port.port["gids"]:
-        if gid["type"] == "RoCE v2" and (gid["interface"], _ipv4(gid["gid"])) in addresses:
-            yield gid["index"]
+        address, interface = gid_address(gid["gid"]), gid["interface"]
+        if gid["type"] != "RoCE v2" or address is None or interface is None or address.is_link_local:
+            continue
+        if (interface, str(address)) in addresses:
+            yield _RoutableGid(gid["index"], interface, address.version)
 
 
-def _ipv4(gid: str) -> str | None:
+def _has_only_link_local_gids(port: Port) -> bool:
+    addresses = [gid_address(gid["gid"]) for gid in port.port["gids"] if gid["type"] == "RoCE v2"]
+    return bool(addresses) and all(address is None or address.is_link_local for address in addresses)
+
+
+def gid_address(gid: str) -> IPv4Address | IPv6Address | None:
+    """The address from which a GID is made; None for a text that is no GID."""
     try:
         address = ip_address(gid)
     except ValueError:
         return None
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return str(mapped) if mapped else None
+    return mapped or address

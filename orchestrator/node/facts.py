@@ -116,9 +116,16 @@ class HcaPort(TypedDict):
 
 
 class Hca(TypedDict):
-    """An RDMA device; `usable` is False if its character device is missing, as in a container without /dev/infiniband."""
+    """
+    An RDMA device; `usable` is False if its character device is missing, as in a container without /dev/infiniband.
+
+    `node_type` as in sysfs: CA for InfiniBand and RoCE, RNIC for iWARP. `physical_function` is the PCI address of the device of
+    which this one is a virtual function; None if it is none, or if the machine is virtual and does not show it.
+    """
 
     name: str
+    node_type: Optional[str]
+    physical_function: Optional[str]
     pci: Optional[str]
     pci_path: Optional[str]
     numa: Optional[int]

@@ -102,6 +102,8 @@ def hca(name: str) -> Hca:
     """An active InfiniBand device."""
     return {
         "name": name,
+        "node_type": "CA",
+        "physical_function": None,
         "pci": None,
         "pci_path": None,
         "numa": 0,

@@ -98,6 +98,8 @@ def hca(name: str, bus: int, *, layer: str = "InfiniBand", rate: float = 400.0, 
     }
     return {
         "name": name,
+        "node_type": "CA",
+        "physical_function": None,
         "pci": None,
         "pci_path": f"/sys/devices/pci0000:{bus}0/0000:{bus}0:01.0/0000:{bus}1:01.0/0000:{bus}3:00.0",
         "numa": bus // 4,

@@ -123,6 +123,7 @@ class Machine:
         folder, number = f"/sys/devices/{device}/infiniband/{name}", sum(p.endswith("/board_id") for p in self.files)
         port = f"{folder}/ports/1"
         self.files.update({f"{folder}/board_id": "MT_0000000838", f"{folder}/fw_ver": "28.39.1002"})
+        self.files[f"{folder}/node_type"] = "1: CA"
         self.files.update({f"{port}/{key}": value for key, value in ports.items()})
         self.files.update({f"{port}/gids/{index}": ":".join(["0000"] * 8) for index in range(slots)})
         for gid in gids:

@@ -59,6 +59,8 @@ def hca(source: Source, name: str, verbs: Optional[str]) -> Hca:
     device = source.resolve(f"{folder}/device")
     return {
         "name": name,
+        "node_type": named(source.text(f"{folder}/node_type")),
+        "physical_function": address_in(source.resolve(f"{folder}/device/physfn")),
         "pci": address_in(device),
         "pci_path": below_devices(device),
         "numa": numa_of(source, f"{folder}/device"),

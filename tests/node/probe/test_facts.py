@@ -84,6 +84,19 @@ def test_in_a_container_without_dev_infiniband_no_hca_is_usable() -> None:
     assert all(hca["usable"] for hca in nodes.facts("h800")["hcas"])
 
 
+def test_type_and_physical_function_of_an_adapter_are_read(tmp_path: Path) -> None:
+    machine = nodes.KINDS["h800"](0)
+    physical = machine.links["/sys/class/infiniband/mlx5_0"].rpartition("/infiniband/")[0]
+    virtual = f"{physical[:-1]}1"
+    machine.hca("mlx5_20", virtual.removeprefix("/sys/devices/"), {"state": "4: ACTIVE"})
+    machine.files[f"{virtual}/infiniband/mlx5_20/node_type"] = "4: RNIC"
+    machine.links[f"{virtual}/physfn"] = physical
+    machine.write(tmp_path)
+    found = {hca["name"]: hca for hca in nodes.read(machine, tmp_path)["hcas"]}
+    assert (found["mlx5_0"]["node_type"], found["mlx5_0"]["physical_function"]) == ("CA", None)
+    assert (found["mlx5_20"]["node_type"], found["mlx5_20"]["physical_function"]) == ("RNIC", found["mlx5_0"]["pci"])
+
+
 def test_gcus_are_read_from_the_table_of_a_t20_and_the_sections_of_an_s60() -> None:
     old, new = nodes.facts("t20"), nodes.facts("s60")
     assert [card["name"] for card in old["cards"]] == ["T20"] * 8
