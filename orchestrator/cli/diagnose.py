@@ -18,6 +18,7 @@ from orchestrator.cli.console import (
     without_controls,
 )
 from orchestrator.cli.failure import RETRY, RETRY_UNKNOWN, labelled
+from orchestrator.errors import UsageError
 from orchestrator.names.hostlist import counted, ranks_on_nodes
 from orchestrator.run import RunState
 from orchestrator.usecases.diagnose.log_files import Diagnosed, diagnose_files, is_run
@@ -32,13 +33,39 @@ _FAILED = ("FAILED", "LOST")
     "--signatures", type=options.PATH, metavar="FILE", help="Your own signatures; default: $ORCH_HOME/signatures."
 )
 @click.option("--prove", is_flag=True, help="Run the failure again in small, without and with its remedy.")
+@click.option(
+    "--teach", is_flag=True, help="Add a signature for the line FILE:LINE, or for the first error of RUN or FILE."
+)
+@click.option("--cause", metavar="TEXT", help="With --teach: the cause, in one sentence.")
+@click.option("--remedy", "remedies", multiple=True, metavar="TEXT", help="With --teach: a next step; may be repeated.")
+@click.option("--name", metavar="ID", help="With --teach: the id of the signature; by default from the cause.")
+@click.option("--report", type=options.PATH, metavar="FILE", help="Write a redacted archive for a public issue.")
 @options.as_json
-def diagnose(words: tuple[str, ...], signatures: Path | None, *, prove: bool, as_json: bool) -> int:
+def diagnose(
+    words: tuple[str, ...],
+    signatures: Path | None,
+    *,
+    prove: bool,
+    teach: bool,
+    cause: str | None,
+    remedies: tuple[str, ...],
+    name: str | None,
+    report: Path | None,
+    as_json: bool,
+) -> int:
     """
     Name the cause of a failure, of a run or in logs of any launcher: where it began, the proof and the next steps.
 
     FILE is a log, a folder of logs, or - for standard input.
     """
+    if prove + teach + (report is not None) > 1:
+        raise UsageError("--prove, --teach and --report exclude each other", hint="give one of them")
+    if teach:
+        return _teach(words, cause, remedies, name=name, signatures=signatures)
+    if cause or remedies or name:
+        raise UsageError("--cause, --remedy and --name belong to --teach", hint="add --teach")
+    if report is not None:
+        return _write_report(words, signatures, report)
     if prove:
         from orchestrator.cli.prove import prove_remedy
 
@@ -46,21 +73,51 @@ def diagnose(words: tuple[str, ...], signatures: Path | None, *, prove: bool, as
     return print_diagnosis(words, signatures, as_json=as_json)
 
 
+def _teach(
+    words: Sequence[str], cause: str | None, remedies: Sequence[str], *, name: str | None, signatures: Path | None
+) -> int:
+    """Add a signature of the user for a line, and print it."""
+    from orchestrator.usecases.diagnose.teach import Lesson, teach
+
+    if len(words) != 1 or not cause or not remedies:
+        hint = "orch diagnose train.log:112 --teach --cause 'the licence server did not answer' --remedy 'lmstat -a'"
+        raise UsageError("--teach needs one RUN, FILE or FILE:LINE, --cause and --remedy", hint=hint)
+    taught = teach(words[0], Lesson(cause, remedies, name), signatures)
+    print_text("".join(f"{without_controls(line)}\n" for line in taught.entry.splitlines()))
+    inform(f"added to {taught.file}; orch diagnose uses it from now on")
+    return 0
+
+
+def _write_report(words: Sequence[str], signatures: Path | None, file: Path) -> int:
+    """Write the redacted archive, and print what it holds and what was replaced."""
+    from orchestrator.usecases.diagnose.report import write_report
+
+    diagnosed = _diagnosed(words, signatures)
+    report = write_report(diagnosed, list(_report(diagnosed)), file)
+    print_text("".join(f"{line}\n" for line in report))
+    inform(f"wrote {file}; read it before you attach it to an issue")
+    return 0
+
+
+def _diagnosed(words: Sequence[str], signatures: Path | None) -> Diagnosed:
+    if not is_run(words):
+        return diagnose_files(words, signatures)
+    from orchestrator.usecases.diagnose.run import diagnose_run
+
+    with ProgressLine() as progress:
+        return diagnose_run(words[0] if words else "latest", signatures, progress.update)
+
+
 def print_diagnosis(words: Sequence[str], signatures: Path | None, *, as_json: bool) -> int:
     """Print the diagnosis of a run or of log files; returns 0, also if the cause is unknown: docs/decisions/049."""
-    if is_run(words):
-        from orchestrator.usecases.diagnose.run import diagnose_run
-
-        with ProgressLine() as progress:
-            result = diagnose_run(words[0] if words else "latest", signatures, progress.update)
+    result = _diagnosed(words, signatures)
+    if result.run is not None:
         if result.state == RunState.DONE.value:
             has_lines = bool(result.diagnosis.cause or result.diagnosis.errors)
             inform(f"run {result.run} is DONE: nothing failed" + ("; its logs have these lines:" if has_lines else ""))
         elif result.state not in _FAILED:
             so_far = "" if RunState(result.state).ended else " so far"
             inform(f"run {result.run} is {result.state}; what its logs have{so_far}:")
-    else:
-        result = diagnose_files(words, signatures)
     if as_json:
         print_json(result.to_json())
     else:

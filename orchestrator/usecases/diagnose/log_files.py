@@ -122,6 +122,11 @@ def user_signatures(file: Path | None) -> dict[str, Signature]:
         raise UsageError(str(exc), hint="docs/diagnose.md shows the format") from exc
 
 
+def log_lines(file: str) -> list[str]:
+    """The lines of a log, also of one that gzip has packed; UsageError if it cannot be read."""
+    return b"".join(_Blocks(file)).decode("utf-8", "replace").splitlines()
+
+
 class _Blocks:
     """The content of a file in blocks."""
 
