@@ -187,6 +187,8 @@ def ssh_launch(
     env: Mapping[str, object] | None = None,
     max_retries: int | None = None,
     elastic: str | None = None,
+    share: bool = False,
+    wait_free: str | None = None,
     no_check: bool = False,
     skip: str | Sequence[str] = (),
 ) -> Run:
@@ -195,6 +197,7 @@ def ssh_launch(
 
     Args:
         elastic: MIN:MAX, as after --elastic.
+        share: start also on cards that another run of yours holds; `wait_free`: wait for them at most this time span, as in "2h".
     """
     return _launched(
         LaunchArguments(
@@ -215,6 +218,8 @@ def ssh_launch(
             env=_assignments(env),
             max_retries=max_retries,
             elastic=elastic,
+            share=share,
+            wait_free=wait_free,
             no_check=no_check,
             skipped=_words(skip),
         )

@@ -71,6 +71,14 @@ wait_for_nodes = click.option(
     metavar="SPAN",
     help="Time for which a restart waits for a lost node that no other replaces (10m).",
 )
+share = click.option("--share", is_flag=True, help="Start also on cards that another run of yours holds.")
+wait_free = click.option(
+    "--wait-free",
+    is_flag=False,
+    flag_value="1d",
+    metavar="[SPAN]",
+    help="Wait until no other run of yours holds the cards, for 1d if no SPAN is given.",
+)
 run = click.argument("run", default="latest", metavar="[RUN]", shell_complete=completion.runs, callback=name_chosen_run)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 env = click.option(

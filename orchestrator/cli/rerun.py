@@ -18,6 +18,8 @@ from orchestrator.cli.launch import launch
 @options.env
 @options.slurm
 @options.wait_for_nodes
+@options.share
+@options.wait_free
 @options.dry_run
 @options.query
 @options.watch

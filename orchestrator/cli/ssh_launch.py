@@ -23,6 +23,8 @@ from orchestrator.usecases.launch_arguments import LaunchArguments
     "--isolation-timeout", metavar="SPAN", help="End the ranks of a node that is cut off for this time (60s)."
 )
 @options.wait_for_nodes
+@options.share
+@options.wait_free
 def ssh_launch(
     program: tuple[str, ...] | None,
     *,

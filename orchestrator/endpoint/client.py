@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from orchestrator.endpoint.connection import ANSWER_S, Connection
 from orchestrator.endpoint.container import container_state
 from orchestrator.endpoint.files import FoundFiles
+from orchestrator.endpoint.holders import Holder, holders_beside
 from orchestrator.endpoint.logs import Chunk, Positions
 from orchestrator.endpoint.observation import AgentRecord, NodeObservation, RunTrace
 from orchestrator.endpoint.program import FLAGS, MARKER, probe_program
@@ -353,6 +354,14 @@ class Endpoint(Connection):
         """End this user's strays on the node, or only list them; list other users' processes on its cards."""
         request: runs.StraysRequest = {"min_age_s": min_age_s, "grace_s": grace_s, "dry_run": dry_run}
         return self.call(operations.STRAYS, request, answer_s=grace_s + STRAYS_MARGIN_S + ANSWER_S).reply
+
+    def holders(self) -> list[Holder]:
+        """This user's living runs that hold cards of the node; for a container, also those beside it, as far as this user may see them."""
+        request: connection.Empty = {}
+        found = [Holder.of(body) for body in self.call(operations.HOLDERS, request).reply["holders"]]
+        if isinstance(self._transport, ContainerTransport):
+            found += holders_beside(self._transport)
+        return list({(holder.run, holder.node): holder for holder in found}.values())
 
     def clear(self, workdir: str, *, older_than_s: float, results: bool, dry_run: bool) -> list[runs.GarbageBody]:
         """Remove old runs that have ended and unused bundles, or only list them; runs with results only on request."""

@@ -40,7 +40,7 @@ def container_state(transport: ContainerTransport) -> ContainerState:
         NodeError: it cannot be queried, or has no such container; the hint is what helps.
     """
     name = transport.container
-    status, printed, errors = _output(transport, name.inspect())
+    status, printed, errors = output_on_node(transport, name.inspect())
     if status != 0:
         raise _refusal(transport.node, name, status, errors)
     try:
@@ -77,7 +77,7 @@ def _state(name: Container, inspected: Mapping[str, Any], host_cards: Mapping[st
 
 def _host_cards(transport: ContainerTransport) -> dict[str, int]:
     """The device files of cards on the node itself; empty if it cannot be queried."""
-    _, listed, _ = _output(transport, ["ls", "/dev"])
+    _, listed, _ = output_on_node(transport, ["ls", "/dev"])
     counts = {kind: len(re.findall(pattern, listed, re.MULTILINE)) for kind, pattern in _DEVICE_FILES.items()}
     return {kind: count for kind, count in counts.items() if count}
 
@@ -203,7 +203,7 @@ def _absent(node: str, name: Container) -> ContainerEnded:
     return ContainerEnded(node, f"there is no {name}", hint=f"on {node}: {client} {listed}: shows those that exist")
 
 
-def _output(transport: ContainerTransport, argv: list[str]) -> tuple[int | None, str, str]:
+def output_on_node(transport: ContainerTransport, argv: Sequence[str]) -> tuple[int | None, str, str]:
     """Run a command on the node itself: exit status, stdout, stderr."""
     return run_client(transport.outer, transport.container.client, argv, answer_s=ANSWER_S)
 

@@ -34,6 +34,10 @@ class Planned:
     """The nodes that are checked before the start: none under Slurm, which chooses the nodes, and with --no-check."""
     skipped: Sequence[str] = ()
     """The names of checks that are left out."""
+    shares_cards: bool = False
+    """Start also on cards that other runs of this user hold."""
+    wait_free_s: float | None = None
+    """The longest wait for cards that other runs of this user hold; None: the launch is refused at once."""
 
     @property
     def code_lines(self) -> tuple[str, ...]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 
+from orchestrator.launch.held_cards import require_free
 from orchestrator.launch.planned import Planned
 from orchestrator.launch.start import connect, resolved
 from orchestrator.launchers import launcher_for
@@ -22,6 +24,8 @@ def queried_plan(planned: Planned, on_warning: Callable[[str], None], on_progres
     """
     with closing(launcher_for(planned.plan, planned.terminal, on_progress, planned.connected)) as launcher:
         reached = connect(planned, launcher, on_warning)
+        if isinstance(launcher, DirectLauncher):
+            require_free(replace(reached, wait_free_s=None), launcher, on_warning, is_stopped=bool)
         if not isinstance(launcher, DirectLauncher) or not reached.checked:
             return reached.plan
         from orchestrator.launch.node_check import begin_check, facts_of, require_passed  # only launches over SSH check

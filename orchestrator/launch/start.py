@@ -11,6 +11,7 @@ from pathlib import Path
 from orchestrator.code.files import revision
 from orchestrator.endpoint.access import count_gateways, require_limits
 from orchestrator.errors import NodesError, Unreachable, os_error_text
+from orchestrator.launch.held_cards import require_free
 from orchestrator.launch.planned import Launched, Planned
 from orchestrator.launch.preflight import checked_nodes
 from orchestrator.launch.signals import sigterm_interrupts, survive_sighup
@@ -68,13 +69,24 @@ def _launch(planned: Planned, launcher: Launcher, on_warning: Callable[[str], No
             folder.update(node_count=reached.plan.node_count)
         for warning in keeping.result():
             on_warning(warning)
+        _require_free_cards(reached, launcher, folder, on_warning)
     with undo_on_failure([folder], launcher, when="during the launch", left="what had started was stopped"):
         plan = push_and_resolve(reached, launcher, folder, on_warning)
         if plan != planned.plan:
             folder.write_plan(plan)
+        _require_free_cards(
+            replace(reached, plan=plan), launcher, folder, on_warning
+        )  # a launch beside this one may be faster
         job = launcher.start(plan, planned.bundle)
         folder.update(slurm_job=job, started=True, launching=None)
     return folder
+
+
+def _require_free_cards(
+    planned: Planned, launcher: Launcher, folder: RunFolder, on_warning: Callable[[str], None]
+) -> None:
+    if isinstance(launcher, DirectLauncher):
+        require_free(planned, launcher, on_warning, is_stopped=folder.is_stop_requested)
 
 
 def connect(planned: Planned, launcher: Launcher, on_warning: Callable[[str], None]) -> Planned:

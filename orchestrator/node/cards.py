@@ -30,3 +30,10 @@ def count_cards(folder: str = "/dev") -> Dict[str, int]:
         kind: sum(1 for name in names if name.startswith(prefix) and name[len(prefix) :].isdigit())
         for kind, prefix in kinds.items()
     }
+
+
+def kind_of_cards(accelerator: str) -> Optional[str]:
+    """The kind of cards that the ranks use: the inventory's, or that of the device files; None if the ranks use none."""
+    if accelerator != "auto":
+        return accelerator if accelerator in VISIBLE else None
+    return next((kind for kind, count in count_cards().items() if count), None)

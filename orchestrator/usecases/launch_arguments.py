@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.errors import UsageError
 from orchestrator.run import LauncherName
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ class LaunchArguments:
     """Start without the check of the nodes."""
     skipped: tuple[str, ...] = ()
     """The names of checks that are left out before a start."""
+    share: bool = False
+    """Start also on cards that other runs of this user hold."""
+    wait_free: str | None = None
+    """The longest wait for cards that other runs of this user hold, as typed."""
     exclude_suspects: bool = False
     """Leave out nodes on which more runs have failed than chance explains."""
     rerun_of: str | None = None
@@ -68,6 +73,19 @@ class LaunchArguments:
         from orchestrator.inventory.variables import parse_variables  # slow, and most launches have none
 
         return {**self.variables, **parse_variables(self.env)}
+
+    @property
+    def wait_free_s(self) -> float | None:
+        """`wait_free` in seconds; UsageError if it is no time span, or --share is given too."""
+        if self.wait_free is None:
+            return None
+        from orchestrator.usecases.durations import seconds  # few launches wait
+
+        if self.share:
+            raise UsageError(
+                "--wait-free and --share exclude each other", hint="--share starts at once on the same cards: omit one"
+            )
+        return seconds("--wait-free", self.wait_free)
 
     @property
     def slurm_settings(self) -> list[SlurmSetting]:

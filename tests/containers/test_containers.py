@@ -258,6 +258,22 @@ def test_container_of_an_image_that_is_killed_is_made_once_more_for_the_next_att
     until(lambda: nodes.orch.status(run)["state"] == "DONE", awaited=lambda: str(nodes.orch.status(run)))
 
 
+def test_cards_that_a_run_in_another_container_of_the_node_holds_are_not_taken(nodes: Nodes) -> None:
+    inventory = nodes.folder / "inventory.yaml"
+
+    def use_options(*options: str) -> None:
+        nodes.use_image(IMAGE, options=["--ulimit=nofile=16384:16384", *options])
+        inventory.write_text(inventory.read_text("utf-8").replace("accelerator: cpu", "accelerator: cuda"), "utf-8")
+
+    use_options()
+    run = nodes.orch("ssh-launch", "--no-check", "--detach", "--nodes", "n0", "--", "train.py").stdout.strip()
+    use_options("--env=OTHER=1")
+    refused = nodes.orch("ssh-launch", "--no-check", "--nodes", "n1", "--", "true", code=3)
+    assert f"n1: run {run} (farm) holds card 0 since" in refused.stderr
+    nodes.orch("stop", run)
+    nodes.orch("ssh-launch", "--no-check", "--nodes", "n1", "--", "true")
+
+
 @pytest.mark.extended
 def test_image_or_option_that_the_runtime_refuses_is_named(nodes: Nodes) -> None:
     nodes.use_image("no-such-image:1")

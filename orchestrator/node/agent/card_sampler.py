@@ -6,7 +6,7 @@ import os
 import time
 
 from orchestrator.node.agent.idle_cards import IdleCards, reported_steps
-from orchestrator.node.cards import VISIBLE, count_cards, visible_devices
+from orchestrator.node.cards import VISIBLE, kind_of_cards, visible_devices
 from orchestrator.node.number_text import format_numbers
 from orchestrator.node.run.run_folder import CARDS_REPORT, started_ranks
 from orchestrator.node.system.fast_stdlib import suppress
@@ -119,13 +119,6 @@ def idle_message(body: CardsBody) -> str:
     count = body["expected"] - body["used"]
     cards = format_numbers(body["idle"])
     return f"warning: {count} of {body['expected']} cards idle: {body['tool']} shows 0 % on {cards} in several samples in a row"
-
-
-def kind_of_cards(accelerator: str) -> Optional[str]:
-    """The kind of cards to sample: the inventory's, or that of the device files; None if the ranks use none."""
-    if accelerator != "auto":
-        return accelerator if accelerator in VISIBLE else None
-    return next((kind for kind, count in count_cards().items() if count), None)
 
 
 def start_tool(kind: str) -> Tool:

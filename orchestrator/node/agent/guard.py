@@ -17,6 +17,7 @@ from orchestrator.node.agent.agent import EXIT_CODES, Agent
 from orchestrator.node.agent.binding import Unbound, bind_ranks
 from orchestrator.node.agent.environment import hostfile_text, inherited_environment, rank_environments, summary
 from orchestrator.node.agent.program import clear_folder, command_of, working_directory
+from orchestrator.node.cards import VISIBLE, kind_of_cards
 from orchestrator.node.isolation import Isolation
 from orchestrator.node.number_text import format_numbers, node_names, parse_numbers
 from orchestrator.node.rendezvous import address_towards, hold_port, is_loopback, reserve
@@ -76,13 +77,13 @@ def join_rendezvous(job: Job, record: str | None) -> tuple[str, Socket | None]:
 
 
 def write_agent_record(job: Job, folder: str, rendezvous: str, clock: Clock) -> BindingBody:
-    """Record the owner of the node folder and the CPUs of the ranks, before any rank starts; return the latter."""
+    """Record the owner of the node folder, the CPUs and the cards of the ranks, before any rank starts; return the latter."""
     try:
         cpus = bind_ranks(job, os.environ, os.sched_getaffinity(0))
         binding: BindingBody = {"cpus": list(map(format_numbers, cpus)), "reason": ""}
     except Unbound as error:
         binding = {"cpus": [], "reason": str(error)}
-    cgroup = memory_cgroup()
+    cgroup, kind = memory_cgroup(), kind_of_cards(job.accelerator)
     record: AgentBody = {
         **process_record(),
         "pgid": os.getpgrp(),
@@ -98,6 +99,7 @@ def write_agent_record(job: Job, folder: str, rendezvous: str, clock: Clock) -> 
         "started": clock.now(),
         "clock_ahead_s": clock.ahead_s,
         "binding": binding,
+        "cards": None if kind is None else {"kind": kind, "visible": os.environ.get(VISIBLE[kind])},
         "oom_kills": oom_kills(),
         "memory_cgroup": cgroup,
         "cgroup_oom_kills": None if cgroup is None else kills_in(cgroup),

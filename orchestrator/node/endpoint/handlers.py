@@ -43,6 +43,7 @@ MODULES = {
     "stop": "stop",
     "garbage": "active_runs clear",
     "strays": "strays",
+    "holders": "holders",
     "shared_folder": "file_system write_marker find_marker remove_marker",
     "command": "command command_once",
     "incoming": "claim_folder release_folder offer digest put_pieces keep_time finish",

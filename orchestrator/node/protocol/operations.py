@@ -91,6 +91,7 @@ REMOVE_MARKER: Op[connection.MarkerRequest, connection.Empty] = Op("remove_marke
 SEARCH: Op[output.SearchRequest, output.SearchReply] = Op("search")
 RANKS: Op[NodeFolders, agents.RanksReply] = Op("ranks")
 STRAYS: Op[runs.StraysRequest, runs.StraysReply] = Op("strays")
+HOLDERS: Op[connection.Empty, runs.HoldersReply] = Op("holders")
 CLEAR: Op[runs.ClearRequest, runs.ClearReply] = Op("clear")
 LIST_FILES: Op[output.ListFilesRequest, output.ListFilesReply] = Op("list_files")
 READ_FILE: Op[output.ReadFileRequest, connection.Empty] = Op("read_file")

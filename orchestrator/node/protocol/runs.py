@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import List, Optional, TypedDict
 
-from orchestrator.node.run.agent_files import Json
+from orchestrator.node.run.agent_files import HeldCards, Json
 
 
 class RunRequest(TypedDict):
@@ -70,6 +70,20 @@ class StraysReply(TypedDict):
     strays: List[StrayBody]
     users: List[CardUserBody]
     tool_error: str
+
+
+class HolderBody(TypedDict):
+    """A living run that holds cards: since `age_s` seconds, on the node of this name in its inventory, with as many ranks."""
+
+    run: str
+    node: str
+    age_s: float
+    ranks: int
+    cards: HeldCards
+
+
+class HoldersReply(TypedDict):
+    holders: List[HolderBody]
 
 
 class ClearRequest(TypedDict):

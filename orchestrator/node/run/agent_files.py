@@ -25,6 +25,13 @@ class BindingBody(TypedDict):
     reason: str
 
 
+class HeldCards(TypedDict):
+    """The cards of the ranks of a node: `kind` is cuda or gcu, `visible` the value of the variable that selects them; None: it is not set."""
+
+    kind: str
+    visible: Optional[str]
+
+
 class AgentBody(TypedDict):
     """agent.json; agents of older versions wrote fewer keys."""
 
@@ -44,6 +51,7 @@ class AgentBody(TypedDict):
     started: float
     clock_ahead_s: NotRequired[float]
     binding: NotRequired[BindingBody]
+    cards: NotRequired[Optional[HeldCards]]  # None: the ranks use none
     oom_kills: NotRequired[Optional[int]]
     memory_cgroup: NotRequired[Optional[str]]
     cgroup_oom_kills: NotRequired[Optional[int]]

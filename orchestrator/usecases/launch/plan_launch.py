@@ -111,7 +111,10 @@ def _planned(
     if arguments.no_check:
         warnings += ("--no-check: the nodes are not checked before the start, and no network variables are discovered",)
     files = inventory.private_files
-    return Planned(plan, bundle, record, files, warnings, terminal, connected, checked, arguments.skipped)
+    return Planned(
+        plan, bundle, record, files, warnings, terminal, connected, checked, arguments.skipped,
+        shares_cards=arguments.share, wait_free_s=arguments.wait_free_s,
+    )  # fmt: skip
 
 
 def _with_dependencies(inventory: Inventory, after: Sequence[str]) -> tuple[Inventory, Sequence[str]]:

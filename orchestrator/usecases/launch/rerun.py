@@ -36,6 +36,8 @@ class Changes:
     here: bool = False
     env: tuple[str, ...] = ()
     wait_for_nodes: str | None = None
+    share: bool = False
+    wait_free: str | None = None
 
 
 def rerun_arguments(
@@ -92,6 +94,8 @@ def _arguments(run: RecordedRun, nodes: str | None, settings: tuple[str, ...], c
         rerun_of=record.id,
         variables=_variables(run, changes),
         env=changes.env,
+        share=changes.share,
+        wait_free=changes.wait_free,
         is_trial=record.is_trial,
     )
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.agent.card_sampler import CardSampler, kind_of_cards, visible_cards
+from orchestrator.node.agent.card_sampler import CardSampler, visible_cards
 from orchestrator.node.agent.idle_cards import SAMPLES, SAMPLES_IN_DOUBT, IdleCards, Steps, reported_steps
+from orchestrator.node.cards import kind_of_cards
 from orchestrator.node.number_text import format_numbers, parse_numbers
 from orchestrator.node.run.events import Clock, EventLog
 from orchestrator.node.run.job import Job

@@ -1,0 +1,37 @@
+"""A launch on cards that a living run holds, which another machine of the same user has launched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.grounds.cli import Orch
+from tests.grounds.sshd import Farm
+from tests.until import until
+
+
+def test_run_launched_from_elsewhere_refuses_a_launch_on_its_cards_until_it_ends(farm: Farm, tmp_path: Path) -> None:
+    here, elsewhere = Orch(tmp_path / "here"), Orch(tmp_path / "elsewhere")
+    for orch in (here, elsewhere):  # another record store, other node names' workdirs
+        orch.cwd.mkdir()
+        farm.inventory(orch.cwd, accelerator="cuda", devices=2, env={"CUDA_VISIBLE_DEVICES": "0,1"})
+    launch = ("ssh-launch", "--no-check", "--detach")
+    run = elsewhere(*launch, "--", "sleep", "1000").stdout.strip()
+    refused = here(*launch, "--", "sleep", "1000", code=3).stderr
+    assert f"n[0-1]: run {run} (farm) holds cards 0,1 since " in refused
+    assert f"next: orch stop {run}; --wait-free SPAN" in refused
+    assert here.status()["state"] == "FAILED"
+    here(*launch, "--env", "CUDA_VISIBLE_DEVICES=2,3", "--", "true")
+    here(*launch, "--share", "--", "true")
+    with here.start("ssh-launch", "--no-check", "--wait-free", "90s", "--", "true") as waiting:
+        until(lambda: _states(here).count("STARTING") == 1, awaited=lambda: str(_states(here)))
+        elsewhere("stop", run)
+        _, errors = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0, errors
+    assert f"at the latest (--wait-free): n[0-1]: run {run} (farm) holds cards 0,1" in errors
+
+
+def _states(orch: Orch) -> list[str]:
+    return [
+        path.read_text("utf-8").partition('"state": "')[2].partition('"')[0]
+        for path in orch.home.glob("runs/*/run.json")
+    ]
