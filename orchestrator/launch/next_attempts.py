@@ -12,7 +12,6 @@ from orchestrator.launch.preflight import checked_nodes
 from orchestrator.launch.start import push_and_resolve
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan, NodePlan
-from orchestrator.records.cache.facts import KeptFacts
 from orchestrator.records.runs import home_store
 from orchestrator.records.store import RunFolder
 
@@ -51,8 +50,7 @@ class NextAttempts:
         """
         self._launcher.begin_attempt(plan)
         checked = checked_nodes(plan) if self._planned.checked else ()
-        inventory = self._planned.record.inventory["digest"]
-        KeptFacts.of(home_store(), inventory).update({node.name: None for node in checked})
+        self._planned.kept_facts(home_store()).update({node.name: None for node in checked})
         try:
             planned = replace(self._planned, plan=plan, checked=checked)
             plan = push_and_resolve(planned, self._launcher, self._folder, self._on_warning)

@@ -45,7 +45,7 @@ class CheckResult:
 def begin_check(planned: Planned, launcher: DirectLauncher) -> Future[CheckResult]:
     """Begin to check the nodes of an attempt that is connected, in a thread."""
     by_name = {node.name: node for node in planned.plan.nodes}
-    kept = KeptFacts.of(home_store(), planned.record.inventory["digest"])
+    kept = planned.kept_facts(home_store())
     future: Future[CheckResult] = Future()
 
     def reach(name: str) -> Endpoint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from orchestrator.code.bundle import Bundle
 from orchestrator.endpoint.access import Terminal
@@ -14,6 +15,10 @@ from orchestrator.launchers.cards import close_all
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord
+
+if TYPE_CHECKING:
+    from orchestrator.records.cache.facts import KeptFacts
+    from orchestrator.records.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,12 @@ class Planned:
     def code_lines(self) -> tuple[str, ...]:
         """The sentences about the code that is sent."""
         return tuple(self.bundle.report.at_launch()) if self.bundle.report else ()
+
+    def kept_facts(self, store: Store) -> KeptFacts:
+        """The facts of nodes that earlier launches with the same inventory and paths in --env have kept."""
+        from orchestrator.records.cache.facts import KeptFacts  # only launches over SSH keep any
+
+        return KeptFacts.of(store, self.record.inventory["digest"], self.record.request.get("variables", {}))
 
     def close(self) -> None:
         """Close the connections of a launch that does not begin."""

@@ -117,3 +117,18 @@ def test_unknown_check_is_refused_before_a_launch(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UsageError, match="--skip nofiles: there is no such check"):
         submit(["true"], "local", skip=["nofiles"])
     assert run(["ssh-launch", "-i", "local", "--skip", "nofiles", "--dry-run", "--", "true"]) == UsageError.exit_code
+
+
+@pytest.mark.processes
+def test_path_given_by_env_is_looked_for_although_the_facts_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    inventory = f"name: here\ntransport: local\naccelerator: cpu\ndefaults: {{workdir: {tmp_path}/work}}\nnodes: [{{name: n0}}]\n"
+    (tmp_path / "inventory.yaml").write_text(inventory, "utf-8")
+    assert ssh_launch(["true"]).warnings == ssh_launch(["true"]).warnings  # the second one by kept facts
+    [warning] = [text for text in ssh_launch(["true"], env={"MODEL": f"{tmp_path}/absent"}).warnings if "MODEL" in text]
+    assert f"MODEL={tmp_path}/absent" in warning
+    (tmp_path / "absent").touch()
+    assert not [text for text in ssh_launch(["true"], env={"MODEL": f"{tmp_path}/absent"}).warnings if "MODEL" in text]

@@ -7,7 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.records.files import json_object, write_file
@@ -28,8 +30,19 @@ class KeptFacts:
     path: Path
 
     @classmethod
-    def of(cls, store: Store, inventory_digest: str) -> KeptFacts:
-        return cls(store.path / "facts" / f"{inventory_digest}.json")
+    def of(
+        cls, store: Store, inventory_digest: str, variables: Mapping[str, str | None] = MappingProxyType({})
+    ) -> KeptFacts:
+        """
+        The facts for launches with this inventory and these variables of --env.
+
+        Nodes whose facts are kept have the paths of the inventory; whether they have those of other variables is not known.
+        """
+        paths = sorted(
+            (name, value) for name, value in variables.items() if value is not None and value.startswith("/")
+        )
+        suffix = f"-{sha256(json.dumps(paths).encode()).hexdigest()[:12]}" if paths else ""
+        return cls(store.path / "facts" / f"{inventory_digest}{suffix}.json")
 
     def read(self) -> dict[str, NodeFacts]:
         """The facts by node that are at most KEPT_S old."""
