@@ -80,6 +80,8 @@ def _print_explanation(explanation: Explanation, *, export: bool, as_json: bool)
         print_text(explanation.exports())
         return
     print_table(*explanation.table())
+    for line in explanation.sides:
+        print_text(f"{line}\n")
     for line in explanation.cpu_lines():
         print_text(f"{line}\n")
     for line in explanation.setup:

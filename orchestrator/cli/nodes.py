@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import click
 
 from orchestrator.cli import options
-from orchestrator.cli.console import print_json, print_table, warn
+from orchestrator.cli.console import inform, print_json, print_table, warn
 
 
 @click.command()
@@ -20,9 +22,18 @@ def nodes(inventory: str | None, nodes: str | None, *, as_json: bool) -> int:
     facts, failure = action.query(inventory, nodes)
     if as_json:
         past = {name: {"history": of_node.to_json()} for name, of_node in history.items()}
-        print_json({name: {**facts.get(name, {}), **past.get(name, {})} for name in dict.fromkeys([*facts, *past])})
+        inside = {name: {"container": text} for name, text in action.container_names(inventory, nodes).items()}
+        parts: list[Mapping[str, Mapping[str, object]]] = [facts, inside, past]
+        print_json(
+            {
+                name: {key: value for part in parts for key, value in part.get(name, {}).items()}
+                for name in dict.fromkeys([*facts, *past])
+            }
+        )
     elif facts:
         print_table(action.COLUMNS, action.summary(facts))
+        for text in action.sides(inventory, nodes, facts):
+            inform(text)
         for text in action.unread(facts):
             warn(text)
     if history and not as_json:

@@ -542,10 +542,12 @@ class Endpoint(Connection):
             raise NodeError(self.node, f"the probe ended with exit code {reply['code']}: {last}")
         printed = reply["out"].partition(MARKER)[2].partition("\n")[2]
         try:
-            return read_facts(json.loads(printed))
+            facts = read_facts(json.loads(printed))
         except ValueError as error:
             reason = f"it printed {reply['out'].strip()!r:.80}" if isinstance(error, json.JSONDecodeError) else error
             raise NodeError(self.node, f"the probe's answer cannot be read: {reason}") from error
+        is_inside = isinstance(self._transport, ContainerTransport) and any(tool["error"] for tool in facts["tools"])
+        return _with_tools_of_node(facts, self._transport) if is_inside else facts
 
     def command_once(
         self, argv: Sequence[str], result_file: str, *, timeout_s: float, removed: str = "", begin: bool = True
@@ -567,6 +569,13 @@ class Endpoint(Connection):
         }
         reply = self.call(operations.COMMAND_ONCE, request, answer_s=timeout_s + ANSWER_S).reply
         return CommandResult(reply["code"], reply["out"], reply["err"])
+
+
+def _with_tools_of_node(facts: NodeFacts, transport: Transport) -> NodeFacts:
+    from orchestrator.endpoint.host_tools import with_tools_of_node  # few containers lack a tool
+
+    assert isinstance(transport, ContainerTransport), "the caller has tested it"
+    return with_tools_of_node(facts, transport)
 
 
 def _chunks(reply: output.ReadReply, payload: bytes, clock: ClockBounds) -> list[Chunk]:

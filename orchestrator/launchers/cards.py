@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.endpoint.access import Terminal, between_prompts, transport_factory
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.errors import OrchError
+from orchestrator.errors import NodeError, OrchError
 from orchestrator.fanout import map_parallel, successes
 from orchestrator.progress import OnProgress, Reporter
 
@@ -40,6 +40,8 @@ def detect_cards(
     }
     try:
         successes(results)
+        for node in chosen:
+            require_visible(node, connected[node.name])
         detected = {node.name: _with_cards(node, connected[node.name].facts.cards) for node in chosen}
     except BaseException:
         close_all(connected)
@@ -47,6 +49,25 @@ def detect_cards(
     return inventory.model_copy(
         update={"nodes": tuple(detected.get(node.name, node) for node in inventory.nodes)}
     ), connected
+
+
+def require_visible(node: Node, endpoint: Endpoint) -> None:
+    """
+    Require that a container has cards if its node has some: without them the ranks would run on the CPUs.
+
+    Raises:
+        NodeError: it has none.
+    """
+    state = None if any(endpoint.facts.cards.values()) else endpoint.container_state()
+    if state is not None and state.host_cards:
+        cards = ", ".join(f"{number} {kind}" for kind, number in state.host_cards.items())
+        option = state.card_option(next(iter(state.host_cards)))
+        remedy = state.recreated_with(option) if option else "start it with the cards of the node"
+        raise NodeError(
+            node.name,
+            f"the container has no cards, and its node has {cards}",
+            hint=f"{remedy}; or write accelerator: cpu in the inventory",
+        )
 
 
 def close_all(connected: Mapping[str, Endpoint]) -> None:

@@ -94,6 +94,8 @@ def test_run_is_inside_the_containers_and_stop_leaves_the_strangers_alone(nodes:
     assert nodes.orch.status(run)["state"] == "RUNNING"
     inside = nodes.orch("exec", "--", "cat", "/proc/1/comm").stdout.split()
     assert sorted(inside) == ["[n0]", "[n1]", "sleep", "sleep"]
+    listed = nodes.orch("nodes").stderr
+    assert "n0: inside docker container c0: software, disks," in listed
     outside = nodes.orch("exec", "--host", "--nodes", "n0", "--", "cat", "/proc/1/comm").stdout.split()
     assert outside == ["[n0]", Path("/proc/1/comm").read_text("utf-8").strip()]
     nodes.orch("stop", run)

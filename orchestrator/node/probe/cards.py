@@ -32,6 +32,7 @@ TOOLS = {
 }
 """By kind: the tool that counts the cards, the fact that needs it, the vendor, and the prefix of the device files."""
 COUNT = "cards.count"  # as in checks/cards.py
+NOT_IN_CONTAINER = "{} is not in this container"
 CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")
 QUERIES = 3  # old drivers refuse unknown fields, one by one or all at once
 REMAPPED = "gpu_uuid,remapped_rows.correctable,remapped_rows.uncorrectable,remapped_rows.pending,remapped_rows.failure"
@@ -165,7 +166,7 @@ def uncounted(source: Source, kind: str, shown: List[Card]) -> List[Card]:
     if not devices and not files and not shown:
         return []
     is_container = any(source.exists(path) for path in CONTAINER_FILES)
-    absent = f"{tool} is not in this container" if is_container else f"{tool}: not found"
+    absent = NOT_IN_CONTAINER.format(tool) if is_container else f"{tool}: not found"
     source.tools.append({"name": tool, "seconds": 0.0, "error": absent})
     if shown or files:
         source.missing[fact] = absent if shown else f"{absent}; the cards are counted by /dev/{prefix}*"

@@ -37,6 +37,7 @@ from orchestrator.plan.shell import shell_quote
 from orchestrator.progress import no_progress
 from orchestrator.run import Program, Request
 from orchestrator.usecases.checks.lint import read_text
+from orchestrator.usecases.checks.sides import side_lines
 from orchestrator.usecases.inventory import load_inventory
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ class Explanation:
     """The CPUs of the ranks of each selected node whose facts are known, as text."""
     overrides: Sequence[Override] = ()
     """The variables that the launch script sets instead."""
+    sides: Sequence[str] = ()
+    """Which facts come from inside containers, as sentences."""
 
     def table(self) -> tuple[Sequence[str], list[Sequence[str]]]:
         """The names of the columns, and one row for each variable and value."""
@@ -127,6 +130,7 @@ class Explanation:
             "setup": list(self.setup),
             "cpus": dict(self.cpus),
             "overrides": [asdict(override) for override in self.overrides],
+            "sides": list(self.sides),
             "facts": dict(self.facts),
         }
 
@@ -334,7 +338,9 @@ def _explanation(
         for node in plan.nodes
         if node.name in shown and node.name in facts
     }
-    return Explanation(variables, discovery.findings, facts, warnings, plan.setup, cpus)
+    return Explanation(
+        variables, discovery.findings, facts, warnings, plan.setup, cpus, sides=side_lines(plan.nodes, facts)
+    )
 
 
 def _query(

@@ -13,6 +13,7 @@ from orchestrator.fanout import failed_nodes, map_parallel
 from orchestrator.names.hostlist import fold_by_value
 from orchestrator.records.cache.nodes import NodeHistory, node_histories
 from orchestrator.records.runs import home_store
+from orchestrator.usecases.checks.sides import containers, side_lines
 from orchestrator.usecases.inventory import load_inventory
 
 if TYPE_CHECKING:
@@ -42,6 +43,16 @@ def query(
     outcomes = map_parallel(nodes, probe, limit=loaded.ssh.fanout)
     facts = {node.name: outcome for node, outcome in zip(nodes, outcomes, strict=True) if isinstance(outcome, dict)}
     return facts, failed_nodes(outcomes)
+
+
+def sides(inventory: str | None, names: str | None, facts: Mapping[str, NodeFacts]) -> list[str]:
+    """Which facts come from inside containers, as sentences."""
+    return side_lines(load_inventory(inventory, names).select(names), facts)
+
+
+def container_names(inventory: str | None, names: str | None) -> dict[str, str]:
+    """The container of each node that has one."""
+    return containers(load_inventory(inventory, names).select(names))
 
 
 def histories(inventory: str | None, names: str | None) -> dict[str, NodeHistory]:
@@ -99,7 +110,7 @@ def _row(facts: NodeFacts) -> tuple[str, ...]:
     software = facts["software"]
     nccl = software["nccl"]
     return (
-        _counted([f"{card['name'] or card['kind']}{' (MIG)' if card['mig'] else ''}" for card in facts["cards"]]),
+        _cards(facts),
         _counted([text for hca in facts["hcas"] for text in _ports(hca)]),
         str(facts["cpus"]["usable"]),
         f"{round(facts['memory']['total'] / GIB)} GiB",
@@ -108,6 +119,13 @@ def _row(facts: NodeFacts) -> tuple[str, ...]:
         software["torch"] or "-",
         software["python"],
     )
+
+
+def _cards(facts: NodeFacts) -> str:
+    """The cards by model; `unknown` if there may be some that could not be counted."""
+    is_unknown = not facts["cards"] and any(key.startswith("cards.") for key in facts["missing"])
+    names = [f"{card['name'] or card['kind']}{' (MIG)' if card['mig'] else ''}" for card in facts["cards"]]
+    return "unknown" if is_unknown else _counted(names)
 
 
 def _counted(texts: list[str]) -> str:
