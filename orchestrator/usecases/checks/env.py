@@ -166,12 +166,16 @@ class Override:
 def with_overrides(explanation: Explanation, script: Path, text: str) -> Explanation:
     """Add what a launch script does with the variables, and a warning for each one that it replaces."""
     from orchestrator.environment.lint.inherited import read_inherited
+    from orchestrator.environment.lint.rank_counts import EXPECTED, rank_remarks
 
     nodes_of: dict[tuple[Setting, str | None, str], list[str]] = {}
+    given_to: dict[str, Mapping[str, str]] = {}
     warnings: dict[str, None] = {}
     for node, variables in explanation.variables.items():
         known = {variable.name: variable for variable in variables}
         given = {name: variable.value for name, variable in known.items() if variable.value is not None}
+        if EXPECTED in given:
+            given_to[node] = given
         inherited = read_inherited(text, str(script), given)
         for setting in inherited.settings:
             variable = known.get(setting.name)
@@ -195,7 +199,8 @@ def with_overrides(explanation: Explanation, script: Path, text: str) -> Explana
         for (setting, value, origin), nodes in nodes_of.items()
     ]
     texts = [override.text() for override in overrides]
-    return replace(explanation, overrides=overrides, warnings=[*explanation.warnings, *texts, *warnings])
+    remarks = rank_remarks(text, str(script), given_to)
+    return replace(explanation, overrides=overrides, warnings=[*explanation.warnings, *texts, *warnings, *remarks])
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ def _planned(
         *bundle.warnings,
         *_environment_warning(inventory),
         *plan.warnings,
+        *_script_warnings(plan),
     )
     if arguments.rerun_of is not None:
         from orchestrator.usecases.launch.rerun import changes_since  # most launches repeat no run
@@ -123,6 +124,14 @@ def _with_dependencies(inventory: Inventory, after: Sequence[str]) -> tuple[Inve
     from orchestrator.usecases.launch.dependencies import with_dependencies  # imports Slurm's modules
 
     return with_dependencies(inventory, after)
+
+
+def _script_warnings(plan: LaunchPlan) -> Sequence[str]:
+    if not plan.program.per_node:
+        return ()
+    from orchestrator.usecases.launch.script_ranks import script_warnings  # imports the parser of shell
+
+    return script_warnings(plan, Path.cwd())
 
 
 def _environment_warning(inventory: Inventory) -> tuple[str, ...]:
