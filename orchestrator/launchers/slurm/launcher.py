@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from orchestrator.code.bundle import Bundle
     from orchestrator.endpoint.logs import BatchLog
 
+SILENT_S = 15.0  # a stop waits for a slurmctld that does not answer, such as while it restarts
 CANCEL_S = 60.0  # Slurm's KillWait is 30 s by default, between TERM and KILL
 POLL_S = 0.5
 LOG_DELAY_S = 90.0  # NFS clients look for new files in a folder every 60 s at the latest, by default
@@ -172,8 +173,12 @@ class SlurmLauncher:
 
     def _cancel(self, job: str | None, deadline: float) -> list[str]:
         """Cancel the job and wait until Slurm reports it over. A job in another folder is not the run's, whatever its id."""
-        is_cancelled = False
+        is_cancelled, answered_s = False, time.monotonic()
         while (status := self._query_job(job)) is not None:
+            if status.state != SILENT:
+                answered_s = time.monotonic()
+            elif not status.absent and time.monotonic() - answered_s >= SILENT_S:
+                return [_silent_text(status.job or job or self._plan.run_id, status.reason, is_cancelled=is_cancelled)]
             if status.job and not self._is_own(status):
                 problem = f"Slurm job {status.job} ({status.name}) does not run in the folder of {self._plan.job_run}"
                 lists = f"`squeue --me --name={self._plan.job_name}` lists the run's job, and `scancel ID` ends it"
@@ -279,3 +284,13 @@ class SlurmLauncher:
             yield
         except NodeError as exc:
             raise NodesError([exc], 1) from exc
+
+
+def _silent_text(job: str, reason: str, *, is_cancelled: bool) -> str:
+    """The sentence about a job that cannot be ended because slurmctld does not answer."""
+    if is_cancelled:
+        return f"Slurm job {job} was cancelled, and is not known to be over: slurmctld does not answer ({reason})"
+    return (
+        f"Slurm job {job} was not cancelled, because slurmctld does not answer ({reason}); "
+        "the job continues, and `orch stop` works once `scontrol ping` reports UP"
+    )

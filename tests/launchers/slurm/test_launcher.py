@@ -66,3 +66,35 @@ def test_undone_launch_of_a_sweep_cancels_the_whole_array() -> None:
     launcher._may_be_submitted = True  # as after a submission
     assert launcher.undo() == []
     assert host.cancelled == ["120"]
+
+
+class SilentHost(ArrayHost):
+    """A login node whose slurmctld is down, from the beginning or once it has taken the cancellation; each query takes 5 s."""
+
+    def __init__(self, plan: LaunchPlan, *, answers_until_cancelled: bool = False) -> None:
+        super().__init__(plan)
+        self.now_s, self.answers_until_cancelled = 0.0, answers_until_cancelled
+
+    def run(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        if self.answers_until_cancelled and not self.cancelled:
+            return super().run(argv)
+        self.now_s += 5.0
+        return subprocess.CompletedProcess(argv, 1, "", "slurm_load_jobs error: Unable to contact slurm controller")
+
+
+@pytest.mark.parametrize("answers_until_cancelled", [False, True])
+def test_stop_does_not_wait_long_for_a_controller_that_is_down(
+    monkeypatch: pytest.MonkeyPatch, *, answers_until_cancelled: bool
+) -> None:
+    host = SilentHost(_plan(RUNS[1]), answers_until_cancelled=answers_until_cancelled)
+    monkeypatch.setattr("time.monotonic", lambda: host.now_s)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    [left] = SlurmLauncher(_plan(RUNS[1]), host).stop("120_1", grace_s=10.0)
+    assert host.now_s <= 20.0
+    if answers_until_cancelled:
+        assert left.startswith("Slurm job 120_1 was cancelled, and is not known to be over: slurmctld does not answer")
+    else:
+        assert left == (
+            "Slurm job 120_1 was not cancelled, because slurmctld does not answer (squeue: Unable to contact slurm controller); "
+            "the job continues, and `orch stop` works once `scontrol ping` reports UP"
+        )
