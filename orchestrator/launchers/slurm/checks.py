@@ -94,6 +94,11 @@ def check(
     return _outside_inventory([partitions[name] for name in chosen], plan)
 
 
+def nodes_outside_inventory(run: RunCommand, plan: LaunchPlan, default_partition: str | None = None) -> list[str]:
+    """The warning about nodes outside the inventory that a submission of the plan would give."""
+    return _outside_inventory([partition for partition, _ in _used_partitions(run, plan, default_partition)], plan)
+
+
 def time_limit_of_partition_s(run: RunCommand, plan: LaunchPlan, default_partition: str | None = None) -> float:
     """Return the time limit in seconds of a job that requests none: that of the partition, the shortest of several; infinite if unknown."""
     limits_s = [time_limit_s(partition.given) for partition, _ in _used_partitions(run, plan, default_partition)]

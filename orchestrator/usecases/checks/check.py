@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from orchestrator.errors import OrchError, UsageError
 from orchestrator.fanout import map_parallel
 from orchestrator.findings import Finding, Severity
 from orchestrator.inventory.proposed import with_inventory
+from orchestrator.inventory.slurm import SlurmOptions
 from orchestrator.launch.preflight import Reach, checked_nodes, survey
 from orchestrator.launchers import direct_launcher
 from orchestrator.names.hostlist import fold_by_value
@@ -28,6 +29,7 @@ from orchestrator.usecases.inventory import load_inventory
 
 if TYPE_CHECKING:
     from orchestrator.endpoint.client import Endpoint
+    from orchestrator.inventory.model import Inventory
     from orchestrator.node.facts import NodeFacts
     from orchestrator.plan.plan import LaunchPlan, NodePlan
 
@@ -102,10 +104,27 @@ def check_nodes(inventory: str | None, names: str | None, skipped: Sequence[str]
     findings = [
         replace(finding, remedy=with_inventory(finding.remedy, inventory)) for finding in check(cluster, skipped)
     ]
+    if names is None and "outside" not in skipped:
+        findings += [*_outside_inventory(loaded)]
     checked = Checked(cluster, findings, time.monotonic() - begun, skipped)
     if not skipped:
         KeptFacts.of(home_store(), loaded.digest).update(facts_to_keep(cluster, checked.findings))
     return checked
+
+
+def _outside_inventory(inventory: Inventory) -> Iterator[Finding]:
+    """Nodes that Slurm may choose for a job and that are not in the inventory, as the submission warns of; none without Slurm."""
+    if inventory.slurm == SlurmOptions():
+        return
+    from orchestrator.launchers.slurm.checks import nodes_outside_inventory  # most checks need no Slurm
+    from orchestrator.launchers.slurm.host import slurm_host
+
+    request = Request("slurm", Program("executable", ("true",)))
+    with suppress(OrchError), ExitStack() as stack:  # the submission reports a login node that is away
+        plan = make_plan(inventory, request, run_id=UNUSED, bundle=UNUSED, home=str(Path.home()))
+        host = stack.enter_context(closing(slurm_host(plan)))
+        for warning in nodes_outside_inventory(host.run, plan, host.environment().get("SBATCH_PARTITION")):
+            yield Finding(Severity.WARN, "outside", warning, ())
 
 
 def connected(plan: LaunchPlan, reach: Callable[[NodePlan], Endpoint]) -> Reach:
@@ -129,6 +148,6 @@ def connected(plan: LaunchPlan, reach: Callable[[NodePlan], Endpoint]) -> Reach:
 
 def require_known(skipped: Sequence[str]) -> None:
     """Raise UsageError if there is no check of one of these names."""
-    known = (*CHECKS, *MEASURED)
+    known = (*CHECKS, "outside", *MEASURED)
     if unknown := [name for name in skipped if name not in known]:
         raise UsageError(f"--skip {unknown[0]}: there is no such check", hint=f"the checks are {', '.join(known)}")

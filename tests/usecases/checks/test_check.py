@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from orchestrator.checks.quick import check
 from orchestrator.cli.app import run
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import LoginRefused, UsageError
+from orchestrator.findings import Severity
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import NodePlan
@@ -104,3 +106,24 @@ def test_nodes_are_logged_in_to_once_before_any_deadline_begins() -> None:
         with pytest.raises(LoginRefused, match="wrong password"):
             by_name("n1")
     assert logins["n1"] == 1
+
+
+@pytest.mark.processes
+def test_nodes_that_slurm_may_choose_outside_the_inventory_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    line = "PartitionName=gpu Default=YES MaxTime=UNLIMITED Nodes=n[0-3] State=UP TotalNodes=4"
+    scontrol.write_text(f"#!/bin/sh\necho '{line}'\n", "utf-8")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    text = f"transport: local\naccelerator: cpu\ndefaults: {{workdir: {tmp_path}/w}}\nslurm: {{time: '30'}}\nnodes: [{{name: n0}}, {{name: n1}}]\n"
+    (tmp_path / "inventory.yaml").write_text(text, "utf-8")
+    [finding] = [found for found in check_nodes(None, None).findings if found.check == "outside"]
+    assert (finding.severity, finding.nodes) == (Severity.WARN, ())
+    assert finding.text.startswith("Slurm may choose n[2-3], for which the job has no settings")
+    assert not [found for found in check_nodes(None, None, ["outside"]).findings if found.check == "outside"]
+    (tmp_path / "inventory.yaml").write_text(text.replace("slurm: {time: '30'}\n", ""), "utf-8")
+    assert not [found for found in check_nodes(None, None).findings if found.check == "outside"]
