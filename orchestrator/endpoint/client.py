@@ -23,11 +23,12 @@ from orchestrator.node.requirements import MARKER as MARKER_OF_PROBLEMS
 from orchestrator.progress import OnShare, no_progress
 from orchestrator.resources import node_folder
 from orchestrator.transports.base import Transport
-from orchestrator.transports.container import ContainerTransport
+from orchestrator.transports.container import APPTAINER, ContainerTransport
 
 if TYPE_CHECKING:
     from orchestrator.checks.container_state import ContainerState
     from orchestrator.endpoint.clock import ClockBounds
+    from orchestrator.endpoint.stray_containers import StrayContainer
     from orchestrator.node.facts import NodeFacts
     from orchestrator.node.protocol import agents, board, connection, output, push, runs
     from orchestrator.node.run.agent_files import NodeFolders, RankBody
@@ -362,6 +363,20 @@ class Endpoint(Connection):
         if isinstance(self._transport, ContainerTransport):
             found += holders_beside(self._transport)
         return list({(holder.run, holder.node): holder for holder in found}.values())
+
+    def clear_containers(self, min_age_s: float, *, dry_run: bool) -> list[tuple[StrayContainer, str]]:
+        """
+        Remove the node's other containers of orch that hold only processes of ended runs, or only list them (dry_run).
+
+        Returns:
+            Each with the reason why it could not be removed, else an empty text.
+        """
+        if not isinstance(self._transport, ContainerTransport) or self._transport.container.runtime == APPTAINER:
+            return []
+        from orchestrator.endpoint.stray_containers import remove_container, stray_containers  # only gc needs them
+
+        found = list(stray_containers(self._transport, min_age_s))
+        return [(stray, "" if dry_run else remove_container(self._transport, stray)) for stray in found]
 
     def clear(self, workdir: str, *, older_than_s: float, results: bool, dry_run: bool) -> list[runs.GarbageBody]:
         """Remove old runs that have ended and unused bundles, or only list them; runs with results only on request."""

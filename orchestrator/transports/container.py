@@ -70,6 +70,8 @@ class ContainerName:
         return [*self.client, "exec", options, *(["--user", self.user] if self.user else []), self.name]
 
 
+CREATED_LABEL = "orch"
+"""The label of the containers that orch creates."""
 IDLE_S = 30
 # The first process of a container that orch creates: it ends, and the container with it, once there is no other process for IDLE_S.
 # /proc has the init of --init, this shell, and no more.
@@ -160,7 +162,7 @@ class ContainerImage:
         begin = f"work={shlex.quote(self.workdir)} gpus={GPU_OPTIONS[self.runtime]} gcus={GCU_OPTION} user={shlex.quote(self.user or '')}; "
         mounts = [f"--volume={mount if ':' in mount else f'{mount}:{mount}'}" for mount in self.mounts]
         watch = _WATCH.format(polls=IDLE_S // 5)
-        end = ["--label=orch", *mounts, *self.options, "--entrypoint=sh", self.image, "-c", watch]
+        end = [f"--label={CREATED_LABEL}", *mounts, *self.options, "--entrypoint=sh", self.image, "-c", watch]
         return f'{begin}{_CREATE}--name="$name" {shlex.join(end)}'
 
 

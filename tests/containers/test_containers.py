@@ -12,6 +12,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from orchestrator.inventory.model import load
+from orchestrator.progress import no_progress
+from orchestrator.usecases.runs.gc import Limits, collect
 from tests.grounds.cli import Orch
 from tests.grounds.containers import IMAGE, Runtime, host_folders
 from tests.grounds.inventories import write_inventory
@@ -274,6 +276,61 @@ def test_cards_that_a_run_in_another_container_of_the_node_holds_are_not_taken(n
     assert f"n1: run {run} (farm) holds card 0 since" in refused.stderr
     nodes.orch("stop", run)
     nodes.orch("ssh-launch", "--no-check", "--nodes", "n1", "--", "true")
+
+
+STRAYS = {  # by the name of the container: the command in it, and whether gc removes it
+    "strays": ("ORCH_RUN_ID=big-20260101-010203-0abc setsid sleep 5000 &", True),
+    "agent": ("ORCH_RUN_ID=big-20260101-010203-0abc setsid sleep 5000 2>/tmp/agent.log &", False),
+    "entered": ("setsid sleep 5000 & ORCH_RUN_ID=big-20260101-010203-0abc setsid sleep 5000 & sleep 5000", False),
+    "idle": ("true", False),
+}
+
+
+def test_gc_removes_containers_of_ended_runs_that_hold_strays_and_no_others(
+    docker: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in no record and no inventory any more, so that nothing else enters them."""
+    names = {kind: f"orch-{kind}-{os.geteuid()}" for kind in STRAYS}
+    foreign = [f"strays-{os.geteuid()}", f"orch-strays-{os.geteuid()}1"]
+    for name in (*names.values(), *foreign):
+        labels = [] if name == foreign[0] else ["--label=orch"]  # without the label, or of another user
+        docker.start(name, "--init", *labels)
+    for kind, (command, _) in STRAYS.items():
+        docker("exec", "--detach", names[kind], "sh", "-c", command)
+    for name in foreign:
+        docker("exec", "--detach", name, "sh", "-c", STRAYS["strays"][0])
+    docker.start("c0", folders=[tmp_path])
+    for name, value in {**docker.env, "ORCH_HOME": str(tmp_path / "home")}.items():
+        monkeypatch.setenv(name, value)
+    base = {
+        "transport": "local",
+        "container": {"name": "c0"},
+        "defaults": {"python": str(node_python(tmp_path / "python")), "workdir": str(tmp_path / "work")},
+        "nodes": [{"name": "n0"}],
+    }
+    inventory = str(write_inventory(tmp_path / "inventory.yaml", base, {}))
+
+    def cleared(*, dry_run: bool) -> list[tuple[str, str]]:
+        found = collect(Limits(1e9, results=False, dry_run=dry_run), inventory, None, no_progress)
+        found.raise_failures()
+        entries = [entry for site in found.sites for entry in site.entries if entry["kind"] == "container"]
+        return [(entry["name"], entry["action"]) for entry in entries]
+
+    def running() -> set[str]:
+        return {*docker("ps", "--format", "{{.Names}}").split()}
+
+    before = running()
+    until(
+        lambda: all("sleep 5000" in str(docker.processes(name)) for name in (names["strays"], *foreign)),
+        awaited="strays",
+    )
+    assert cleared(dry_run=False) == []  # they are younger than a minute
+    monkeypatch.setattr("orchestrator.usecases.runs.gc.YOUNG_S", 0.0)
+    expected = [(f"{names['strays']} with big-20260101-010203-0abc", "remove")]
+    assert cleared(dry_run=True) == expected
+    assert running() == before
+    assert cleared(dry_run=False) == expected
+    assert running() == before - {names["strays"]}
 
 
 @pytest.mark.extended

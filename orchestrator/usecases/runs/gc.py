@@ -15,6 +15,7 @@ from orchestrator.endpoint.access import (
     transport_factory,
 )
 from orchestrator.endpoint.client import Endpoint
+from orchestrator.endpoint.stray_containers import StrayContainer
 from orchestrator.errors import LaunchError, NodeError, NodesError, OrchError, RunNotFound, UsageError
 from orchestrator.fanout import map_parallel
 from orchestrator.inventory.model import Node
@@ -22,7 +23,7 @@ from orchestrator.launchers.slurm import unshared_workdir
 from orchestrator.launchers.slurm.host import slurm_host
 from orchestrator.launchers.slurm.login_node import login_node
 from orchestrator.names.hostlist import expand
-from orchestrator.node.endpoint.garbage import HOLDS_RESULTS, Clearing
+from orchestrator.node.endpoint.garbage import HOLDS_RESULTS, Clearing, new_entry
 from orchestrator.node.protocol.runs import GarbageBody, StraysReply
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.progress import OnProgress, Reporter
@@ -231,13 +232,24 @@ def _collect_site(site: Site, limits: Limits, claims: _Claims, terminal: Termina
     garbage = SiteGarbage(site.node.name)
     with site.connect(terminal) as endpoint:
         machine = (endpoint.facts.host_id, endpoint.facts.user)
-        if claims.first(*machine):
+        container = container_of(site.node)
+        if claims.first(
+            *machine, "processes", container.name if container else ""
+        ):  # containers share the host's network
             garbage.stray_report = endpoint.strays(min_age_s=YOUNG_S, grace_s=GRACE_S, dry_run=limits.dry_run)
         if claims.first(*machine, site.node.workdir):
             garbage.entries = endpoint.clear(
                 site.node.workdir, older_than_s=limits.older_than_s, results=limits.results, dry_run=limits.dry_run
             )
+        if container is not None and claims.first(*machine, "containers"):
+            cleared = endpoint.clear_containers(YOUNG_S, dry_run=limits.dry_run)
+            garbage.entries = [*garbage.entries, *(_container_entry(stray, why) for stray, why in cleared)]
     return garbage
+
+
+def _container_entry(stray: StrayContainer, why: str) -> GarbageBody:
+    entry = new_entry("container", f"{stray.name} with {', '.join(stray.runs)}", stray.id)
+    return {**entry, "age_s": stray.age_s, "action": "fail" if why else "remove", "why": why}
 
 
 def _reasons_to_keep(
