@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     "--level",
     type=click.Choice(("quick", "full")),
     default="quick",
-    help="full also measures devices, nodes and links.",
+    help="full also imports torch and the like, and measures devices, nodes and links.",
 )
 @options.skip
 @options.as_json
@@ -38,7 +38,7 @@ def check(inventory: str | None, nodes: str | None, skipped: Sequence[str], *, l
     is_full = level == "full"
     if is_full:
         full_check.require_measurements(skipped)
-    checked, results = check_nodes(inventory, nodes, skipped), None
+    checked, results = check_nodes(inventory, nodes, skipped, imports_stacks=is_full), None
     if is_full:
         checked, results = _measured(checked, inventory)
     if as_json:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.checks.cluster import GIB, Cluster
 from orchestrator.checks.full import MEASURED
-from orchestrator.checks.quick import CHECKS, check
+from orchestrator.checks.quick import CHECKS, check, most_serious_first
 from orchestrator.errors import OrchError, UsageError
 from orchestrator.fanout import map_parallel
 from orchestrator.findings import Finding, Severity
 from orchestrator.inventory.proposed import with_inventory
 from orchestrator.inventory.slurm import SlurmOptions
-from orchestrator.launch.preflight import Reach, checked_nodes, survey
+from orchestrator.launch.preflight import REQUIRED_S, CheckedNode, Reach, checked_nodes, survey
 from orchestrator.launchers import direct_launcher
 from orchestrator.names.hostlist import fold_by_value
 from orchestrator.plan.make import make_plan
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from orchestrator.node.facts import NodeFacts
     from orchestrator.plan.plan import LaunchPlan, NodePlan
 
+STACKS = ("torch", "deepspeed", "torch_gcu")
+IMPORTS = "imports"
 UNUSED = "check"  # the run id of a plan that is not launched
 
 
@@ -90,8 +92,15 @@ def _cells(facts: NodeFacts) -> tuple[str, ...]:
     )
 
 
-def check_nodes(inventory: str | None, names: str | None, skipped: Sequence[str] = ()) -> Checked:
-    """Query the named nodes, or all of a launch, and judge their answers; UsageError for an unknown check in `skipped`."""
+def check_nodes(
+    inventory: str | None, names: str | None, skipped: Sequence[str] = (), *, imports_stacks: bool = False
+) -> Checked:
+    """
+    Query the named nodes, or all of a launch, and judge their answers; UsageError for an unknown check in `skipped`.
+
+    Args:
+        imports_stacks: also import torch, DeepSpeed and the vendor's stack, where a node has them.
+    """
     require_known(skipped)
     begun = time.monotonic()
     loaded = load_inventory(inventory, names)
@@ -100,16 +109,36 @@ def check_nodes(inventory: str | None, names: str | None, skipped: Sequence[str]
     folder = Path.cwd()
     code = None if Path.home().is_relative_to(folder) else str(folder)
     with closing(direct_launcher(plan)) as launcher:
-        cluster = survey(checked_nodes(plan, is_program_known=False), connected(plan, launcher.reach), code=code)
-    findings = [
-        replace(finding, remedy=with_inventory(finding.remedy, inventory)) for finding in check(cluster, skipped)
-    ]
+        nodes, reach = checked_nodes(plan, is_program_known=False), connected(plan, launcher.reach)
+        cluster = survey(nodes, reach, code=code)
+        broken = _broken_stacks(cluster, nodes, reach) if imports_stacks and IMPORTS not in skipped else []
+    found = most_serious_first([*check(cluster, skipped), *broken])
+    findings = [replace(finding, remedy=with_inventory(finding.remedy, inventory)) for finding in found]
     if names is None and "outside" not in skipped:
         findings += [*_outside_inventory(loaded)]
     checked = Checked(cluster, findings, time.monotonic() - begun, skipped)
     if not skipped:
         KeptFacts.of(home_store(), loaded.digest).update(facts_to_keep(cluster, checked.findings))
     return checked
+
+
+def _broken_stacks(cluster: Cluster, nodes: Sequence[CheckedNode], reach: Reach) -> list[Finding]:
+    """The packages of STACKS that a node has installed and whose import fails in the environment of the ranks."""
+    answering = [node for node in nodes if node.name in cluster.facts]
+
+    def failed_imports(node: CheckedNode) -> list[tuple[str, str, str]]:
+        software = cluster.facts[node.name]["software"]
+        installed = [module for module in STACKS if software.get(module)]
+        wanted = {"imports": installed}
+        return reach(node.name).problems(wanted, node.expected.env, node.setup, each_s=REQUIRED_S) if installed else []
+
+    findings = []
+    for node, result in zip(answering, map_parallel(answering, failed_imports, limit=len(answering) or 1), strict=True):
+        problems = [("", "the packages", str(result))] if isinstance(result, Exception) else result
+        for _, module, problem in problems:
+            text, remedy = f"import {module} fails: {problem}", "install versions that fit each other, and the driver"
+            findings.append(Finding(Severity.FAIL, IMPORTS, text, (node.name,), remedy=remedy))
+    return findings
 
 
 def _outside_inventory(inventory: Inventory) -> Iterator[Finding]:
@@ -148,6 +177,6 @@ def connected(plan: LaunchPlan, reach: Callable[[NodePlan], Endpoint]) -> Reach:
 
 def require_known(skipped: Sequence[str]) -> None:
     """Raise UsageError if there is no check of one of these names."""
-    known = (*CHECKS, "outside", *MEASURED)
+    known = (*CHECKS, "outside", IMPORTS, *MEASURED)
     if unknown := [name for name in skipped if name not in known]:
         raise UsageError(f"--skip {unknown[0]}: there is no such check", hint=f"the checks are {', '.join(known)}")

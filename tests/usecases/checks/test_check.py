@@ -127,3 +127,22 @@ def test_nodes_that_slurm_may_choose_outside_the_inventory_are_named(
     assert not [found for found in check_nodes(None, None, ["outside"]).findings if found.check == "outside"]
     (tmp_path / "inventory.yaml").write_text(text.replace("slurm: {time: '30'}\n", ""), "utf-8")
     assert not [found for found in check_nodes(None, None).findings if found.check == "outside"]
+
+
+@pytest.mark.processes
+def test_full_level_imports_the_stacks_that_are_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site"
+    for name in ("deepspeed", "deepspeed-0.9.9.dist-info"):
+        (site / name).mkdir(parents=True)
+    (site / "deepspeed" / "__init__.py").write_text("raise ImportError('libcudart.so.11.0: no such file')\n", "utf-8")
+    (site / "deepspeed-0.9.9.dist-info" / "METADATA").write_text("Name: deepspeed\nVersion: 0.9.9\n", "utf-8")
+    (site / "deepspeed-0.9.9.dist-info" / "RECORD").write_text("", "utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    text = f"transport: local\naccelerator: cpu\ndefaults: {{workdir: {tmp_path}/w}}\nnodes: [{{name: n0}}]\n"
+    (tmp_path / "inventory.yaml").write_text(text, "utf-8")
+    [finding] = [found for found in check_nodes(None, None, imports_stacks=True).findings if found.check == "imports"]
+    assert (finding.severity, finding.nodes) == (Severity.FAIL, ("n0",))
+    assert "import deepspeed fails: ImportError: libcudart.so.11.0" in finding.text
+    assert not [found for found in check_nodes(None, None).findings if found.check == "imports"]
