@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -11,6 +12,7 @@ from orchestrator.errors import LaunchError, PreflightRefused
 from orchestrator.fanout import map_parallel, successes
 from orchestrator.names.hostlist import fold
 from orchestrator.node.cards import VISIBLE
+from orchestrator.records.runs import home_store
 from orchestrator.run import trainer_setting
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ def require_free(
                 "\n  ".join(
                     [f"cards of this launch are in use by runs of yours{waited}, so nothing was started", *lines]
                 ),
-                hint=_next_steps(held, may_choose=not planned.record.is_trial),
+                hint=_next_steps(held, planned),
             )
         if new := {holder.run for holder in held} - announced:
             announced |= new
@@ -116,8 +118,11 @@ def _local(time_s: float) -> str:
     return datetime.fromtimestamp(time_s).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
-def _next_steps(held: Held, *, may_choose: bool) -> str:
-    stop = " and ".join(f"orch stop {holder.run}" for holder in held)
-    if not may_choose:
+def _next_steps(held: Held, planned: Planned) -> str:
+    """The commands that free the cards, and for launches that have them, the options to wait or to share."""
+    runs, file = home_store().runs, shlex.quote(planned.record.inventory["file"] or "FILE")
+    names = [holder.run for holder in held]
+    stop = " and ".join(f"orch stop {name}{'' if (runs / name).is_dir() else f' -i {file}'}" for name in names)
+    if planned.record.is_trial or planned.plan.program.module != "trainer":  # a rung, or a benchmark
         return f"wait for its end, or {stop}"
     return f"{stop}; --wait-free SPAN waits for the end; --share starts beside it, on the same cards"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal, cast
 
@@ -63,7 +64,7 @@ def _planned(
     )
     inventory = Inventory(name="here", nodes=nodes)
     plan = make_plan(inventory, Request("ssh", program), run_id="here-20260102-030405-0abc", bundle="b")
-    record = cast("RunRecord", SimpleNamespace(is_trial=False))
+    record = cast("RunRecord", SimpleNamespace(is_trial=False, inventory={"file": "a b.yaml"}))
     planned = Planned(plan, cast("Bundle", None), record, (), (), Terminal(), {})
     return replace(planned, **fields)  # type: ignore[arg-type]
 
@@ -79,7 +80,7 @@ def test_refusal_names_node_run_cards_time_and_the_next_steps() -> None:
         _check(_planned(), _Launcher([_holder()]))
     assert f"n0: run {BIG} (big) holds 2 cards since 2025-10-09" in str(refused.value)
     assert refused.value.exit_code == 3
-    assert refused.value.hint.startswith(f"orch stop {BIG}; --wait-free SPAN")
+    assert refused.value.hint.startswith(f"orch stop {BIG} -i 'a b.yaml'; --wait-free SPAN")
     assert "--share" in refused.value.hint
 
 
@@ -109,6 +110,16 @@ def test_cards_are_compared_by_the_variable_that_selects_them(
             _check(planned, _Launcher([holder]))
     else:
         assert _check(planned, _Launcher([holder])) == []
+
+
+def test_run_that_is_recorded_here_is_stopped_without_an_inventory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path))
+    (tmp_path / "runs" / BIG).mkdir(parents=True)
+    with pytest.raises(PreflightRefused) as refused:
+        _check(_planned(), _Launcher([_holder()]))
+    assert refused.value.hint.startswith(f"orch stop {BIG}; --wait-free SPAN")
 
 
 def test_runs_that_use_no_cards_query_no_node() -> None:
@@ -143,10 +154,10 @@ def test_wait_ends_at_its_limit_and_by_a_stop() -> None:
 
 
 def test_hint_of_a_trial_names_no_option_that_it_lacks() -> None:
-    record = cast("RunRecord", SimpleNamespace(is_trial=True))
+    record = cast("RunRecord", SimpleNamespace(is_trial=True, inventory={"file": ""}))
     with pytest.raises(PreflightRefused) as refused:
         _check(_planned(record=record), _Launcher([_holder()]))
-    assert refused.value.hint == f"wait for its end, or orch stop {BIG}"
+    assert refused.value.hint == f"wait for its end, or orch stop {BIG} -i FILE"
 
 
 def test_options_that_contradict_each_other_are_refused() -> None:

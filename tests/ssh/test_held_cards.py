@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from tests.grounds.cli import Orch
@@ -11,20 +12,21 @@ from tests.until import until
 
 def test_run_launched_from_elsewhere_refuses_a_launch_on_its_cards_until_it_ends(farm: Farm, tmp_path: Path) -> None:
     here, elsewhere = Orch(tmp_path / "here"), Orch(tmp_path / "elsewhere")
-    for orch in (here, elsewhere):  # another record store, other node names' workdirs
+    for orch in (here, elsewhere):  # two record stores
         orch.cwd.mkdir()
-        farm.inventory(orch.cwd, accelerator="cuda", devices=2, env={"CUDA_VISIBLE_DEVICES": "0,1"})
+    inventory = farm.inventory(here.cwd, accelerator="cuda", devices=2, env={"CUDA_VISIBLE_DEVICES": "0,1"})
+    shutil.copy(inventory, elsewhere.cwd)
     launch = ("ssh-launch", "--no-check", "--detach")
     run = elsewhere(*launch, "--", "sleep", "1000").stdout.strip()
     refused = here(*launch, "--", "sleep", "1000", code=3).stderr
     assert f"n[0-1]: run {run} (farm) holds cards 0,1 since " in refused
-    assert f"next: orch stop {run}; --wait-free SPAN" in refused
+    assert f"next: orch stop {run} -i inventory.yaml; --wait-free SPAN" in refused
     assert here.status()["state"] == "FAILED"
     here(*launch, "--env", "CUDA_VISIBLE_DEVICES=2,3", "--", "true")
     here(*launch, "--share", "--", "true")
     with here.start("ssh-launch", "--no-check", "--wait-free", "90s", "--", "true") as waiting:
         until(lambda: _states(here).count("STARTING") == 1, awaited=lambda: str(_states(here)))
-        elsewhere("stop", run)
+        here("stop", run, "-i", "inventory.yaml")  # as proposed
         _, errors = waiting.communicate(timeout=60)
     assert waiting.returncode == 0, errors
     assert f"at the latest (--wait-free): n[0-1]: run {run} (farm) holds cards 0,1" in errors
