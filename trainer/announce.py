@@ -10,6 +10,7 @@ from trainer.runtime.group import Group
 from trainer.runtime.rank import Rank
 from trainer.runtime.seeds import determinism_warning
 from trainer.tasks.attention import AttentionShape, attention_lines
+from trainer.text import gigabytes
 
 
 def announce(group: Group, config: TrainConfig, *, sizes: Mapping[str, int], data: str, work_per_step: str) -> None:
@@ -25,6 +26,8 @@ def announce(group: Group, config: TrainConfig, *, sizes: Mapping[str, int], dat
     if warning:
         log_line(warning)
     log_line(batch_arithmetic(config, group.rank))
+    if config.strategy == "fsdp2" and config.accumulation > 1:
+        log_line(accumulation_cost(config, sum(sizes.values()), group.rank.world_size))
 
 
 def announce_attention(group: Group, config: TrainConfig, shape: AttentionShape | None) -> None:
@@ -40,6 +43,29 @@ def computation(config: TrainConfig) -> str:
         return config.precision
     extent = "by autocast" if config.strategy in ("ddp", "zero0") else "in all layers"
     return f"{config.precision} {extent}" + (", linear layers of the blocks in fp8" if config.fp8 else "")
+
+
+def accumulation_cost(config: TrainConfig, parameters: int, ranks: int) -> str:
+    """
+    The memory and the traffic of both values of fsdp.accumulate, per rank.
+
+    Gradients are fp32. A ring reduce-scatter of B bytes over R ranks sends B (R - 1) / R bytes per rank (Thakur et al. 2005, doi
+    10.1177/1094342005051521).
+    """
+    shards = ranks // config.fsdp.replicas
+    whole, one = 4 * parameters, 4 * parameters * (shards - 1) // shards
+    is_sharded = config.fsdp.accumulate == "sharded"
+    sent = one * (config.accumulation if is_sharded else 1)
+    kept = whole // shards if is_sharded else whole
+    change = (
+        f"whole would keep {gigabytes(whole)} and send {gigabytes(one)}"
+        if is_sharded
+        else f"sharded would keep {gigabytes(whole // shards)} and send {gigabytes(one * config.accumulation)}"
+    )
+    return (
+        f"fsdp.accumulate={config.fsdp.accumulate}: a rank keeps {gigabytes(kept)} of gradients between the {config.accumulation} micro "
+        f"batches of a step, and sends {gigabytes(sent)} a step; {change}"
+    )
 
 
 def batch_arithmetic(config: TrainConfig, rank: Rank) -> str:

@@ -17,6 +17,7 @@ from trainer.values import FieldDefault
 ZERO_STAGES = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 STRATEGIES = ("ddp", *ZERO_STAGES, "fsdp2")
 CHECKPOINTS = ("auto", "whole", "sharded")
+ACCUMULATE = ("sharded", "whole")
 REPORTS = ("plot", "tensorboard", "wandb")
 GPT_TASK = "trainer.tasks.gpt:Gpt"
 HF_TASK = "hf:"  # followed by a folder
@@ -113,10 +114,14 @@ class LoraConfig:
 
 @dataclass(frozen=True)
 class FsdpConfig:
-    """replicas: copies of the state, each sharded over its part of the ranks; reshard: free a block's weights after its forward pass."""
+    """
+    replicas: copies of the state, each sharded over its part of the ranks; reshard: free a block's weights after its forward pass;
+    accumulate: the form in which a rank keeps the gradients of earlier micro batches of a step, its shard or the whole.
+    """
 
     replicas: int = _int_field(1)
     reshard: bool = _flag_field(default=True)
+    accumulate: str = _text_field("sharded", choices=ACCUMULATE)
 
 
 @dataclass(frozen=True)
@@ -447,7 +452,9 @@ def _check_strategy(config: TrainConfig) -> None:
     if config.activation_checkpointing == SELECTIVE and config.strategy == "zero3":
         raise UserError("activation_checkpointing=selective does not go with strategy=zero3: take true, or fsdp2")
     if config.fsdp != FsdpConfig() and config.strategy != "fsdp2":
-        raise UserError(f"fsdp.replicas and fsdp.reshard go with strategy=fsdp2, not {config.strategy}")
+        raise UserError(
+            f"fsdp.replicas, fsdp.reshard and fsdp.accumulate go with strategy=fsdp2, not {config.strategy}"
+        )
 
 
 def _check_profile(config: TrainConfig) -> None:

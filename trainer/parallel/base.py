@@ -47,7 +47,7 @@ class Strategy(Protocol):
         """Prepare so that step 1 reduces gradients in the same order as later steps; the state does not change."""
 
     def micro_batch(self, *, last: bool) -> ContextManager[None]:
-        """Return the block of one micro batch; gradients are reduced over the ranks in the `last` of a step."""
+        """Return the block of one micro batch; after the `last` of a step, gradients are those of all ranks."""
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Return this rank's mean loss of one micro batch; inside micro_batch()."""
@@ -190,7 +190,7 @@ class TorchStrategy(abc.ABC):
 
     @abc.abstractmethod
     def micro_batch(self, *, last: bool) -> ContextManager[None]:
-        """Return the block of one micro batch; gradients are reduced over the ranks in the `last` of a step."""
+        """Return the block of one micro batch; after the `last` of a step, gradients are those of all ranks."""
 
     @abc.abstractmethod
     def put(self, weight: torch.Tensor, whole: Callable[[], torch.Tensor]) -> None:

@@ -73,7 +73,9 @@ class Fsdp2(TorchStrategy):
         )
 
     def micro_batch(self, *, last: bool) -> ContextManager[None]:
-        self.model.set_requires_gradient_sync(last)
+        """Each micro batch reduces to shards, which are fp32; between replicas, or with fsdp.accumulate=whole, only the last one."""
+        self.model.set_requires_gradient_sync(last or self.config.fsdp.accumulate == "sharded")
+        self.model.set_requires_all_reduce(last)
         return contextlib.nullcontext()
 
     def computing(self) -> ContextManager[Any]:

@@ -123,8 +123,11 @@ def test_wrong_word_is_named_with_the_allowed_values(word: str, parts: list[str]
             "optim.betas goes with optim.name=adamw or muon; SGD has optim.momentum",
         ),
         ("profile=7:8 steps=3", "profile=7:8: begins after the last step, steps=3"),
-        ("fsdp.replicas=2", "fsdp.replicas and fsdp.reshard go with strategy=fsdp2, not ddp"),
-        ("strategy=zero3 fsdp.reshard=false", "fsdp.replicas and fsdp.reshard go with strategy=fsdp2, not zero3"),
+        ("fsdp.replicas=2", "fsdp.replicas, fsdp.reshard and fsdp.accumulate go with strategy=fsdp2, not ddp"),
+        (
+            "strategy=zero3 fsdp.reshard=false",
+            "fsdp.replicas, fsdp.reshard and fsdp.accumulate go with strategy=fsdp2, not zero3",
+        ),
         (
             "task=a:B model.layers=3",
             "model.layers: for the GPT only; options of task=a:B are written options.NAME=VALUE",
