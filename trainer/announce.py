@@ -53,14 +53,14 @@ def accumulation_cost(config: TrainConfig, parameters: int, ranks: int) -> str:
     10.1177/1094342005051521).
     """
     shards = ranks // config.fsdp.replicas
-    whole, one = 4 * parameters, 4 * parameters * (shards - 1) // shards
+    whole, once = 4 * parameters, 4 * parameters * (shards - 1) // shards
     is_sharded = config.fsdp.accumulate == "sharded"
-    sent = one * (config.accumulation if is_sharded else 1)
+    sent = once * (config.accumulation if is_sharded else 1)
     kept = whole // shards if is_sharded else whole
     change = (
-        f"whole would keep {gigabytes(whole)} and send {gigabytes(one)}"
+        f"whole would keep {gigabytes(whole)} and send {gigabytes(once)}"
         if is_sharded
-        else f"sharded would keep {gigabytes(whole // shards)} and send {gigabytes(one * config.accumulation)}"
+        else f"sharded would keep {gigabytes(whole // shards)} and send {gigabytes(once * config.accumulation)}"
     )
     return (
         f"fsdp.accumulate={config.fsdp.accumulate}: a rank keeps {gigabytes(kept)} of gradients between the {config.accumulation} micro "

@@ -41,7 +41,7 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
         return results
 
     def add(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
+        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()  # of a DTensor
         self._storages[storage._cdata] = weakref.ref(storage)
 
     def now(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections import Counter
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 
@@ -56,6 +56,22 @@ def build_fillable(task: Task, config: TrainConfig) -> torch.nn.Module | None:
     return None if has_others or any(count > 1 for count in name_counts(model).values()) else model
 
 
+def materialise(model: torch.nn.Module, device: torch.device) -> None:
+    """Give the parameters on `meta` memory of zeros on the device, move the rest there, and keep tied ones tied."""
+    modules = [(module, name) for module in model.modules() for name in module._parameters]  # noqa: SLF001 -- also tied ones
+    tied: Dict[int, List[Tuple[torch.nn.Module, str]]] = {}
+    for module, name in modules:
+        tied.setdefault(id(getattr(module, name)), []).append((module, name))
+    kept = [getattr(*owner[0]) for owner in tied.values()]  # an id stays unique while its object lives
+    model._apply(  # type: ignore[no-untyped-call]  # noqa: SLF001
+        lambda tensor: torch.zeros_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
+    )
+    del kept
+    for first, *further in tied.values():
+        for module, name in further:
+            setattr(module, name, getattr(*first))
+
+
 def name_counts(model: torch.nn.Module) -> Counter[torch.nn.Parameter]:
     """Count the names of each parameter: a tied one has several; torch >= 2.0."""
     modules = model.named_modules(remove_duplicate=False)
@@ -63,8 +79,12 @@ def name_counts(model: torch.nn.Module) -> Counter[torch.nn.Parameter]:
 
 
 def build_plain(task: Task, config: TrainConfig) -> torch.nn.Module:
-    """Build as the task does, with fp8 and activation checkpointing of the model's blocks if configured."""
-    model = task.build_model()
+    """Build as the task does, and prepare()."""
+    return prepare(task, config, task.build_model())
+
+
+def prepare(task: Task, config: TrainConfig, model: torch.nn.Module) -> torch.nn.Module:
+    """Set up fp8 and activation checkpointing of the model's blocks if configured; returns the model."""
     blocks = task.blocks(model)
     if config.activation_checkpointing and not blocks:
         kind = str(config.activation_checkpointing).lower()

@@ -15,11 +15,21 @@ from trainer.optim.ema import Ema
 from trainer.optim.optimizer import make_optimizer
 from trainer.parallel.base import TorchStrategy
 from trainer.parallel.buffers import Buffers, refuse_batch_norm
-from trainer.parallel.building import build_fillable, build_whole, fill, name_counts, sizes_of
+from trainer.parallel.building import (
+    build_fillable,
+    build_whole,
+    fill,
+    materialise,
+    name_counts,
+    prepare,
+    sizes_of,
+)
 from trainer.parallel.compiling import compile_blocks
 from trainer.parallel.parts import Part
 from trainer.runtime.group import Group
+from trainer.runtime.seeds import seed_everything
 from trainer.tasks.base import Task, draws_weights
+from trainer.tasks.lora import frozen_weights
 from trainer.values import Foreign, Model
 
 DTensor = Any  # newer than torch 1.10
@@ -31,7 +41,8 @@ class Fsdp2(TorchStrategy):
     def __init__(self, group: Group, config: TrainConfig, task: Task) -> None:
         super().__init__(group, config, task)
         empty = build_fillable(task, config)
-        model = build_whole(group, config, task) if empty is None else empty
+        unfilled = self._build_unfilled() if empty is None else None
+        model = empty or unfilled or build_whole(group, config, task)
         self.sizes, self.buffers = sizes_of(model), Buffers(model)
         refuse_batch_norm(model, config)
         blocks = task.blocks(model)
@@ -42,8 +53,22 @@ class Fsdp2(TorchStrategy):
         if empty is not None:
             self.model.to_empty(device=group.device)
             fill(task, self.model, self.put if draws_weights(task) else zero)
+        elif unfilled is not None:
+            materialise(self.model, group.device)
         self.optimizer = make_optimizer(self.model, config.lr, config.optim, task.param_group)
         self.ema = Ema(self.optimizer, config.optim.ema)
+
+    def _build_unfilled(self) -> torch.nn.Module | None:
+        """Build a model whose weights are all loaded later, without memory for them; None if the task has none."""
+        seed_everything(self.config.seed, self.group.accelerator)
+        model = self.task.build_unfilled()
+        if model is None:
+            return None
+        narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.config.precision)
+        if narrow and shards_mixed_types():  # nothing updates frozen weights, and they are gathered in this type
+            for weight in frozen_weights(model).values():
+                weight.data = weight.data.to(narrow)
+        return prepare(self.task, self.config, model)
 
     def update(self, lr: float, loss: torch.Tensor, *, is_good: torch.Tensor) -> torch.Tensor:
         norm = super().update(lr, loss, is_good=is_good)
@@ -97,6 +122,12 @@ class Fsdp2(TorchStrategy):
 
     def clip(self, limit: float) -> torch.Tensor:
         return clip_sharded_gradients(self.model.parameters(), limit)
+
+
+def shards_mixed_types() -> bool:
+    """fully_shard takes frozen weights of another type than the trained ones; earlier versions want one type in each unit."""
+    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+    return (major, minor) >= (2, 8)
 
 
 def zero(shards: DTensor, _: object) -> None:

@@ -39,6 +39,14 @@ class Task(abc.ABC):
     def build_model(self) -> torch.nn.Module:
         """Build the model on the CPU, in fp32. The trainer seeds the random generators before, and moves and wraps the model."""
 
+    def build_unfilled(self) -> torch.nn.Module | None:  # for overriding methods
+        """
+        Build the model with buffers and with parameters on `meta`, if a checkpoint or init= gives the values of all of these, else None.
+
+        fsdp2 then never holds the whole model on a rank. Parameters that are not on `meta` keep their values.
+        """
+        return None
+
     @abc.abstractmethod
     def build_data(self, split: str) -> Samples | None:
         """

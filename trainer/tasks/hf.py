@@ -9,7 +9,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, Sequence, cast
+from typing import Any, Callable, ContextManager, Dict, Iterator, Mapping, Sequence, cast
 
 import torch
 from torch.nn import functional
@@ -24,6 +24,7 @@ from trainer.tasks.base import Task
 from trainer.tasks.cross_entropy import IGNORED, Head
 from trainer.tasks.llama_shape import CONFIG_FILE
 from trainer.tasks.lora import add_adapters, frozen_weights
+from trainer.tasks.meta import parameters_on_cpu, parameters_on_meta
 from trainer.values import Foreign, Model
 
 CONTEXT = 2048  # unless the model allows less
@@ -76,9 +77,16 @@ class HuggingFaceModel(Task):
         Raises:
             UserError: transformers cannot build what the config.json describes.
         """
+        return self._build(contextlib.nullcontext())
+
+    def build_unfilled(self) -> torch.nn.Module | None:
+        """Adapters have values: no file gives those of a start. Raises as build_model()."""
+        return self._build(parameters_on_meta()) if self.config.init else None
+
+    def _build(self, without_memory: ContextManager[None]) -> torch.nn.Module:
         auto = importlib.import_module("transformers").AutoModelForCausalLM
         without_values = importlib.import_module("transformers.initialization").no_init_weights
-        with without_values() if self.config.init else contextlib.nullcontext():
+        with without_values() if self.config.init else contextlib.nullcontext(), without_memory:
             try:
                 model: Any = auto.from_config(
                     self.settings, attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=False
@@ -92,7 +100,8 @@ class HuggingFaceModel(Task):
         add_loss(model)
         keep_buffers(model)
         if self.config.lora.rank:
-            add_adapters(model, self.blocks(model), self.config.lora)
+            with parameters_on_cpu(model):  # peft gives adapters the device of the weights, and values there
+                add_adapters(model, self.blocks(model), self.config.lora)
             self._frozen = {name: weight.numel() for name, weight in frozen_weights(model).items()}
         model.train()
         return cast("torch.nn.Module", model)

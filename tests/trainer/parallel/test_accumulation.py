@@ -47,7 +47,7 @@ def test_a_rank_keeps_its_shard_of_the_gradients_between_micro_batches(precision
     assert kept == [pytest.approx(whole / shards, rel=0.05)] * 2
 
 
-def test_a_rank_keeps_whole_gradients_between_micro_batches_if_it_is_told_to() -> None:
+def test_a_rank_keeps_whole_gradients_between_micro_batches_if_configured() -> None:
     kept, whole = _kept_between_micro_batches("fsdp.accumulate=whole")
     assert min(kept) > 0.95 * whole
 
