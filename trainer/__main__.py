@@ -11,6 +11,7 @@ from typing import NoReturn, Sequence
 
 from trainer.config.config import TrainConfig, load_config, schemas_by_key
 from trainer.errors import UserError, report
+from trainer.memory.command import plan
 from trainer.runtime.preemption import PreemptionSignal
 from trainer.runtime.warm import VARIABLE, become_rank
 
@@ -26,7 +27,8 @@ def _parser() -> argparse.ArgumentParser:
     keys = "\n".join(f"  {key:22} {schema.allowed}" for key, schema in schemas_by_key().items())
     parser = _Parser(
         prog="python -m trainer",
-        description="Train a GPT on text, or a task of yours (task=package.module:Class, options.NAME=VALUE), one process per rank.",
+        description="Train a GPT on text, or a task of yours (task=package.module:Class, options.NAME=VALUE), one process per rank. "
+        "The first word `plan`, with cards=N card_memory=GB: print the memory that a training needs on a card.",
         epilog=f"keys:\n{keys}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -66,6 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         become_rank(int(os.environ[VARIABLE]))
     try:
         request = _parser().parse_intermixed_args(argv)
+        if request.words[:1] == ["plan"]:
+            sys.stdout.write(plan(request.words[1:]))
+            return 0
         if request.list_keys:
             sys.stdout.write(json.dumps(_keys(), indent=2) + "\n")
             return 0

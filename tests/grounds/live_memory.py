@@ -26,7 +26,7 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._storages: dict[int, weakref.ref[Any]] = {}
-        self.peak = 0
+        self.peak: int = 0
         self.operations: set[str] = set()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -34,23 +34,27 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
         self.operations.add(operation.overloadpacket.__name__)
         flat = results if isinstance(results, (tuple, list)) else [results]
         made = [value for value in flat if isinstance(value, torch.Tensor) and value.device.type != "meta"]
-        for value in made:
-            self.add(value)
-        if made:
+        is_new = [self._add(value) for value in made]
+        if any(is_new):
             self.peak = max(self.peak, self.now())
         return results
 
-    def add(self, tensor: torch.Tensor) -> None:
+    def _add(self, tensor: torch.Tensor) -> bool:
+        """Count the storage of a tensor; returns False for one that is known, such as that of a view."""
         storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()  # of a DTensor
+        known = self._storages.get(storage._cdata)
+        if known is not None and known() is storage:
+            return False
         self._storages[storage._cdata] = weakref.ref(storage)
+        return True
 
     def now(self) -> int:
         """The bytes that are in memory."""
-        alive = {
-            key: found for key, found in ((key, ref()) for key, ref in self._storages.items()) if found is not None
-        }
-        self._storages = {key: self._storages[key] for key in alive}
-        return sum(storage.nbytes() for storage in alive.values())
+        dead = [key for key, found in self._storages.items() if found() is None]
+        for key in dead:
+            del self._storages[key]
+        alive = [found() for found in self._storages.values()]
+        return sum(int(storage.nbytes()) for storage in alive if storage is not None)
 
 
 @contextlib.contextmanager

@@ -13,4 +13,7 @@ SIZES: Dict[str, Dict[str, int]] = {
     "1b": {"layers": 20, "width": 2048, "heads": 16, "context": 2048},
     "3b": {"layers": 32, "width": 2816, "heads": 22, "context": 2048},
     "7b": {"layers": 34, "width": 4096, "heads": 32, "context": 2048},
+    "13b": {"layers": 40, "width": 5120, "heads": 40, "context": 2048},
+    "30b": {"layers": 48, "width": 7168, "heads": 56, "context": 2048},
+    "70b": {"layers": 86, "width": 8192, "heads": 64, "context": 2048},
 }

@@ -92,7 +92,7 @@ def test_word_sets_its_key(word: str, path: tuple[str, ...], value: object) -> N
         ("optim.nesterov=false", ["optim.nesterov goes with optim.name=sgd or muon"]),
         ("data.paths=a,,b", ["data.paths=a,,b"]),
         ("data.paths=[1]", ["data.paths=[1]"]),
-        ("model.size=2b", ["model.size=2b", "1m, 10m, 30m, 100m, 350m, 1b, 3b, 7b"]),
+        ("model.size=2b", ["model.size=2b", "1m, 10m, 30m, 100m, 350m, 1b, 3b, 7b, 13b, 30b, 70b"]),
         ("data.format=text", ["data.format=text", "auto, bytes, uint16, uint32"]),
         ("task=mine", ["task=mine: allowed: package.module:Class"]),
         ("task=my-tasks:Mine", ["task=my-tasks:Mine: allowed: package.module:Class"]),

@@ -1,0 +1,61 @@
+"""`python -m trainer plan`: the table, and wrong words."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.__main__ import main
+from trainer.config.config import load_config
+from trainer.config.presets import SIZES
+from trainer.memory.estimate import peak
+from trainer.memory.shapes import gpt_shape, setup_of
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (
+            "model.size=7b precision=bf16 micro_batch=1 cards=8 card_memory=80",
+            "fits first: strategy=fsdp2 activation_checkpointing=false",
+        ),
+        (
+            "model.size=1b precision=bf16 micro_batch=1 cards=8 card_memory=80",
+            "fits first: strategy=ddp activation_checkpointing=false",
+        ),
+        ("model.size=70b precision=bf16 micro_batch=1 cards=8 card_memory=80", "none fits; the least is "),
+    ],
+)
+def test_plan_names_the_first_settings_that_fit(words: str, advice: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *words.split()]) == 0
+    *table, last = capsys.readouterr().out.splitlines()
+    assert last.startswith(advice)
+    assert len(table) == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("cards=0", "cards=0: allowed: a whole number above 0, such as cards=8"),
+        ("task=hf:folder", "plan: knows the activations of the GPT only"),
+        ("model.size=2b", "model.size=2b: allowed: "),
+        ("fsdp.replicas=3 strategy=fsdp2 cards=8", "fsdp.replicas=3 does not divide 8 ranks"),
+    ],
+)
+def test_wrong_words_are_refused(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *words.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_each_setting_that_saves_memory_needs_less(size: str) -> None:
+    def total(words: str) -> float:
+        config = load_config(
+            words=[f"model.size={size}", "strategy=fsdp2", "precision=bf16", "accumulation=2", *words.split()]
+        )
+        return peak(gpt_shape(config.model), setup_of(config, 16, config.model.context)).total
+
+    base = total("")
+    assert total("micro_batch=4") < base
+    assert total("activation_checkpointing=true") < total("activation_checkpointing=selective") < base
+    assert base < total("fsdp.replicas=4") < total("fsdp.replicas=16")
+    assert base < total("fsdp.accumulate=whole")

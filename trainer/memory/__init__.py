@@ -1,0 +1,1 @@
+"""The memory that a training needs on a device, before it starts."""
