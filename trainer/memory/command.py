@@ -39,9 +39,9 @@ def plan(words: Sequence[str]) -> str:
     table: List[Tuple[str, ...]] = [("strategy", "recompute", *PARTS, "total", "fits")]
     for setting, moment in rows:
         numbers = [f"{moment.parts[part] / 1e9:.1f}" for part in PARTS]
-        fits = "yes" if moment.total <= RESERVE * gigabytes * 1e9 else "no"
+        verdict = "yes" if moment.total <= RESERVE * gigabytes * 1e9 else "no"
         recompute = str(setting.activation_checkpointing).lower()
-        table.append((setting.strategy, recompute, *numbers, f"{moment.total / 1e9:.1f}", fits))
+        table.append((setting.strategy, recompute, *numbers, f"{moment.total / 1e9:.1f}", verdict))
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in table]
     found = [setting for setting, moment in rows if moment.total <= RESERVE * gigabytes * 1e9]

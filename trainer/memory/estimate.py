@@ -126,7 +126,7 @@ def moments(shape: Shape, setup: Setup) -> List[Moment]:
     final = state["gradients"]
     kept = _gradients_between(shape, setup, final)
     saved = tokens * (_inputs(shape, setup) if setup.recompute else _saved(shape, setup))
-    one = tokens * _saved(shape, setup)  # recomputed for its backward pass
+    whole_block = tokens * _saved(shape, setup)  # recomputed for its backward pass
     flight = tokens * _in_flight(shape, setup)
     residual = tokens * shape.width * (4 if setup.is_autocast else number)
     everything = shape.layers * saved + 3 * residual  # and the input, the last norm's input and result
@@ -145,7 +145,7 @@ def moments(shape: Shape, setup: Setup) -> List[Moment]:
     unreduced, buffer = (number * shape.block, 4 * shape.block) if copies else (0.0, 0.0)
     block = max(gathered_all, unit)
     two_blocks = max(gathered_all, 2 * unit)
-    recomputed = one - saved  # nothing without recomputation
+    recomputed = whole_block - saved  # nothing without recomputation
     in_blocks = shape.layers * saved + residual
     early, late = max(kept, head_gradient), max(kept, final)
     return [
@@ -174,7 +174,7 @@ def _saved(shape: Shape, setup: Setup) -> float:
     Bytes per token that a block keeps for its backward pass [SP], [flash].
 
     GPT: inputs of two norms, inputs of mix, gather and feed, queries, keys and values, and both sides of GELU.
-    Llama: each norm keeps its input in fp32, the normalised and the scaled values; SwiGLU keeps four tensors of its width.
+    Llama: each norm keeps its input in fp32, the normalised and the scaled values; SwiGLU keeps four tensors as wide as the feed-forward.
     """
     number = 2 if setup.bits16 else 4
     wide = 4 if setup.is_autocast else number  # of the residual stream

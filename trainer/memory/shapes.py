@@ -9,7 +9,7 @@ from trainer.memory.estimate import Setup, Shape
 
 
 def gpt_shape(model: ModelConfig) -> Shape:
-    """Of tasks/gpt.py."""
+    """The shape of the model in tasks/gpt.py."""
     width, embedded = model.width, model.vocabulary * model.width
     return Shape(
         layers=model.layers,
@@ -27,7 +27,7 @@ def gpt_shape(model: ModelConfig) -> Shape:
 
 
 def llama_shape(model: Any) -> Shape:  # noqa: ANN401 -- as the docstring says
-    """Of tasks/llama_model.py; `model` is a LlamaShape, whose module is in a package that needs torch."""
+    """The shape of the model in tasks/llama_model.py; `model` is a LlamaShape, whose module is in a package that needs torch."""
     width, queries, keys = model.width, model.heads * model.head_width, model.kv_heads * model.head_width
     biases = (queries + 2 * keys if model.query_bias else 0) + (width if model.output_bias else 0)
     norms = 2 * width + (2 * model.head_width if model.head_norms else 0)

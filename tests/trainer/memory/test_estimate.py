@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,14 +15,21 @@ from tests.grounds.live_memory import LiveMemory, rank_among
 from tests.grounds.trainings import world_of_one
 from trainer.config.config import TrainConfig, load_config
 from trainer.memory.estimate import peak
-from trainer.memory.shapes import gpt_shape, setup_of
+from trainer.memory.shapes import gpt_shape, llama_shape, setup_of
 from trainer.parallel.ddp import Ddp
 from trainer.parallel.fsdp import Fsdp2
 from trainer.runtime.group import Group
 from trainer.runtime.init import initialise
+from trainer.tasks.base import Task
 from trainer.tasks.gpt import Gpt
+from trainer.tasks.llama import Llama
 
 SHAPE = "model.layers=4 model.width=64 model.heads=4 model.context=64 model.vocabulary=256 device=cpu"
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 64,
+}  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -31,12 +40,12 @@ def _rank_of_ddp(*, launched: bool) -> Iterator[Group]:
         torch.distributed.destroy_process_group()
 
 
-def _measured(config: TrainConfig, ranks: int) -> int:
+def _measured(config: TrainConfig, task: Task, ranks: int) -> int:
     """The most bytes of live tensors in the second step."""
-    batch = torch.ones(config.micro_batch, config.model.context + 1, dtype=torch.int64)
+    batch = torch.ones(config.micro_batch, (task.tokens_per_sample or 0) + 1, dtype=torch.int64)
     is_sharded = config.strategy == "fsdp2"
     with rank_among(ranks) if is_sharded else _rank_of_ddp(launched=ranks > 1) as group, LiveMemory() as memory:
-        strategy = (Fsdp2 if is_sharded else Ddp)(group, config, Gpt(config))
+        strategy = (Fsdp2 if is_sharded else Ddp)(group, config, task)
         for _ in range(2):
             memory.peak, loss = 0, torch.zeros(())
             for micro in range(config.accumulation):
@@ -63,6 +72,16 @@ def _measured(config: TrainConfig, ranks: int) -> int:
 )
 def test_estimate_for_a_gpt_is_within_ten_per_cent(words: str, ranks: int) -> None:
     config = load_config(words=[*SHAPE.split(), *words.split()])
-    found = _measured(config, ranks)
+    found = _measured(config, Gpt(config), ranks)
     expected = peak(gpt_shape(config.model), setup_of(config, ranks, config.model.context))
     assert expected.total == pytest.approx(found, rel=0.1), expected
+
+
+def test_estimate_for_a_llama_is_within_ten_per_cent(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    words = ("task=trainer.tasks.llama:Llama", f"options.shape={path}", "device=cpu", "strategy=fsdp2", "micro_batch=4")
+    config = load_config(words=words)
+    task = Llama(config, shape=str(path))
+    expected = peak(llama_shape(task.shape), setup_of(config, 4, task.context))
+    assert expected.total == pytest.approx(_measured(config, task, 4), rel=0.1), expected
