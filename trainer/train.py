@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Mapping
@@ -96,7 +97,9 @@ class Trainer:
         # folder of their attempt, their progress, logs and traces, to that of their node, and states in its memory. DeepSpeed may
         # write what the user's configuration file demands.
         restart_at_once = writes_no_files(self.task) and not self.config.deepspeed
-        self.progress.write("init", 0, restart_at_once=restart_at_once)
+        self.progress.write(
+            "init", 0, restart_at_once=restart_at_once, per_step=self.metrics.per_step, unit=self.metrics.unit
+        )
         state = self._resume()
         if self.config.evaluate_only:
             return self._evaluate(state, started)
@@ -217,7 +220,10 @@ class Trainer:
         """Report the numbers of the step that `state` follows; returns the state with its loss."""
         self.metrics.add(state.step, result, evaluated, total=state.tokens, last=last)
         self.saver.add_loss(result.loss)
-        self.progress.keep(self.replicas.read(state.step, result.grad_norm, roll_backs=self.roll_back.count))
+        loss = {"loss": result.loss} if math.isfinite(result.loss) else {}
+        self.progress.keep(
+            {**loss, **self.replicas.read(state.step, result.grad_norm, roll_backs=self.roll_back.count)}
+        )
         return state.with_loss(result.loss, skipped=self.outcomes.skips.in_a_row)
 
     def _evaluate(self, state: TrainState, started: float) -> Summary:

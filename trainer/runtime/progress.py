@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Optional
 
 from ..io import replace_text  # relative: scripts import this package under another name (trainer/scripts)
+from .pace import Pace
 from .rank import Rank
 
 EVERY_S = 1.0
@@ -37,6 +38,7 @@ class Progress:
     phase: str = "init"
     step: int = 0
     in_background: bool = False
+    _pace: Pace = field(default_factory=Pace)
     _is_old: bool = False
     _lock: Any = field(default_factory=threading.Lock)
     _thread: Optional[threading.Thread] = None
@@ -57,6 +59,7 @@ class Progress:
         is_next = self.in_background and phase == self.phase == "step"
         with self._lock:
             self.phase, self.step = phase, step
+            self._pace.add(time.monotonic(), step)
             self.extra.update(extra)
             self._is_old = is_next
             if not is_next:
@@ -89,7 +92,8 @@ class Progress:
         if self.rank.progress_dir is None or self.broken:
             return
         total = {} if self.steps is None else {"steps": self.steps}
-        record = {"step": self.step, **total, "phase": self.phase, "time": time.time(), **self.extra}
+        pace = {} if self._pace.step_s is None else {"step_s": self._pace.step_s}
+        record = {"step": self.step, **total, "phase": self.phase, "time": time.time(), **pace, **self.extra}
         try:
             replace_text(self.rank.progress_dir / f"{self.rank.global_rank}.json", json.dumps(record))
         except OSError as exc:

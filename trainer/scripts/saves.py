@@ -10,7 +10,9 @@ import contextlib
 import functools
 import glob
 import json
+import math
 import os
+import re
 import sys
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Tuple
 
@@ -19,6 +21,9 @@ from .devices import warn
 from .progress import StepCount, step_count
 
 WEIGHTS_ONLY = (2, 6)  # the version of torch from which on torch.load reads tensors alone by default
+LOGS = 4  # the index of the logged values in the arguments of CallbackHandler.on_log
+EVALUATION = frozenset(("eval", "val", "valid", "validation", "test"))
+"""Words in the name of a loss that is none of the training."""
 KEPT_FILES = 4
 """The files in the progress file; a script that keeps one checkpoint may write a few at a time."""
 
@@ -266,11 +271,16 @@ def watch_trainer(module: Any) -> None:  # transformers.trainer
 
 
 def follow_trainer(module: Any) -> None:  # transformers.trainer_callback
-    """Hugging Face's Trainer: its global_step."""
+    """Hugging Face's Trainer: its global_step, and the loss that it logs."""
 
     @contextlib.contextmanager
-    def begin(found: Saves, _: object, __: object, state: Any, *___: object, **____: object) -> Iterator[None]:
+    def begin(found: Saves, _: object, args: Any, state: Any, *__: object, **___: object) -> Iterator[None]:
         _begin(found, state.global_step, state.max_steps, "trainer.train(resume_from_checkpoint=True)")
+        samples = [
+            getattr(args, name, None) for name in ("train_batch_size", "gradient_accumulation_steps", "world_size")
+        ]
+        if all(isinstance(number, int) for number in samples):
+            found.count.progress.keep({"per_step": math.prod(samples), "unit": "samples"})
         yield
 
     @contextlib.contextmanager
@@ -278,8 +288,14 @@ def follow_trainer(module: Any) -> None:  # transformers.trainer_callback
         _follow(found, state.global_step, state.max_steps)
         yield
 
+    @contextlib.contextmanager
+    def log(found: Saves, *words: Any, **options: Any) -> Iterator[None]:
+        _keep_loss(found, options.get("logs", words[LOGS] if len(words) > LOGS else None))
+        yield
+
     _surround(module.CallbackHandler, "on_train_begin", begin)
     _surround(module.CallbackHandler, "on_step_end", end_step)
+    _surround(module.CallbackHandler, "on_log", log)
 
 
 def watch_accelerator(module: Any) -> None:  # accelerate.accelerator
@@ -335,12 +351,27 @@ def follow_lightning(module: Any) -> None:  # lightning.pytorch.trainer.call
     @contextlib.contextmanager
     def follow(found: Saves, trainer: Any, hook_name: str, *_: object, **__: object) -> Iterator[None]:
         if hook_name == "on_train_start":
-            _begin(found, trainer.global_step, max(0, trainer.max_steps), 'trainer.fit(..., ckpt_path="last")')
+            steps = trainer.estimated_stepping_batches  # by max_steps and max_epochs; known once the loaders are
+            total = int(steps) if 0 < steps < math.inf else 0
+            _begin(found, trainer.global_step, total, 'trainer.fit(..., ckpt_path="last")')
         elif hook_name == "on_train_batch_end":
             _follow(found, trainer.global_step)
         yield
 
     _surround(module, "_call_callback_hooks", follow)
+
+
+def watch_losses_of_lightning(
+    module: Any,
+) -> None:  # lightning.pytorch.trainer.connectors.logger_connector.logger_connector
+    """The loss that Lightning's Trainer gives to its loggers, which has been read from the device for them."""
+
+    @contextlib.contextmanager
+    def log(found: Saves, _: object, metrics: Any, *__: object, **___: object) -> Iterator[None]:
+        yield
+        _keep_loss(found, metrics)
+
+    _surround(module._LoggerConnector, "log_metrics", log)  # it has no other name
 
 
 def watch_evaluations_of_lightning(module: Any) -> None:  # lightning.pytorch.loops.evaluation_loop
@@ -368,6 +399,9 @@ def watch_runner(module: Any) -> None:  # mmengine.runner.runner
         elif fn_name == "after_train_iter":
             _follow(found, runner.iter + 1, runner.max_iters)  # it counts after its hooks
         yield
+        if fn_name == "after_train_iter":
+            history = runner.message_hub.log_scalars.get("train/loss")
+            _keep_loss(found, {"loss": history.current()} if history is not None else {})
 
     def save(found: Saves, runner: Any, *_: object, save_optimizer: bool = True, **__: object) -> ContextManager[None]:
         found.warn_of_unshared(runner.work_dir, SHARED)
@@ -413,6 +447,18 @@ def _follow(found: Saves, step: int, total: Optional[int] = None) -> None:
     """A framework has made a step."""
     found.count.follow(step, total)
     found.require_same_begin()
+
+
+def _keep_loss(found: Saves, logged: Any) -> None:
+    """Keep the loss of the training among values that a framework logs, for the next write of the progress."""
+    for name, value in dict(logged or {}).items():
+        words = re.split(r"[_/ .-]", str(name).lower())
+        if "loss" in words and EVALUATION.isdisjoint(words):
+            with contextlib.suppress(TypeError, ValueError):  # no number
+                loss = float(value)
+                if math.isfinite(loss):
+                    found.count.progress.keep({"loss": loss})
+                return
 
 
 def _store() -> Any:

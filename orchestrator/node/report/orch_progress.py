@@ -14,9 +14,10 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Dict, Mapping, Optional
+    from typing import Callable, Dict, List, Mapping, Optional, Tuple
 
 EVERY_S = 1.0  # between two writes, unless something else than the step has changed
+SPEED_S = 60.0  # the speed is the mean of one or two such times
 
 
 class Reporter:
@@ -36,6 +37,8 @@ class Reporter:
             self._path = os.path.join(run, f"attempt-{attempt}", node, "progress", f"{rank}.json")
         self._pid = os.getpid()
         self._values: Dict[str, object] = {}
+        self._newest: Optional[Tuple[float, int]] = None  # the time of the newest step
+        self._marks: List[Tuple[float, int]] = []  # as in trainer/runtime/pace.py
         self._is_written = True
         self._written_s = 0.0
 
@@ -72,10 +75,25 @@ class Reporter:
             values["loss"] = float(loss)
         if not self._values:
             self._at_exit(self._write_last)
-        self._values = {"step": int(step), **values, "time": time.time()}
+        self._values = {"step": int(step), **values, **self._speed(int(step)), "time": time.time()}
         self._is_written = False
         if has_changed or self._clock_s() >= self._written_s + EVERY_S:
             self._write()
+
+    def _speed(self, step: int) -> Dict[str, object]:
+        """The seconds of a step, once two have been reported after the first one, which may compile and load."""
+        if self._newest is None or step < self._newest[1]:
+            self._newest, self._marks = (self._clock_s(), step), []
+        elif step > self._newest[1]:
+            self._newest = self._clock_s(), step
+            if not self._marks or self._newest[0] - self._marks[-1][0] >= SPEED_S:
+                self._marks = [*self._marks[-1:], self._newest]
+        (begin_s, begin), (now_s, newest) = self._marks[0] if self._marks else self._newest, self._newest
+        return (
+            {"step_s": float(f"{(now_s - begin_s) / (newest - begin):.4g}")}
+            if newest > begin and now_s > begin_s
+            else {}
+        )
 
     def _kept(self) -> Dict[str, object]:
         return {name: self._values[name] for name in ("steps", "loss") if name in self._values}

@@ -53,16 +53,24 @@ def test_steps_are_written_once_per_second_and_anything_else_at_once(progress: P
     assert _read(progress) == first
     clock.now_s += EVERY_S
     report(3, loss=1.5)
+    first["step_s"] = 1.0
     assert _read(progress) == {**first, "step": 3, "loss": 1.5}
     report(4, phase="save")
     assert _read(progress)["phase"] == "save"
     report(4, saved=4)
-    assert _read(progress) == {**first, "step": 4, "loss": 1.5, "saved": 4}
-    report(5)
+    assert _read(progress) == {**first, "step": 4, "loss": 1.5, "saved": 4, "step_s": 0.5}
+    clock.now_s += 0.5
+    report(6)
     [write_last] = at_exit
     write_last()
-    assert _read(progress) == {**first, "step": 5, "loss": 1.5, "saved": 4}
-    report(5, done=True)
+    assert _read(progress) == {
+        **first,
+        "step": 6,
+        "loss": 1.5,
+        "saved": 4,
+        "step_s": 0.375,
+    }  # 1.5 s for the steps 3 to 6
+    report(6, done=True)
     assert _read(progress)["phase"] == "done"
 
 

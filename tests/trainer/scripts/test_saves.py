@@ -253,3 +253,34 @@ def test_progress_of_the_scripts_own_is_left_alone(begin: Callable[[int], Script
     script.torch.save({}, "checkpoint.pt")
     assert script.report() == {"step": 7}
     assert progress.SOURCE not in script.path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("logged", "loss"),
+    [
+        ({"loss": 2.5, "learning_rate": 0.1}, 2.5),
+        ({"grad_norm": 1.0, "train/loss_step": torch.tensor(1.5)}, 1.5),
+        ({"val_loss": 0.5}, None),
+        ({"eval_loss": 0.5, "train_loss": 0.25}, 0.25),
+        ({"loss": "low"}, None),
+        ({"loss": float("nan")}, None),
+        ({"floss": 3.0}, None),
+        (None, None),
+    ],
+)
+def test_loss_of_the_training_among_logged_values_is_reported(
+    begin: Callable[[int], Script], logged: dict[str, object] | None, loss: float | None
+) -> None:
+    """As Hugging Face's Trainer logs them."""
+    script = begin(1)
+
+    class CallbackHandler:
+        def on_log(self, args: object, state: object, control: object, logs: object) -> None:
+            pass
+
+    saves.follow_trainer(SimpleNamespace(CallbackHandler=CallbackHandler))
+    script.steps(1)
+    CallbackHandler().on_log(None, None, None, logged)
+    script.count.due_s = 0.0
+    script.steps(1)
+    assert script.report().get("loss") == loss
