@@ -23,6 +23,7 @@ VERBS = {
     "ladder": "Run a few steps on 1 rank, 2 ranks, one full node, two nodes and all nodes, up to the first failure.",
     "logs": "Print the merged log of all nodes and ranks.",
     "status": "Show the state of a run; ends with the run's exit code.",
+    "top": "Show a run live: its verdict, step and loss, and its nodes, ranks and cards, those first that hold up the others.",
     "list": "List the runs started from this machine, newest last.",
     "attach": "Reconnect to a run after a reboot or a killed orch, and watch it.",
     "env": "Show the environment variables that ranks get from orch.",
@@ -54,7 +55,7 @@ _INSTEAD = {
         ("ps", "ls", "runs", "history", "squeue", "queue"), "orch list shows the runs, orch status RUN one of them"
     ),
     **dict.fromkeys(
-        ("top", "htop", "watch", "info", "show"), "orch status RUN shows a run, orch nodes the cards of the nodes"
+        ("htop", "nvtop", "watch", "info", "show"), "orch top RUN shows a run live, orch nodes the cards of the nodes"
     ),
     **dict.fromkeys(("restart", "retry", "resume", "repeat"), "orch rerun RUN launches a run again"),
     **dict.fromkeys(
@@ -75,7 +76,7 @@ _INSTEAD = {
     **dict.fromkeys(("help", "commands"), "orch --help lists the commands"),
 }
 # The only commands that are proposed by their spelling: they change nothing.
-_HARMLESS = ("logs", "status", "list", "env", "diff", "stats", "lint", "diagnose", "check", "nodes", "inventory")
+_HARMLESS = ("logs", "status", "top", "list", "env", "diff", "stats", "lint", "diagnose", "check", "nodes", "inventory")
 
 
 class LazyGroup(Group):

@@ -75,7 +75,13 @@ def print_text(text: str, stream: TextIO | None = None) -> None:
 
 
 def print_json(value: object) -> None:
-    print_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    """Print JSON; a number that JSON does not have, such as the NaN that a program reports as its loss, is null."""
+    try:
+        text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
+        text = json.dumps(finite, indent=1, ensure_ascii=False)
+    print_text(text + "\n")
 
 
 class ProgressLine:
@@ -263,7 +269,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, cut
     """Print a table: on a terminal with frames, or with the `cut` columns shortened to its width; elsewhere plain lines."""
     cells = [["" if cell is None else without_controls(str(cell)) for cell in row] for row in rows]
     if cut or not sys.stdout.isatty():
-        print_text("".join(f"{line}\n" for line in _plain_table(columns, cells, cut)))
+        print_text("".join(f"{line}\n" for line in plain_table(columns, cells, cut)))
         return
     from rich import box  # rich is imported only by commands that print a table with frames
     from rich.console import Console
@@ -276,7 +282,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, cut
     Console(highlight=False).print(table)
 
 
-def _plain_table(columns: Sequence[str], cells: Sequence[Sequence[str]], cut: Sequence[str]) -> Iterator[str]:
+def plain_table(columns: Sequence[str], cells: Sequence[Sequence[str]], cut: Sequence[str] = ()) -> Iterator[str]:
     """One line per row. On a terminal, the `cut` columns share what the others leave; the others are always whole."""
     lines = [columns, *cells]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

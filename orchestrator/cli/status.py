@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,9 @@ import click
 from orchestrator.cli import options
 from orchestrator.cli.console import (
     ProgressLine,
+    inform,
     left_text,
+    plain_table,
     print_error,
     print_json,
     print_table,
@@ -22,89 +25,184 @@ from orchestrator.cli.console import (
     without_controls,
 )
 from orchestrator.cli.failure import print_failure
-from orchestrator.errors import NodeError, NodesError
+from orchestrator.cli.overview_text import fit, headline, summary
+from orchestrator.errors import CTRL_C, NodeError, UsageError
 from orchestrator.records.runs import find_run, is_sweep
+from orchestrator.usecases.durations import clock
 
 if TYPE_CHECKING:
-    from orchestrator.usecases.runs.refresh import NodeObservation, Refreshed
+    from orchestrator.usecases.runs.look import Look, Looks
+    from orchestrator.usecases.runs.refresh import NodeObservation
+
+COLUMNS = ("NODE", "RANKS", "AGENT", "STEP", "PHASE", "SEEN")
+LEAST_S, MOST_S = 0.5, 86400.0
+
+
+def _interval(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
+    """The seconds of --watch."""
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise UsageError(f"--watch {text}: not a number of seconds", hint=f"orch status {text} --watch") from None
+    if not LEAST_S <= seconds <= MOST_S:
+        raise UsageError(f"--watch {text}: not a number of seconds from {LEAST_S:g} to {MOST_S:g}", hint="--watch 5")
+    return seconds
 
 
 @click.command()
 @options.run
+@click.option(
+    "--watch",
+    is_flag=False,
+    flag_value="5",
+    metavar="[SECONDS]",
+    callback=_interval,
+    help="Look every 5 (or SECONDS) seconds until the run ends; after RUN.",
+)
 @options.as_json
-def status(run: str, *, as_json: bool) -> int:
+def status(run: str, *, watch: float | None, as_json: bool) -> int:
     """Show the state of a run; ends with the run's exit code."""
+    if watch is not None and as_json:
+        raise UsageError("--watch and --json exclude each other", hint="orch status --json prints one look")
     if is_sweep(run):
         from orchestrator.cli.sweep import sweep_status  # imports Slurm's modules
 
         return sweep_status(run, as_json=as_json)
-    refreshed = _refreshed(run, as_json=as_json)
-    exit_code = refreshed.record.exit_code
-    if refreshed.missing is not None and refreshed.record.state.final:
-        warn(str(refreshed.missing))
-    elif refreshed.missing is not None:
-        print_error(refreshed.missing)
-        exit_code = refreshed.missing.exit_code  # although the other nodes are shown
+    from orchestrator.usecases.runs.look import Looks
+
+    looks = Looks(find_run(run))
+    if watch is not None:
+        return _watch(looks, watch)
+    with ProgressLine() as progress:
+        look = looks.look(progress.update)
     if as_json:
-        _print_json(refreshed)
+        _print_json(look)
     else:
-        _print(refreshed)
-    return exit_code
+        _print(look)
+    return _exit_code(look)
 
 
-def _failures(refreshed: Refreshed) -> Sequence[NodeError]:
-    return refreshed.missing.failures if refreshed.missing else ()
+def _exit_code(look: Look) -> int:
+    """Report the nodes that did not answer; return the run's exit code, or that of these nodes if the run has not ended."""
+    record, missing = look.refreshed.record, look.missing
+    if missing is None:
+        return record.exit_code
+    if record.state.final:
+        warn(str(missing))
+        return record.exit_code
+    print_error(missing)
+    return missing.exit_code  # although the other nodes are shown
 
 
-def _print_json(refreshed: Refreshed) -> None:
+def _watch(looks: Looks, interval_s: float) -> int:
+    """Look until the run ends: on a terminal on one screen that is rewritten, elsewhere one text after the other."""
+    from orchestrator.cli.screen import Screen
+
+    look: Look | None = None
+    try:
+        with Screen(sys.stdout) if sys.stdout.isatty() else nullcontext() as screen:
+            while True:
+                look = looks.look()
+                if screen is not None:
+                    width, height = screen.size
+                    screen.draw([fit(line, width).rstrip() for line in _lines(look)[:height]])
+                elif not look.overview.is_over:
+                    print_text("\n".join(_lines(look)) + "\n\n")
+                if look.overview.is_over:
+                    break
+                if screen is not None:
+                    screen.keys(interval_s)
+                else:
+                    time.sleep(interval_s)
+    except KeyboardInterrupt:
+        if look is not None and sys.stdout.isatty():
+            print_text("\n".join(_lines(look)) + "\n")
+        inform("stopped watching; the run continues")
+        return CTRL_C
+    _print(look)
+    return _exit_code(look)
+
+
+def _print_json(look: Look) -> None:
+    refreshed = look.refreshed
     nodes = [asdict(node) for node in refreshed.nodes]
-    missing = [{"node": failure.node, "reason": failure.reason} for failure in _failures(refreshed)]
+    missing = [{"node": failure.node, "reason": failure.reason} for failure in _failures(look)]
     findings = [finding.to_json() for finding in refreshed.findings()]
     queue = None
     if refreshed.status is not None and refreshed.queue is not None:
         queue = asdict(refreshed.queue) | {"position": refreshed.status.position}
     answers = {"nodes": nodes, "missing": missing, "queue": queue, "findings": findings}
-    print_json(refreshed.record.to_json() | answers)
+    print_json(refreshed.record.to_json() | answers | {"overview": look.overview.to_json()})
 
 
-def _print(refreshed: Refreshed) -> None:
-    print_text(without_controls(_headline(refreshed)))
+def _failures(look: Look) -> Sequence[NodeError]:
+    return look.missing.failures if look.missing else ()
+
+
+def _print(look: Look) -> None:
+    refreshed = look.refreshed
+    print_text("\n".join([*_head(look), ""]))
     print_failure(refreshed.record, sys.stdout)
-    if warning := refreshed.not_being_ended() or refreshed.unsupervised():
-        warn(warning)
-    for text in refreshed.stopped_agents():
+    for text in _warnings(look):
         warn(text)
-    for finding in refreshed.findings():
-        warn(str(finding))
-    if refreshed.nodes:
-        rows = [_row(node) for node in refreshed.nodes]
-        rows += [(failure.node, None, "no answer", None, None, None) for failure in _failures(refreshed)]
-        print_table(("NODE", "RANKS", "AGENT", "STEP", "PHASE", "SEEN"), rows)
-        progress = [of_rank for node in refreshed.nodes for of_rank in node.progress.values()]
-        for ready in sorted({str(of_rank["ready"]) for of_rank in progress if "ready" in of_rank}):
-            print_text(f"{without_controls(ready)}\n")
+    if rows := _rows(look):
+        print_table(COLUMNS, rows)
+    print_text("".join(f"{line}\n" for line in _ready(look)))
 
 
-def _refreshed(run: str, *, as_json: bool) -> Refreshed:
-    """Query the run; if no node answers, print the state that is recorded before that error."""
-    from orchestrator.usecases.runs.refresh import refresh
-
-    folder = find_run(run)
-    try:
-        with ProgressLine() as progress:
-            return refresh(folder, on_progress=progress.update, diagnoses=True)
-    except NodesError:
-        if not as_json:
-            record = folder.read()
-            print_text(f"{record.id}  {record.state.value} when its nodes last answered; none answers now\n")
-        raise
+def _lines(look: Look) -> list[str]:
+    """All of it as lines, for a screen."""
+    rows = [["" if cell is None else without_controls(str(cell)) for cell in row] for row in _rows(look)]
+    table = ["", *plain_table(COLUMNS, rows)] if rows else []
+    return [*_head(look), *(f"warning: {without_controls(text)}" for text in _warnings(look)), *table, *_ready(look)]
 
 
-def _headline(refreshed: Refreshed) -> str:
+def _head(look: Look) -> list[str]:
+    more = _more(look).splitlines()
+    return [headline(look.overview), *summary(look.overview), *map(without_controls, more)]
+
+
+def _warnings(look: Look) -> Iterator[str]:
+    refreshed = look.refreshed
+    if warning := refreshed.not_being_ended() or refreshed.unsupervised():
+        yield warning
+    yield from refreshed.stopped_agents()
+    recorded = (refreshed.record.replicas, refreshed.record.slow)
+    for finding in look.overview.findings:
+        if finding.text not in recorded:  # which are among the lines above
+            yield finding.text + (f" (for {clock(finding.age_s)})" if finding.age_s is not None else "")
+
+
+def _rows(look: Look) -> list[tuple[object, ...]]:
+    """The answers of the nodes, and the last known values of those that did not answer, with their age."""
+    rows = [_row(node) for node in look.refreshed.nodes]
+    answered = {node.node for node in look.refreshed.nodes}
+    for node in look.overview.nodes:
+        if node.problem and node.node not in answered:
+            ranks = _ranges([rank.rank for rank in node.ranks]) or None
+            step = None if node.steps is None else node.steps[1]
+            seen = None if node.age_s is None else f"{clock(node.age_s)} ago"
+            rows.append((node.node, ranks, "no answer", step, ", ".join(node.phases), seen))
+    return rows
+
+
+def _ready(look: Look) -> list[str]:
+    progress = [of_rank for node in look.refreshed.nodes for of_rank in node.progress.values()]
+    return [
+        without_controls(ready) for ready in sorted({str(report["ready"]) for report in progress if "ready" in report})
+    ]
+
+
+def _more(look: Look) -> str:
+    """What the record and the scheduler have besides the overview."""
+    refreshed = look.refreshed
     record, queue = refreshed.record, refreshed.queue
-    is_repeated_below = queue is not None and record.message == queue.why
-    message = f"  {record.message}" if record.message and not is_repeated_below else ""
-    lines = [f"{record.id}  {record.state.value}{message}"]
+    is_repeated = record.message is not None and (
+        record.message in look.overview.verdict or (queue is not None and record.message == queue.why)
+    )
+    lines = [] if is_repeated or not record.message else [record.message]
     if queue is not None and refreshed.job:
         lines.append(refreshed.job)
         if queue.partition:
@@ -129,7 +227,7 @@ def _headline(refreshed: Refreshed) -> str:
         lines.append(f"note: {record.note}")
     if record.summary:
         lines.append("  ".join(f"{name}={value}" for name, value in record.summary.items()))
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _row(node: NodeObservation) -> tuple[object, ...]:

@@ -11,7 +11,7 @@ from orchestrator.node.run.events import cause_s
 
 if TYPE_CHECKING:
     from orchestrator.endpoint.clock import ClockBounds
-    from orchestrator.node.protocol.agents import NodeBody
+    from orchestrator.node.protocol.agents import MachineBody, NodeBody
     from orchestrator.node.protocol.runs import FindReply
     from orchestrator.node.run.agent_files import AgentBody, BindingBody, CardsBody, HangBody, NetworkBody
     from orchestrator.node.run.events import Event, RankResult, StateName
@@ -131,7 +131,7 @@ class NodeObservation:
     `progress` has the content of the progress files, with times of this machine's clock; `stopped` is True if a signal (SIGSTOP)
     has stopped the agent; `cards` is the last sample of the node's cards, `network` the one that NCCL took, None if unknown; `hang` the
     report of ranks that make no progress, None if they do; `peer_answered` is True on the head once its agent has reached another
-    node, so that it ends its ranks when it is isolated; `stacks` the innermost call of each rank that left stacks; `folder` is
+    node, so that it ends its ranks when it is isolated; `machine` the use of its memory and disks now; `stacks` the innermost call of each rank that left stacks; `folder` is
     the path on the node; `log` is the end of agent.log if the agent wrote no last event.
     """
 
@@ -151,6 +151,7 @@ class NodeObservation:
     network: NetworkBody | None = None
     hang: HangBody | None = None
     peer_answered: bool = False
+    machine: MachineBody | None = None
 
     @classmethod
     def of(cls, body: NodeBody, clock: ClockBounds) -> NodeObservation:
@@ -172,6 +173,7 @@ class NodeObservation:
             network=body.get("network"),
             hang=body.get("hang"),
             peer_answered=body.get("peer_answered", False),
+            machine=body.get("machine"),
         )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Numbers in texts: rounded in messages, in CPU lists as the kernel writes them (`0-3,8`), and in Slurm's lists of nodes."""
+"""Numbers in texts: rounded in messages, durations, in CPU lists as the kernel writes them (`0-3,8`), and in Slurm's lists of nodes."""
 
 from __future__ import annotations
 
@@ -62,3 +62,15 @@ def numbers(span: str) -> list[str]:
     """The numbers of `7` or `08-11`, with their zero padding."""
     first, _, last = span.partition("-")
     return [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
+
+
+def clock(span_s: float) -> str:
+    """Format a time span for a person, in its two largest units: 45s, 3m12s, 2h05m, 3d04h."""
+    minutes, seconds_ = divmod(max(0, int(span_s)), 60)
+    hours, minutes_ = divmod(minutes, 60)
+    days, hours_ = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours_:02}h"
+    if hours:
+        return f"{hours}h{minutes_:02}m"
+    return f"{minutes}m{seconds_:02}s" if minutes else f"{seconds_}s"

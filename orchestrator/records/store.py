@@ -17,7 +17,7 @@ from typing import IO, Any, Protocol
 
 from orchestrator.errors import FULL_DISK, RunNotFound, UsageError, os_error_text
 from orchestrator.node.run.run_id import RUN_ID
-from orchestrator.node.system.files import make_private_folder, working_folder
+from orchestrator.node.system.files import make_private_folder, tail, working_folder
 from orchestrator.plan import plan as plans
 from orchestrator.plan.files import node_files
 from orchestrator.plan.plan import LaunchPlan, redacted
@@ -38,6 +38,8 @@ LOCK_WAIT_S = 1.0
 # Files in a run's folder, the first three of them in the folder of the plan.
 PLAN, ENVIRONMENT, CODE = "plan.json", "environment.json", "code.json"
 STATS, SOFTWARE, STOP, LOCK = "stats.json", "software.json", "stop-asked", "supervisor.lock"
+OBSERVED = "observed.json"
+EVENTS_BYTES = 1 << 16
 RECORD_WAIT_S = 5.0  # the longest delay by a process that is stopped (SIGSTOP) while it changes the record
 
 
@@ -206,6 +208,28 @@ class RunFolder:
             if exc.errno not in FULL_DISK:
                 raise
 
+    def events(self) -> list[dict[str, Any]]:
+        """The last of the supervisor's observations and actions, oldest first: time, event and text."""
+        lines = tail(str(self.path / "events.jsonl"), EVENTS_BYTES).splitlines()
+        return [event for event in map(_event, lines) if event is not None]
+
+    def keep_observations(self, observations: Mapping[str, tuple[float, Mapping[str, Any]]], attempt: int) -> None:
+        """
+        Keep the newest observation of nodes as JSON, with its time: it is shown while a node does not answer.
+
+        Those of other nodes of the same attempt stay. Nothing is kept if the disk is full.
+        """
+        text = json.dumps({"attempt": attempt, "nodes": {**self.kept_observations(attempt), **observations}})
+        with suppress(OSError):
+            write_file(self.path / OBSERVED, text, sync=False)
+
+    def kept_observations(self, attempt: int) -> dict[str, tuple[float, dict[str, Any]]]:
+        """The kept observations of the nodes of this attempt, with their times."""
+        kept = json_or_none(self.path / OBSERVED) or {}
+        if kept.get("attempt") != attempt:
+            return {}
+        return {name: (float(at_s), node) for name, (at_s, node) in kept["nodes"].items()}
+
     def request_stop(self) -> None:
         """Record that the user stops the run; in its own file, so that a process that rewrites the record cannot lose it."""
         with open_private(self.path / STOP, "a"):
@@ -370,6 +394,14 @@ class Store:
             group = list(filter(_has_record, map(self._folder, names)))
             if group:  # reading the records of all runs would cost seconds on a network file system
                 yield sorted(group, key=_created) if len(group) > 1 else group
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    """An event of events.jsonl; None for a line that is cut."""
+    with suppress(ValueError, KeyError, TypeError):
+        event = json.loads(line)
+        return {"time": float(event["time"]), "event": str(event["event"]), "text": str(event["text"])}
+    return None
 
 
 def _has_record(folder: RunFolder) -> bool:

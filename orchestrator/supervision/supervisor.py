@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 from orchestrator.failure_class import FailureClass
@@ -42,6 +42,7 @@ from orchestrator.verdict.slow_ranks import NONE_SLOW, SlowRankWatch
 
 TICK_S = 0.5
 SLOW_RANKS_EVERY_S = 5.0  # the comparison reads the progress of all ranks
+FIRST_KEPT_S, KEEP_EVERY_S = 10.0, 60.0  # of the observations, all of which are written
 BACK_EVERY_S = 5.0  # between two decisions whether the run can be restarted without the nodes that are lost
 BOOT_S = 15.0  # from when a node that boots is reached until it answers
 
@@ -73,6 +74,7 @@ class Supervisor:
         self._separate_watch = SeparateWatch(self._plan)
         self._slow_ranks = SlowRankWatch()
         self._slow_ranks_due_s = 0.0
+        self._keep_due_s = time.monotonic() + FIRST_KEPT_S
         self._silence = Silence(folder, self._plan, launcher, self._poller)
         self._termination = Termination(folder, self._plan, launcher, self._poller)
         self.cleanup: threading.Thread | None = None
@@ -321,6 +323,7 @@ class Supervisor:
             self._on_record(record)
             self._report_replicas(record)
             self._report_slow_ranks(record)
+            self._keep_observations()
             if self._answers.is_stopping:
                 continue
             verdict = self._separate() or self._judge()
@@ -373,6 +376,16 @@ class Supervisor:
         with contextlib.suppress(OSError):  # a full disk must not end the supervision
             self._folder.update(slow=change.text, slow_nodes=tuple(dict.fromkeys((*record.slow_nodes, *names))))
         self._folder.add_event("slow-ranks", change.text or NONE_SLOW)
+
+    def _keep_observations(self) -> None:
+        """Keep the last observation of each node from time to time, for commands that the node does not answer later."""
+        now_s = time.monotonic()
+        if now_s < self._keep_due_s:
+            return
+        self._keep_due_s = now_s + KEEP_EVERY_S
+        answers = [(state.observation, time.time() - now_s + state.answered_s) for state in self._states.values()]
+        kept = {node.node: (at_s, asdict(node)) for node, at_s in answers if node is not None}
+        self._folder.keep_observations(kept, self._plan.attempt)
 
     def _record_hang(self) -> None:
         """Record once that no rank makes progress, and which ranks and which silent nodes the others wait for."""

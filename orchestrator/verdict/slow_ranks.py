@@ -177,3 +177,30 @@ def _card(card: Mapping[str, Any]) -> str:
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.2f} s" if round(seconds * 1000) >= SECOND_MS else f"{seconds * 1000:.0f} ms"
+
+
+def newest_lateness(nodes: Sequence[NodeObservation]) -> dict[int, float]:
+    """The seconds by which each rank arrived later than most in the newest measurement of all ranks; empty without one."""
+    reports = {
+        rank: report for node in nodes for rank, progress in node.progress.items() if (report := _report(progress))
+    }
+    common = set.intersection(*(set(report["steps"]) for report in reports.values())) if reports else set()
+    newest = max(filter(str.isdecimal, common), key=int, default=None)
+    if newest is None or len(reports) != next(iter(reports.values()))["count"]:
+        return {}
+    try:
+        measured = {rank: report["steps"][newest] for rank, report in reports.items()}
+        step_s = median_low(float(each["step_s"]) for each in measured.values())
+        return {
+            rank: max(pair.late_s for pair in pairs) for rank, pairs in _lateness(measured, step_s).items() if pairs
+        }
+    except (KeyError, TypeError, ValueError):
+        return {}
+
+
+def newest_cpu_wait(progress: Mapping[str, Any]) -> float | None:
+    """The share of the time for which a rank waited for a CPU, by its newest measurement; None if that is unknown."""
+    report = _report(progress)
+    newest = max(filter(str.isdecimal, report["steps"]), key=int, default=None) if report else None
+    waits = _numbers([report["steps"][newest]], "cpu_wait") if report and newest is not None else []
+    return waits[0] if waits else None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pty
+import struct
 import subprocess
 import termios
 from collections.abc import Mapping, Sequence
@@ -60,6 +62,10 @@ class Screen:
     def type(self, text: str) -> None:
         """Type a text; a newline is Enter."""
         os.write(self._ours, text.encode())
+
+    def resize(self, columns: int, lines: int) -> None:
+        """Change the size of the terminal, which signals that to the program."""
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def terminate(self) -> None:
         """Send SIGTERM to the program."""

@@ -111,7 +111,7 @@ class CardSampler:
             self._mean_percent += (sum(percents) / len(percents) - self._mean_percent) / self._samples
 
 
-REPORTED = ("index", "name", "utilization_percent", "memory_used_mib", "state")
+REPORTED = ("index", "name", "utilization_percent", "memory_used_mib", "temperature_c", "state")
 
 
 def idle_message(body: CardsBody) -> str:
@@ -125,7 +125,7 @@ def start_tool(kind: str) -> Tool:
     from orchestrator.node.vendor import efsmi, nvidia_smi  # only a node with cards needs them
     from orchestrator.node.vendor.tool import Tool
 
-    fields = ("index", "uuid", "name", "memory.used", "utilization.gpu", "pstate")
+    fields = ("index", "uuid", "name", "memory.used", "utilization.gpu", "temperature.gpu", "pstate")
     return Tool(nvidia_smi.query_gpu(fields) if kind == "cuda" else efsmi.table(), TOOL_WAIT_S)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from orchestrator.node.endpoint.machine_use import machine_use
 from orchestrator.node.isolation import PEER_ANSWERED, connect_error, leave_heartbeat, reachable_hosts
 from orchestrator.node.protocol.operations import CONNECT, FILES, FIND, HEARTBEAT, OBSERVE, RANKS, REACH, answers
 from orchestrator.node.run.events import EVENTS, OFFSETS, read_history
@@ -182,6 +183,7 @@ def observe_node(node: str, folder: str) -> NodeBody:
         "network": read_json(os.path.join(folder, NETWORK_REPORT)),  # type: ignore[typeddict-item]  # as above
         "hang": read_json(os.path.join(folder, HANG_REPORT)),  # type: ignore[typeddict-item]  # as above
         "peer_answered": os.path.exists(os.path.join(folder, PEER_ANSWERED)),
+        "machine": machine_use(folder),
         "stacks": innermost_calls(folder, ranks),
         "folder": folder,
         "log": tail(os.path.join(folder, AGENT_LOG), LOG_TAIL_BYTES) if needs_log else "",

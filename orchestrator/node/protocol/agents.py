@@ -47,6 +47,33 @@ class StandbyRequest(TypedDict):
     folder: str
 
 
+class SpaceBody(TypedDict):
+    """Bytes of a file system; `free` are those for users without privileges."""
+
+    total: int
+    free: int
+
+
+class PortBody(TypedDict):
+    """An active RDMA port, such as mlx5_0:1: bytes and errors since the driver was loaded."""
+
+    name: str
+    received: int
+    sent: int
+    errors: int
+
+
+class MachineBody(TypedDict):
+    """The use of a node's machine now, in bytes; None where it cannot be read. `disk` is the file system of the run's folder."""
+
+    monotonic_s: float
+    memory_total: Optional[int]
+    memory_available: Optional[int]
+    disk: Optional[SpaceBody]
+    shm: Optional[SpaceBody]
+    ports: List[PortBody]
+
+
 class NodeBody(TypedDict):
     node: str
     agent: Optional[AgentBody]
@@ -62,6 +89,7 @@ class NodeBody(TypedDict):
     network: NotRequired[Optional[NetworkBody]]
     hang: NotRequired[Optional[HangBody]]
     peer_answered: NotRequired[bool]
+    machine: NotRequired[MachineBody]
     stacks: Dict[int, str]
     folder: str
     log: str

@@ -1,0 +1,144 @@
+"""The overview of a run as lines for a person, for `orch status` and `orch top`."""
+
+from __future__ import annotations
+
+import math
+import time
+import unicodedata
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from orchestrator.cli.console import size_text, without_controls
+from orchestrator.names.hostlist import counted
+from orchestrator.usecases.durations import clock
+
+if TYPE_CHECKING:
+    from orchestrator.usecases.runs.look import Cards, Overview, Training  # imports what queries nodes
+
+LABEL = 12  # characters
+OLD_S = 5.0  # programs write their progress once a second
+_THOUSAND = 1000
+
+
+def headline(found: Overview) -> str:
+    """The id, the state and the verdict."""
+    return f"{found.id}  {found.state}  {safe(found.verdict)}"
+
+
+def summary(found: Overview) -> list[str]:
+    """The known values, one line each."""
+    return [f"{label:<{LABEL}}{safe(text)}" for label, text in _values(found) if text]
+
+
+def _values(found: Overview) -> Iterator[tuple[str, str]]:
+    yield "step", training_text(found)
+    if found.training is not None:
+        yield "saved", saved_text(found.training)
+    yield "attempt", attempt_text(found)
+    yield "time", _time_text(found)
+    yield "command", found.command
+    yield "launched in", found.folder or ""
+    yield "checkpoints", found.checkpoints or ""
+    if found.cards is not None:
+        yield "cards", cards_text(*found.cards)
+
+
+def training_text(found: Overview) -> str:
+    """Step of steps, time to the end, loss and rate; with their age if they are old."""
+    training = found.training
+    if training is None:
+        return ""
+    steps = f"{training.step}" if training.steps is None else f"{training.step}/{training.steps}"
+    parts = [steps, *([training.phase] if training.phase not in (None, "step") else [])]
+    if found.eta_s:
+        parts.append(f"ETA {clock(found.eta_s)}")
+    if training.loss is not None:
+        parts.append(f"loss {training.loss:.4g}")
+    if training.rate is not None:
+        parts.append(rate_text(training))
+    if found.training_age_s is not None and found.training_age_s >= OLD_S and not found.is_over:
+        parts.append(f"{clock(found.training_age_s)} ago")
+    return ", ".join(parts)
+
+
+def rate_text(training: Training) -> str:
+    """The rate, as 3.6k tokens/s; slow steps as seconds per step."""
+    assert training.rate is not None
+    rate, unit = training.rate
+    if unit == "steps" and rate < 1:
+        return f"{1 / rate:.3g} s/step"
+    power = min(3, int(math.log(rate, _THOUSAND))) if rate >= 1 else 0
+    return f"{rate / _THOUSAND**power:.3g}{('', 'k', 'M', 'G')[power]} {unit}/s"
+
+
+def saved_text(training: Training) -> str:
+    """The newest saved step, and the work that a kill would lose now."""
+    if training.saved is None or training.unsaved is None:
+        return ""
+    lost = counted(training.unsaved, "step")
+    if training.step_s is not None and training.unsaved:
+        lost += f", {clock(training.unsaved * training.step_s)} of work"
+    saved = f"step {training.saved}" if training.saved else "nothing yet"
+    return f"{saved}; a kill now loses {lost if training.unsaved else 'nothing'}"
+
+
+def attempt_text(found: Overview) -> str:
+    """The attempt, and the restarts that are left."""
+    if found.retries_left is None:
+        return str(found.attempt)
+    left = {0: "no retries left", 1: "1 retry left"}.get(found.retries_left, f"{found.retries_left} retries left")
+    return f"{found.attempt}, {left}"
+
+
+def _time_text(found: Overview) -> str:
+    if not found.moments or found.duration_s is None:
+        return ""
+    begin = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.moments[0].time_s))
+    return f"{'took' if found.ended else 'runs for'} {clock(found.duration_s)}, launched {begin}"
+
+
+def cards_text(low: float, high: float) -> str:
+    """The use of the least and of the most used card."""
+    return f"{low:.0f} %" if low == high else f"{low:.0f}-{high:.0f} %"
+
+
+def card_age(cards: Cards) -> str:
+    return f"{clock(cards.age_s)} ago"
+
+
+def space_text(count: float) -> str:
+    """A number of bytes without a space: 120GB."""
+    return size_text(count).replace(" ", "").replace(".0", "")
+
+
+def safe(text: str) -> str:
+    """The text on one line, safe for a terminal."""
+    return without_controls(" ".join(text.split()))
+
+
+def width_of(text: str) -> int:
+    """The columns that a text takes on a terminal: a wide character takes two."""
+    if text.isascii():
+        return len(text)
+    return sum(_columns(character) for character in text)
+
+
+def fit(text: str, width: int) -> str:
+    """The text in exactly `width` columns: cut, with … at the end, or filled."""
+    if text.isascii() and len(text) <= width:
+        return text.ljust(width)
+    if width_of(text) <= width:
+        return text + " " * (width - width_of(text))
+    kept, used = [], 0
+    for character in text:
+        if used + _columns(character) > width - 1:
+            break
+        kept.append(character)
+        used += _columns(character)
+    return ("".join(kept) + "…" + " " * (width - 1 - used))[: max(0, width)] if width > 0 else ""
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

@@ -1,0 +1,212 @@
+"""`orch top`: a run on a full screen, refreshed until the user leaves or the run ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import click
+
+from orchestrator.cli import options
+from orchestrator.cli.console import ProgressLine, inform, print_error, print_json, print_text
+from orchestrator.cli.screen import Screen
+from orchestrator.cli.top_frame import Marks, Row, frame, press, rows
+from orchestrator.errors import CTRL_C, NodesError, OrchError, UsageError
+from orchestrator.records.runs import find_run
+from orchestrator.usecases.durations import clock
+
+if TYPE_CHECKING:
+    from orchestrator.usecases.runs.look import Look, Looks, Overview
+
+LOOK_S = 2.0  # between the end of a look and the next one
+DRAW_S = 0.25  # between two frames
+OLD_S = 6.0  # from which on the age of the last look is shown
+LINES = 200  # of a log
+
+
+@click.command()
+@options.run
+@click.option("--once", is_flag=True, help="Print one frame, also without a terminal.")
+@options.as_json
+def top(run: str, *, once: bool, as_json: bool) -> int:
+    """Show a run live: its verdict, step and loss, and its nodes, ranks and cards, those first that hold up the others."""
+    from orchestrator.usecases.runs.look import Looks
+
+    folder = find_run(run)
+    looks = Looks(folder)
+    if as_json:
+        print_json(looks.look().overview.to_json())
+        return 0
+    if once:
+        with ProgressLine() as progress:
+            look = looks.look(progress.update)
+        size = shutil.get_terminal_size()
+        height = size.lines if sys.stdout.isatty() else _whole(look.overview)
+        marks = Marks(colour=_has_colour(), has_keys=False)
+        print_text("\n".join(frame(look.overview, size.columns, height, marks)) + "\n")
+        return 0
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("orch top needs a terminal", hint=f"orch top {run} --once, or --json")
+    with ProgressLine() as progress:
+        first = looks.look(progress.update)  # logins may prompt
+    live = Live(looks, first)
+    try:
+        with Screen(sys.stdout, sys.stdin.fileno()) as screen:
+            View(live, screen, folder.path.name).run()
+    except EOFError:  # the terminal is gone
+        return 0
+    except KeyboardInterrupt:
+        return _left(live.look, CTRL_C)
+    return _left(live.look, 0)
+
+
+def _left(look: Look, code: int) -> int:
+    """Report that the run is not affected."""
+    if look.overview.is_over:
+        inform(look.refreshed.record.outcome)
+    else:
+        inform(f"stopped watching; run {look.overview.id} continues: `orch logs -f {look.overview.id}`")
+    return code
+
+
+def _whole(found: Overview) -> int:
+    """The lines that show every node where no terminal limits them."""
+    return len(found.nodes) + 24
+
+
+def _has_colour() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+class Live:
+    """Looks at a run in another thread: a node that does not answer must not stop the keys."""
+
+    def __init__(self, looks: Looks, first: Look) -> None:
+        self._looks = looks
+        self.look = first
+        self.at_s = time.monotonic()
+        self.problem = ""
+        """Why the last look failed."""
+        self._wanted = threading.Event()
+        threading.Thread(target=self._work, name="looks", daemon=True).start()
+
+    def refresh(self) -> None:
+        """Look now."""
+        self._wanted.set()
+
+    def _work(self) -> None:
+        while True:
+            self._wanted.wait(LOOK_S)
+            self._wanted.clear()
+            try:
+                self.look = self._looks.look()
+                self.at_s, self.problem = time.monotonic(), ""
+            except OrchError as error:  # the record is gone, or cannot be read now
+                self.problem = str(error)
+
+
+@dataclass(slots=True)
+class View:
+    """The screen, and what its keys do."""
+
+    live: Live
+    screen: Screen
+    run_id: str
+    marks: Marks = field(default_factory=lambda: Marks(colour=_has_colour()))
+    _drawn: object = None
+    """The look, marks, note and size of the last frame."""
+
+    def run(self) -> None:
+        """Draw and take keys until the user leaves."""
+        drawn_s = 0.0
+        while True:
+            left_s = drawn_s + DRAW_S - time.monotonic()
+            if left_s <= 0:
+                self.draw()
+                drawn_s, left_s = time.monotonic(), DRAW_S
+            for key in self.screen.keys(left_s):
+                if key == "q":
+                    return
+                self.press(key)
+
+    def draw(self) -> None:
+        """Draw if anything has changed."""
+        old_s = time.monotonic() - self.live.at_s
+        note = self.marks.note or self.live.problem
+        if not note and old_s > OLD_S:
+            note = f"the nodes were last asked {clock(old_s)} ago"
+        found = self.live.look.overview
+        state = (id(found), self.marks, note, self.screen.size)
+        if state != self._drawn or self.screen.is_blank:
+            self._drawn = state
+            self.screen.draw(frame(found, *self.screen.size, replace(self.marks, note=note)))
+
+    def press(self, key: str) -> None:
+        """Do what a key stands for."""
+        listed = rows(self.live.look.overview, self.marks.open)
+        row = listed[min(self.marks.row, len(listed) - 1)] if listed else None
+        if self.marks.is_asking:
+            self.marks = replace(self.marks, is_asking=False, note="")
+            if key == "y":
+                self._show([*self._orch(), "stop", self.run_id])
+        elif key == "x":
+            self.marks = replace(
+                self.marks, is_asking=True, note=f"stop run {self.run_id} on all nodes? y: yes, another key: no"
+            )
+        elif key == "l":
+            self._show([*self._orch(), "logs", self.run_id, "--tail", str(LINES), *_of_row(row)])
+        elif key == "d":
+            self._show([*self._orch(), "diagnose", self.run_id])
+        elif key == "s" and row is not None:
+            self._show_stacks(row)
+        else:
+            self.marks = press(self.marks, key, listed)
+
+    def _orch(self) -> list[str]:
+        return [sys.executable, "-m", "orchestrator"]
+
+    def _show(self, argv: list[str]) -> None:
+        """Run a command on the usual screen; Ctrl-C ends it alone."""
+        with self.screen.suspended():
+            try:
+                subprocess.run(argv, check=False)
+                _wait_for_enter()
+            except KeyboardInterrupt:
+                print_text("\n")
+        self.live.refresh()
+
+    def _show_stacks(self, row: Row) -> None:
+        """Show the stacks of the marked rank, or of all ranks of the node, as they are now."""
+        from orchestrator.usecases.runs.look import stacks
+
+        with self.screen.suspended():
+            try:
+                for rank, text in stacks(self.run_id, row.node).items():
+                    if row.rank in (None, rank):
+                        print_text(
+                            f"rank {rank} on {row.node}\n{text or 'it does not answer: it is stopped, or a call holds its interpreter lock'}\n\n"
+                        )
+                _wait_for_enter()
+            except (NodesError, OrchError) as error:
+                print_error(error)
+                _wait_for_enter()
+            except KeyboardInterrupt:
+                print_text("\n")
+
+
+def _of_row(row: Row | None) -> list[str]:
+    """The options that choose the log of a row."""
+    if row is None:
+        return []
+    return ["--node", row.node] if row.rank is None else ["--rank", str(row.rank)]
+
+
+def _wait_for_enter() -> None:
+    print_text("\n-- Enter: back to orch top -- ")
+    sys.stdin.readline()

@@ -1,0 +1,149 @@
+"""Look at a run: refresh its record, and compute its overview; what is known of nodes that do not answer is kept from earlier looks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
+
+from orchestrator.endpoint.observation import NodeObservation
+from orchestrator.errors import NodesError, RunNotFound
+from orchestrator.findings import Finding, Severity
+from orchestrator.launchers import launcher_for
+from orchestrator.plan.plan import LaunchPlan
+from orchestrator.progress import OnProgress, no_progress
+from orchestrator.records.runs import find_run
+from orchestrator.records.store import RunFolder
+from orchestrator.run import RunRecord
+from orchestrator.usecases.runs.refresh import Refreshed, refresh
+from orchestrator.verdict.health import Known, PortRate, Seen
+from orchestrator.verdict.launching import is_launching
+from orchestrator.verdict.overview import Cards, CardView, NodeView, Overview, RankView, overview, port_rate
+from orchestrator.verdict.training import Pace, Training
+
+__all__ = ["CardView", "Cards", "Look", "Looks", "NodeView", "Overview", "RankView", "Training"]
+
+MOST_FINDINGS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A run as it is now: the answers of the nodes, and the overview."""
+
+    refreshed: Refreshed
+    overview: Overview
+    missing: NodesError | None
+    """The failures of the nodes that did not answer."""
+
+
+class Looks:
+    """Looks at one run, again and again; successive looks show the speed of programs that do not report it, and traffic."""
+
+    def __init__(self, folder: RunFolder, clock_s: Callable[[], float] = time.time) -> None:
+        self._folder, self._clock_s = folder, clock_s
+        self._before: Sequence[NodeObservation] = ()
+        self._rates: dict[str, PortRate] = {}
+        self._pace = Pace()
+
+    def look(self, on_progress: OnProgress = no_progress) -> Look:
+        """
+        Query the nodes and the scheduler.
+
+        Raises:
+            RunNotFound: the record cannot be read.
+        """
+        try:
+            refreshed = refresh(self._folder, on_progress=on_progress, diagnoses=True)
+        except NodesError as error:
+            refreshed = Refreshed(self._folder, self._folder.read(), missing=error)
+        now_s, record = self._clock_s(), refreshed.record
+        attempt = refreshed.status.attempt if refreshed.status is not None else record.attempt
+        plan = _plan(self._folder)
+        seen = self._seen(refreshed.nodes, now_s, attempt, plan)
+        self._add_rates(refreshed.nodes)
+        queue = refreshed.queue
+        known = Known(
+            record,
+            now_s,
+            plan=plan,
+            seen=seen,
+            missing=_missing(refreshed.missing),
+            findings=list(_findings(refreshed, record))[:MOST_FINDINGS],
+            waits=refreshed.waits,
+            queue=queue,
+            position=refreshed.status.position if refreshed.status is not None else "",
+            warnings=list(_warnings(refreshed)),
+            events=self._folder.events(),
+            is_launching=is_launching(record),
+            rates=self._rates,
+        )
+        return Look(refreshed, overview(known, self._pace.add), refreshed.missing)
+
+    def _seen(
+        self, nodes: Sequence[NodeObservation], now_s: float, attempt: int, plan: LaunchPlan | None
+    ) -> list[Seen]:
+        """The nodes that answered, and the kept observations of the others."""
+        current = {node.node: Seen(node, now_s) for node in nodes}
+        kept = self._folder.kept_observations(attempt)
+        if nodes:
+            self._folder.keep_observations({node.node: (now_s, asdict(node)) for node in nodes}, attempt)
+        for name, (at_s, data) in kept.items():
+            if name not in current:
+                with suppress(KeyError, TypeError):  # of another version of orch
+                    current[name] = Seen(NodeObservation.from_json(data), at_s, is_current=False)
+        position = {node.name: index for index, node in enumerate(plan.nodes if plan is not None else ())}
+        return sorted(current.values(), key=lambda seen: position.get(seen.node.node, len(position)))
+
+    def _add_rates(self, nodes: Sequence[NodeObservation]) -> None:
+        before = {node.node: node.machine for node in self._before}
+        for node in nodes:
+            earlier = before.get(node.node)
+            if earlier is not None and node.machine is not None and (rate := port_rate(earlier, node.machine)):
+                self._rates[node.node] = rate
+        self._before = nodes or self._before
+
+
+def stacks(run: str, node: str) -> dict[int, str]:
+    """
+    The stacks of the ranks of a node now, as they report them; empty texts for those that do not answer.
+
+    Raises:
+        NodesError: the node cannot be reached.
+    """
+    folder = find_run(run)
+    with closing(launcher_for(folder.read_plan())) as launcher:
+        for attempt in launcher.attempt_folders(launcher.attempt(), {node}):
+            reply = attempt.endpoint.ranks(attempt.attempt_dir, [node])
+            if node in reply:
+                return {int(rank): body["stacks"] for rank, body in reply[node].items()}
+    return {}
+
+
+def _plan(folder: RunFolder) -> LaunchPlan | None:
+    with suppress(RunNotFound):  # as of a launch that failed
+        return folder.read_plan()
+    return None
+
+
+def _missing(error: NodesError | None) -> Mapping[str, str]:
+    """The nodes that did not answer; the name of a failure may list the nodes that share a machine."""
+    failures = error.failures if error is not None else ()
+    return {name: failure.reason for failure in failures for name in failure.node.split(", ")}
+
+
+def _findings(refreshed: Refreshed, record: RunRecord) -> Iterator[Finding]:
+    """The findings, the most serious first; those in the record remain true of the run."""
+    if record.replicas:
+        yield Finding(Severity.WARN, "replicas", record.replicas)
+    yield from refreshed.findings()
+    if record.slow:
+        yield Finding(Severity.WARN, "slow-rank", record.slow)
+
+
+def _warnings(refreshed: Refreshed) -> Iterator[str]:
+    if warning := refreshed.not_being_ended() or refreshed.unsupervised():
+        yield warning
+    yield from refreshed.stopped_agents()
+    if refreshed.unwritten:
+        yield refreshed.unwritten
