@@ -123,7 +123,7 @@ def width_of(text: str) -> int:
     return sum(_columns(character) for character in text)
 
 
-def fit(text: str, width: int) -> str:
+def fitted(text: str, width: int) -> str:
     """The text in exactly `width` columns: cut, with … at the end, or filled."""
     if text.isascii() and len(text) <= width:
         return text.ljust(width)

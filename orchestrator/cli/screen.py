@@ -102,7 +102,7 @@ class Screen:
 
     @property
     def is_blank(self) -> bool:
-        """True if nothing is on the screen, as at first and after a change of its size."""
+        """True if nothing is on the screen, as at first and after its size has changed."""
         return not self._lines
 
     def draw(self, lines: Sequence[str]) -> int:

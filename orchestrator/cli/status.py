@@ -25,7 +25,7 @@ from orchestrator.cli.console import (
     without_controls,
 )
 from orchestrator.cli.failure import print_failure
-from orchestrator.cli.overview_text import fit, headline, summary
+from orchestrator.cli.overview_text import fitted, headline, summary
 from orchestrator.errors import CTRL_C, NodeError, UsageError
 from orchestrator.records.runs import find_run, is_sweep
 from orchestrator.usecases.durations import clock
@@ -107,7 +107,7 @@ def _watch(looks: Looks, interval_s: float) -> int:
                 look = looks.look()
                 if screen is not None:
                     width, height = screen.size
-                    screen.draw([fit(line, width).rstrip() for line in _lines(look)[:height]])
+                    screen.draw([fitted(line, width).rstrip() for line in _lines(look)[:height]])
                 elif not look.overview.is_over:
                     print_text("\n".join(_lines(look)) + "\n\n")
                 if look.overview.is_over:
@@ -183,8 +183,8 @@ def _rows(look: Look) -> list[tuple[object, ...]]:
         if node.problem and node.node not in answered:
             ranks = _ranges([rank.rank for rank in node.ranks]) or None
             step = None if node.steps is None else node.steps[1]
-            seen = None if node.age_s is None else f"{clock(node.age_s)} ago"
-            rows.append((node.node, ranks, "no answer", step, ", ".join(node.phases), seen))
+            age_text = None if node.age_s is None else f"{clock(node.age_s)} ago"
+            rows.append((node.node, ranks, "no answer", step, ", ".join(node.phases), age_text))
     return rows
 
 
@@ -196,7 +196,7 @@ def _ready(look: Look) -> list[str]:
 
 
 def _more(look: Look) -> str:
-    """What the record and the scheduler have besides the overview."""
+    """The values of the record and the scheduler that are not in the overview."""
     refreshed = look.refreshed
     record, queue = refreshed.record, refreshed.queue
     is_repeated = record.message is not None and (

@@ -16,7 +16,7 @@ import click
 from orchestrator.cli import options
 from orchestrator.cli.console import ProgressLine, inform, print_error, print_json, print_text
 from orchestrator.cli.screen import Screen
-from orchestrator.cli.top_frame import Marks, Row, frame, press, rows
+from orchestrator.cli.top_frame import Row, Selection, frame, press, rows
 from orchestrator.errors import CTRL_C, NodesError, OrchError, UsageError
 from orchestrator.records.runs import find_run
 from orchestrator.usecases.durations import clock
@@ -48,8 +48,8 @@ def top(run: str, *, once: bool, as_json: bool) -> int:
             look = looks.look(progress.update)
         size = shutil.get_terminal_size()
         height = size.lines if sys.stdout.isatty() else _whole(look.overview)
-        marks = Marks(colour=_has_colour(), has_keys=False)
-        print_text("\n".join(frame(look.overview, size.columns, height, marks)) + "\n")
+        selection = Selection(colour=_has_colour(), has_keys=False)
+        print_text("\n".join(frame(look.overview, size.columns, height, selection)) + "\n")
         return 0
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("orch top needs a terminal", hint=f"orch top {run} --once, or --json")
@@ -118,9 +118,9 @@ class View:
     live: Live
     screen: Screen
     run_id: str
-    marks: Marks = field(default_factory=lambda: Marks(colour=_has_colour()))
+    selection: Selection = field(default_factory=lambda: Selection(colour=_has_colour()))
     _drawn: object = None
-    """The look, marks, note and size of the last frame."""
+    """The look, selection, note and size of the last frame."""
 
     def run(self) -> None:
         """Draw and take keys until the user leaves."""
@@ -138,26 +138,26 @@ class View:
     def draw(self) -> None:
         """Draw if anything has changed."""
         old_s = time.monotonic() - self.live.at_s
-        note = self.marks.note or self.live.problem
+        note = self.selection.note or self.live.problem
         if not note and old_s > OLD_S:
-            note = f"the nodes were last asked {clock(old_s)} ago"
+            note = f"the nodes were last queried {clock(old_s)} ago"
         found = self.live.look.overview
-        state = (id(found), self.marks, note, self.screen.size)
+        state = (id(found), self.selection, note, self.screen.size)
         if state != self._drawn or self.screen.is_blank:
             self._drawn = state
-            self.screen.draw(frame(found, *self.screen.size, replace(self.marks, note=note)))
+            self.screen.draw(frame(found, *self.screen.size, replace(self.selection, note=note)))
 
     def press(self, key: str) -> None:
         """Do what a key stands for."""
-        listed = rows(self.live.look.overview, self.marks.open)
-        row = listed[min(self.marks.row, len(listed) - 1)] if listed else None
-        if self.marks.is_asking:
-            self.marks = replace(self.marks, is_asking=False, note="")
+        listed = rows(self.live.look.overview, self.selection.open)
+        row = listed[min(self.selection.row, len(listed) - 1)] if listed else None
+        if self.selection.is_question:
+            self.selection = replace(self.selection, is_question=False, note="")
             if key == "y":
                 self._show([*self._orch(), "stop", self.run_id])
         elif key == "x":
-            self.marks = replace(
-                self.marks, is_asking=True, note=f"stop run {self.run_id} on all nodes? y: yes, another key: no"
+            self.selection = replace(
+                self.selection, is_question=True, note=f"stop run {self.run_id} on all nodes? y: yes, another key: no"
             )
         elif key == "l":
             self._show([*self._orch(), "logs", self.run_id, "--tail", str(LINES), *_of_row(row)])
@@ -166,7 +166,7 @@ class View:
         elif key == "s" and row is not None:
             self._show_stacks(row)
         else:
-            self.marks = press(self.marks, key, listed)
+            self.selection = press(self.selection, key, listed)
 
     def _orch(self) -> list[str]:
         return [sys.executable, "-m", "orchestrator"]

@@ -12,7 +12,7 @@ from orchestrator.cli.overview_text import (
     attempt_text,
     card_age,
     cards_text,
-    fit,
+    fitted,
     safe,
     saved_text,
     space_text,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 KEYS = "q quit  Enter open  l log  s stacks  d diagnose  x stop  ? help"
 HELP = (
     "Up, Down, j, k   mark a row            Enter, Right, Left   open or close a node",
-    "l   log of the marked rank or node     s   stacks of its ranks now",
+    "l   log of the marked rank or node     s   stacks of the ranks now",
     "d   diagnose the run                   x   stop the run (asks)",
     "q   leave; the run continues           ?   this help",
 )
@@ -52,13 +52,13 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
-    """What the user has chosen: the marked row, the open nodes, a question or note at the bottom, the help."""
+class Selection:
+    """The choices of the user: the marked row, the open nodes, a question or note at the bottom, the help."""
 
     row: int = 0
     open: frozenset[str] = frozenset()
     note: str = ""
-    is_asking: bool = False
+    is_question: bool = False
     """The note is a question, which the next key answers."""
     is_help: bool = False
     colour: bool = False
@@ -66,7 +66,7 @@ class Marks:
     """False for a frame that is printed: no row is marked, and no keys are shown."""
 
 
-# The columns in the order of the screen, with their importance: where not all fit, the least important are left out.
+# The columns in the order of the screen, with their importance: where not all fitted, the least important are left out.
 COLUMNS = {
     "NODE": 0,
     "STATE": 1,
@@ -88,23 +88,25 @@ COLUMNS = {
 }
 
 
-def frame(found: Overview, width: int, height: int, marks: Marks) -> list[str]:
+def frame(found: Overview, width: int, height: int, selection: Selection) -> list[str]:
     """
     The lines of the screen, at most `height`, of at most `width` columns.
 
     The rows are those of `rows`; the marked one is always shown.
     """
-    header = _header(found, width, marks)
-    footer = [_footer(marks, width)] if marks.has_keys or marks.note else []
-    timeline = [] if marks.is_help else _timeline(found, width)
+    header = _header(found, width, selection)
+    footer = [_footer(selection, width)] if selection.has_keys or selection.note else []
+    timeline = [] if selection.is_help else _timeline(found, width)
     spare = height - len(header) - len(footer) - LEAST_TABLE_LINES
     timeline = timeline[-spare + 1 :] if spare > 1 and timeline else []
     timeline = ["", *timeline] if timeline else []
     body_height = max(0, height - len(header) - len(footer) - len(timeline))
     body = (
-        [fit(line, width) for line in HELP][:body_height] if marks.is_help else _table(found, width, body_height, marks)
+        [fitted(line, width) for line in HELP][:body_height]
+        if selection.is_help
+        else _table(found, width, body_height, selection)
     )
-    filler = [""] * (body_height - len(body) if marks.has_keys else 0)
+    filler = [""] * (body_height - len(body) if selection.has_keys else 0)
     return [line.rstrip() for line in (*header, *body, *filler, *timeline, *footer)][:height]
 
 
@@ -123,8 +125,8 @@ def rows(found: Overview, open_nodes: frozenset[str]) -> list[Row]:
     ]
 
 
-def press(marks: Marks, key: str, listed: Sequence[Row]) -> Marks:
-    """The marks after a key that moves or opens; other keys change nothing but end the help."""
+def press(selection: Selection, key: str, listed: Sequence[Row]) -> Selection:
+    """The selection after a key that moves or opens; other keys change nothing but end the help."""
     last = max(0, len(listed) - 1)
     moves: Mapping[str, Callable[[int], int]] = {
         **dict.fromkeys(("up", "k"), lambda row: row - 1),
@@ -132,23 +134,23 @@ def press(marks: Marks, key: str, listed: Sequence[Row]) -> Marks:
         "page up": lambda row: row - 10,
         "page down": lambda row: row + 10,
     }
-    marks = replace(marks, note="", is_help=key == "?" and not marks.is_help, row=min(marks.row, last))
+    selection = replace(selection, note="", is_help=key == "?" and not selection.is_help, row=min(selection.row, last))
     if key in moves:
-        return replace(marks, row=min(last, max(0, moves[key](marks.row))))
+        return replace(selection, row=min(last, max(0, moves[key](selection.row))))
     if not listed or key not in ("enter", "right", "left"):
-        return marks
-    node = listed[marks.row].node
-    is_open = node in marks.open
+        return selection
+    node = listed[selection.row].node
+    is_open = node in selection.open
     if key == "left" or (key == "enter" and is_open):
         first = next(index for index, row in enumerate(listed) if row.node == node)
-        return replace(marks, open=marks.open - {node}, row=first)
-    return replace(marks, open=marks.open | {node})
+        return replace(selection, open=selection.open - {node}, row=first)
+    return replace(selection, open=selection.open | {node})
 
 
 # the parts of the screen
 
 
-def _header(found: Overview, width: int, marks: Marks) -> list[str]:
+def _header(found: Overview, width: int, selection: Selection) -> list[str]:
     title = f"{found.id}  {found.state}" + (f"  {clock(found.duration_s)}" if found.duration_s is not None else "")
     verdict = safe(found.verdict)
     lines = textwrap.wrap(verdict, max(10, width)) or [""]
@@ -159,8 +161,8 @@ def _header(found: Overview, width: int, marks: Marks) -> list[str]:
     values.append(f"attempt {attempt_text(found)}")
     values.append(f"cards {cards_text(*found.cards)}" if found.cards is not None else "")
     return [
-        _styled(fit(title, width), BOLD, marks),
-        *(_styled(fit(line, width), COLOURS[found.health], marks) for line in lines),
+        _styled(fitted(title, width), BOLD, selection),
+        *(_styled(fitted(line, width), COLOURS[found.health], selection) for line in lines),
         *_flowed([value for value in values if value], width),
         "",
     ]
@@ -175,30 +177,30 @@ def _flowed(parts: Sequence[str], width: int) -> list[str]:
             lines.append(part)
         else:
             lines[-1] = joined
-    return [fit(line, width) for line in lines]
+    return [fitted(line, width) for line in lines]
 
 
-def _table(found: Overview, width: int, height: int, marks: Marks) -> list[str]:
-    listed = rows(found, marks.open)
+def _table(found: Overview, width: int, height: int, selection: Selection) -> list[str]:
+    listed = rows(found, selection.open)
     if not listed or height < 1:
-        return [fit("no node has been seen yet", width)][:height]
-    margin = "  " if marks.has_keys and not marks.colour else ""  # the marked row has > there
+        return [fitted("no node has been seen yet", width)][:height]
+    margin = "  " if selection.has_keys and not selection.colour else ""  # the marked row has > there
     columns = _columns(listed, width - len(margin))
-    header = "  ".join(fit(name, columns[name]) for name in columns)
-    marked = min(marks.row, len(listed) - 1) if marks.has_keys else -1
+    header = "  ".join(fitted(name, columns[name]) for name in columns)
+    marked = min(selection.row, len(listed) - 1) if selection.has_keys else -1
     shown = max(1, height - 1)
     first = max(0, min(marked - shown // 2, len(listed) - shown))
-    lines = [_styled(fit(margin + header, width), DIM, marks)]
+    lines = [_styled(fitted(margin + header, width), DIM, selection)]
     for index, row in enumerate(listed[first : first + shown], start=first):
-        cells = "  ".join(fit(row.cells.get(name, ""), columns[name]) for name in columns)
-        text = fit((">" + margin[1:] if margin and index == marked else margin) + cells, width)
+        cells = "  ".join(fitted(row.cells.get(name, ""), columns[name]) for name in columns)
+        text = fitted((">" + margin[1:] if margin and index == marked else margin) + cells, width)
         style = REVERSE if index == marked else COLOURS["failing"] if row.is_bad else 0
-        lines.append(_styled(text, style, marks))
+        lines.append(_styled(text, style, selection))
     return lines[:height]
 
 
 def _columns(listed: Sequence[Row], width: int) -> dict[str, int]:
-    """The columns that have a value and fit, with their widths: the most important ones first."""
+    """The columns that have a value and fitted, with their widths: the most important ones first."""
     chosen: dict[str, int] = {}
     used = -2
     for name in sorted(COLUMNS, key=COLUMNS.__getitem__):
@@ -220,17 +222,17 @@ def _timeline(found: Overview, width: int) -> list[str]:
         f"{time.strftime('%m-%d %H:%M:%S', time.localtime(moment.time_s))}  {moment.text}"
         for moment in found.moments[-MOST_MOMENTS:]
     ]
-    return [fit(safe(line), width) for line in lines]
+    return [fitted(safe(line), width) for line in lines]
 
 
-def _footer(marks: Marks, width: int) -> str:
-    if marks.note:
-        return _styled(fit(safe(marks.note), width), BOLD, marks)
-    return _styled(fit(KEYS, width), DIM, marks)
+def _footer(selection: Selection, width: int) -> str:
+    if selection.note:
+        return _styled(fitted(safe(selection.note), width), BOLD, selection)
+    return _styled(fitted(KEYS, width), DIM, selection)
 
 
-def _styled(text: str, style: int, marks: Marks) -> str:
-    return f"\x1b[{style}m{text.rstrip() if style != REVERSE else text}\x1b[0m" if marks.colour and style else text
+def _styled(text: str, style: int, selection: Selection) -> str:
+    return f"\x1b[{style}m{text.rstrip() if style != REVERSE else text}\x1b[0m" if selection.colour and style else text
 
 
 # the rows
@@ -246,7 +248,7 @@ def _node_row(node: NodeView) -> Row:
         "BEHIND": _largest([rank.behind for rank in ranks], str),
         "LATE": _largest([rank.late_s for rank in ranks], _late),
         "CPU WAIT": _largest([rank.cpu_wait for rank in ranks], _share),
-        "SEEN": _seen(node),
+        "SEEN": _age_text(node),
     }
     if node.cards is not None:
         cells["CARDS"] = cards_text(node.cards.low_percent, node.cards.high_percent)
@@ -302,7 +304,7 @@ def _card_rows(node: NodeView) -> list[Row]:
     return found
 
 
-def _seen(node: NodeView) -> str:
+def _age_text(node: NodeView) -> str:
     """The age of the values of a node that does not answer; else that of the newest progress."""
     if node.age_s is not None:
         return f"{clock(node.age_s)} ago"

@@ -131,7 +131,7 @@ class NodeObservation:
     `progress` has the content of the progress files, with times of this machine's clock; `stopped` is True if a signal (SIGSTOP)
     has stopped the agent; `cards` is the last sample of the node's cards, `network` the one that NCCL took, None if unknown; `hang` the
     report of ranks that make no progress, None if they do; `peer_answered` is True on the head once its agent has reached another
-    node, so that it ends its ranks when it is isolated; `machine` the use of its memory and disks now; `stacks` the innermost call of each rank that left stacks; `folder` is
+    node, so that it ends its ranks when it is isolated; `machine` the use of memory and disks now; `stacks` the innermost call of each rank that left stacks; `folder` is
     the path on the node; `log` is the end of agent.log if the agent wrote no last event.
     """
 

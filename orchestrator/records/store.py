@@ -209,8 +209,10 @@ class RunFolder:
                 raise
 
     def events(self) -> list[dict[str, Any]]:
-        """The last of the supervisor's observations and actions, oldest first: time, event and text."""
-        lines = tail(str(self.path / "events.jsonl"), EVENTS_BYTES).splitlines()
+        """The last of the supervisor's observations and actions, oldest first: time, event and text; empty if they cannot be read."""
+        lines = list[str]()
+        with suppress(OSError):
+            lines = tail(str(self.path / "events.jsonl"), EVENTS_BYTES).splitlines()
         return [event for event in map(_event, lines) if event is not None]
 
     def keep_observations(self, observations: Mapping[str, tuple[float, Mapping[str, Any]]], attempt: int) -> None:

@@ -22,7 +22,7 @@ Judgement: TypeAlias = tuple[Health, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observed:
     """An observation of a node, and when it was made, in seconds since 1970; `is_current` if the node has just answered."""
 
     node: NodeObservation
@@ -46,7 +46,7 @@ class Known:
     record: RunRecord
     now_s: float
     plan: LaunchPlan | None = None
-    seen: Sequence[Seen] = ()
+    observed: Sequence[Observed] = ()
     """The newest observation of each node, in node order."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """The nodes that did not answer, with the reason."""
@@ -67,21 +67,21 @@ class Known:
     @property
     def current(self) -> list[NodeObservation]:
         """The observations of the nodes that have just answered."""
-        return [seen.node for seen in self.seen if seen.is_current]
+        return [observed.node for observed in self.observed if observed.is_current]
 
 
 def judged(known: Known, findings: Sequence[str]) -> Judgement:
     """The health of the run and the verdict; `findings` as texts, the most serious first."""
-    rules: Sequence[Callable[[], Judgement | None]] = (
+    judges: Sequence[Callable[[], Judgement | None]] = (
         lambda: _over(known),
         lambda: _waiting(known),
-        lambda: _ending(known),
+        lambda: _failed_attempt(known),
         lambda: _unknown(known),
         lambda: _stuck(known),
         lambda: _faults(known, findings),
         lambda: _starting(known),
     )
-    return next((found for rule in rules if (found := rule())), ("healthy", _healthy(known)))
+    return next((found for judge in judges if (found := judge())), ("healthy", _healthy(known)))
 
 
 def _over(known: Known) -> Judgement | None:
@@ -116,7 +116,7 @@ def _waiting(known: Known) -> Judgement | None:
     return ("waiting", text) if text else None
 
 
-def _ending(known: Known) -> Judgement | None:
+def _failed_attempt(known: Known) -> Judgement | None:
     """The verdict on an attempt that its supervisor has judged as failed."""
     failing = known.record.failing
     if failing is None or failing.get("attempt") != known.record.attempt:
@@ -131,7 +131,7 @@ def _unknown(known: Known) -> Judgement | None:
     """The verdict if no node answers."""
     if not known.missing or known.current:
         return None
-    ages_s = [known.now_s - seen.at_s for seen in known.seen]
+    ages_s = [known.now_s - observed.at_s for observed in known.observed]
     values = f"; the values are {clock(min(ages_s))} old" if ages_s else ""
     return "failing", f"unknown: {_no_answer(known)}{values}"
 
@@ -158,7 +158,7 @@ def _faults(known: Known, findings: Sequence[str]) -> Judgement | None:
 
 def _starting(known: Known) -> Judgement | None:
     training = training_of({rank: report for node in known.current for rank, report in node.progress.items()})
-    if known.record.state is RunState.STARTING or not known.seen:
+    if known.record.state is RunState.STARTING or not known.observed:
         return "waiting", "starting: the ranks have not all started"
     if training is not None and training.phase == "init" and training.step == 0:
         return "waiting", "starting: the ranks load, no step is done yet"

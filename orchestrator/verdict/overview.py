@@ -31,7 +31,7 @@ EVENT_OF = {"slow-rank": "slow-ranks", "replicas": "replicas-differ", "no-progre
 
 @dataclass(frozen=True, slots=True)
 class CardView:
-    """A card in the last sample of its vendor's tool; None where the tool prints no value."""
+    """A card in the last sample of the vendor's tool; None where the tool prints no value."""
 
     index: int
     percent: float | None
@@ -172,7 +172,9 @@ def overview(known: Known, timed: Callable[[Training], Training] = lambda traini
         timed: adds the speed of a program that does not report it, by earlier looks.
     """
     record, plan, now_s = known.record, known.plan, known.now_s
-    training = training_of({rank: report for seen in known.seen for rank, report in seen.node.progress.items()})
+    training = training_of(
+        {rank: report for observed in known.observed for rank, report in observed.node.progress.items()}
+    )
     training = None if training is None else _with_earlier_saves(timed(training), record)
     age_s = None if training is None else training.age_s(now_s)
     eta_s = training.eta_s if training and not record.state.final else None
@@ -225,19 +227,19 @@ def _with_earlier_saves(training: Training, record: RunRecord) -> Training:
 
 
 def _node_views(known: Known) -> list[NodeView]:
-    """The nodes in node order, those that were never seen at the end."""
-    current = [seen.node for seen in known.seen if seen.is_current]
+    """The nodes in node order, those that were never observed at the end."""
+    current = [observed.node for observed in known.observed if observed.is_current]
     late = newest_lateness(current)
     enqueued = _enqueued(current)
     views = []
-    for seen in known.seen:
-        node = seen.node
-        problem = "" if seen.is_current else known.missing.get(node.node, "it does not answer")
+    for observed in known.observed:
+        node = observed.node
+        problem = "" if observed.is_current else known.missing.get(node.node, "it does not answer")
         ranks = tuple(
             _rank_view(rank, node, now_s=known.now_s, late=late, enqueued=enqueued)
             for rank in sorted({*node.ranks, *node.progress})
         )
-        age_s = None if seen.is_current else max(0.0, known.now_s - seen.at_s)
+        age_s = None if observed.is_current else max(0.0, known.now_s - observed.at_s)
         rate = known.rates.get(node.node)
         views.append(
             NodeView(node.node, _agent(node), ranks, _cards(node, known.now_s), node.machine, rate, age_s, problem)
@@ -310,7 +312,7 @@ def _agent(node: NodeObservation) -> str:
 
 def _found(finding: Finding, known: Known) -> Found:
     """The finding with its age: by the report of the nodes, else by the supervisor's event."""
-    hangs = [seen.node.hang["time"] for seen in known.seen if seen.node.hang is not None]
+    hangs = [observed.node.hang["time"] for observed in known.observed if observed.node.hang is not None]
     name = EVENT_OF.get(finding.check, "")
     events = [event["time"] for event in known.events if event.get("event") == name]
     since_s = max(hangs) if finding.check == "no-progress" and hangs else max(events, default=None)
@@ -345,6 +347,6 @@ def _checkpoints(known: Known) -> str | None:
     out = trainer_setting(plan.program, plan.config, "out") or "checkpoints"
     if not isinstance(out, str) or out.startswith(("/", "~")):
         return out if isinstance(out, str) else None
-    folder = next((seen.node.folder for seen in known.seen if seen.node.folder), "")
+    folder = next((observed.node.folder for observed in known.observed if observed.node.folder), "")
     run_dir = posixpath.dirname(posixpath.dirname(folder))
     return posixpath.join(run_dir, "code", plan.program.cwd or "", out) if folder else None

@@ -52,7 +52,7 @@ def test_error_of_this_machine_exits_4_and_names_path_and_remedy(
     assert "Traceback" not in stderr
 
 
-@pytest.mark.parametrize("typed", ["top", "stops", "sop", "gcc", "execs", "cpp", "rerunn", "submits", "ssh-launc"])
+@pytest.mark.parametrize("typed", ["topp", "stops", "sop", "gcc", "execs", "cpp", "rerunn", "submits", "ssh-launc"])
 def test_no_command_that_acts_is_proposed_by_its_spelling(capsys: pytest.CaptureFixture[str], typed: str) -> None:
     assert app.run([typed]) == 2
     stderr = capsys.readouterr().err

@@ -18,7 +18,7 @@ from tests.cli.two_nodes import open_gate
 from tests.grounds.cli import Orch
 from tests.grounds.screen import Screen
 from tests.until import until
-from tests.verdict.test_overview import NOW_S, node, record, seen
+from tests.verdict.test_overview import NOW_S, node, observed, record
 
 PROGRAM = """
 import json, os, pathlib, time
@@ -41,7 +41,7 @@ def running(orch: Orch) -> str:
     return run
 
 
-def test_keys_open_mark_and_leave_and_the_run_continues(orch: Orch, running: str) -> None:
+def test_keys_choose_and_leave_and_the_run_continues(orch: Orch, running: str) -> None:
     frame = orch("top", running, "--once").stdout
     assert frame.splitlines()[0].startswith(f"{running}  RUNNING")
     assert frame.splitlines()[1] == "healthy"
@@ -94,20 +94,22 @@ class Recorded:
 
 def test_look_that_takes_long_stops_no_key_and_its_age_is_shown() -> None:
     """As long as a node does not answer, which may take seconds in each look."""
-    asked, answer = threading.Event(), threading.Event()
+    begun, answer = threading.Event(), threading.Event()
 
     def look() -> object:
-        asked.set()
+        begun.set()
         answer.wait(60)
         return first
 
-    first: Any = SimpleNamespace(overview=overview(Known(record(), NOW_S, seen=seen(node(), node("n1", (2, 3))))))
+    first: Any = SimpleNamespace(
+        overview=overview(Known(record(), NOW_S, observed=observed(node(), node("n1", (2, 3)))))
+    )
     looks: Any = SimpleNamespace(look=look)
     screen: Any = Recorded()
     live = Live(looks, first)
     view = View(live, screen, "a-run")
     live.refresh()
-    assert asked.wait(60)
+    assert begun.wait(60)
     view.draw()
     view.draw()
     assert len(screen.frames) == 1  # nothing has changed
@@ -117,7 +119,7 @@ def test_look_that_takes_long_stops_no_key_and_its_age_is_shown() -> None:
     assert screen.frames[0] != screen.frames[1]
     live.at_s = time.monotonic() - OLD_S - 54
     view.draw()
-    assert screen.frames[-1][-1] == "the nodes were last asked 1m00s ago"
+    assert screen.frames[-1][-1] == "the nodes were last queried 1m00s ago"
     answer.set()
     until(lambda: live.at_s > time.monotonic() - OLD_S, awaited="the answer")
     view.draw()

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli.overview_text import fit, rate_text, width_of
+from orchestrator.cli.overview_text import fitted, rate_text, width_of
 from orchestrator.cli.screen import changes, keys_of
-from orchestrator.cli.top_frame import Marks, frame, press, rows
-from orchestrator.verdict.health import Known, Seen
+from orchestrator.cli.top_frame import Selection, frame, press, rows
+from orchestrator.verdict.health import Known, Observed
 from orchestrator.verdict.overview import Overview, overview
 from orchestrator.verdict.training import Training
-from tests.verdict.test_overview import NOW_S, REPORT, STUCK, node, record, seen
+from tests.verdict.test_overview import NOW_S, REPORT, STUCK, node, observed, record
 
 CARDS: Any = {
     "time": NOW_S - 30,
@@ -29,7 +29,7 @@ MACHINE: Any = {
     "shm": None,
     "ports": [],
 }
-TWO = Known(record(), NOW_S, seen=seen(node(), node("n1", (2, 3), cards=CARDS, machine=MACHINE)))
+TWO = Known(record(), NOW_S, observed=observed(node(), node("n1", (2, 3), cards=CARDS, machine=MACHINE)))
 
 
 def _screen(lines: list[str]) -> str:
@@ -40,21 +40,23 @@ def _screen(lines: list[str]) -> str:
 @pytest.mark.parametrize("colour", [False, True])
 def test_frame_fits_the_terminal(size: tuple[int, int], *, colour: bool) -> None:
     wide = replace(
-        TWO, seen=seen(*(node(f"節點{number}", (number,)) for number in range(100))), missing={"n1": "不可達" * 40}
+        TWO,
+        observed=observed(*(node(f"節點{number}", (number,)) for number in range(100))),
+        missing={"n1": "不可達" * 40},
     )
     for known in (TWO, wide, Known(record(), NOW_S)):
-        for marks in (
-            Marks(colour=colour),
-            Marks(row=99, open=frozenset(["n1"]), is_help=True, colour=colour),
-            Marks(note="x" * 300, colour=colour),
+        for selection in (
+            Selection(colour=colour),
+            Selection(row=99, open=frozenset(["n1"]), is_help=True, colour=colour),
+            Selection(note="x" * 300, colour=colour),
         ):
-            lines = frame(overview(known), *size, marks)
+            lines = frame(overview(known), *size, selection)
             assert len(lines) <= size[1]
             assert max(width_of(re.sub(r"\x1b\[\d+m", "", line)) for line in lines) <= size[0]
 
 
 def test_80_by_24_shows_the_verdict_the_step_and_the_nodes_that_spread_first() -> None:
-    lines = frame(overview(replace(TWO, missing={"n2": "no route to host"})), 80, 24, Marks())
+    lines = frame(overview(replace(TWO, missing={"n2": "no route to host"})), 80, 24, Selection())
     text = _screen(lines)
     assert len(lines) == 24
     assert lines[0].split() == ["a-run", "RUNNING", "2m00s"]
@@ -71,68 +73,72 @@ def test_80_by_24_shows_the_verdict_the_step_and_the_nodes_that_spread_first() -
 
 def test_what_nobody_reports_has_no_column() -> None:
     header = next(
-        line for line in frame(overview(Known(record(), NOW_S, seen=seen(node()))), 200, 24, Marks()) if "NODE" in line
+        line
+        for line in frame(overview(Known(record(), NOW_S, observed=observed(node()))), 200, 24, Selection())
+        if "NODE" in line
     )
     assert header.split() == ["NODE", "STATE", "STEP", "PHASE", "SEEN"]
 
 
 def test_narrow_terminals_leave_out_the_least_important_columns() -> None:
-    header = next(line for line in frame(overview(TWO), 40, 24, Marks()) if "NODE" in line)
+    header = next(line for line in frame(overview(TWO), 40, 24, Selection()) if "NODE" in line)
     assert header.split()[:3] == ["NODE", "STATE", "STEP"]
     assert "DISK" not in header
 
 
 def test_no_colour_without_colour_and_the_marked_row_is_visible() -> None:
-    plain = frame(overview(TWO), 80, 24, Marks(row=1))
+    plain = frame(overview(TWO), 80, 24, Selection(row=1))
     assert "\x1b" not in _screen(plain)
     assert [line[2:4] for line in plain if line.startswith(">")] == ["n0"]
-    coloured = frame(overview(TWO), 80, 24, Marks(row=1, colour=True))
+    coloured = frame(overview(TWO), 80, 24, Selection(row=1, colour=True))
     assert sum("\x1b[7m" in line for line in coloured) == 1
     assert "\x1b[7mn0" in _screen(coloured)
 
 
 def test_printed_frame_has_neither_keys_nor_empty_lines_at_its_end() -> None:
-    lines = frame(overview(TWO), 80, 200, Marks(has_keys=False))
+    lines = frame(overview(TWO), 80, 200, Selection(has_keys=False))
     assert "q quit" not in _screen(lines)
     assert lines[-1]
     assert len(lines) < 24
 
 
-def test_keys_mark_open_and_close() -> None:
+def test_keys_choose_open_and_close() -> None:
     found = overview(TWO)
 
-    def listed(marks: Marks) -> list[tuple[str, str]]:
-        return [(row.node, row.cells["NODE"].strip()) for row in rows(found, marks.open)]
+    def listed(selection: Selection) -> list[tuple[str, str]]:
+        return [(row.node, row.cells["NODE"].strip()) for row in rows(found, selection.open)]
 
-    marks = Marks()
-    assert [name for name, _ in listed(marks)] == ["n1", "n0"]
-    marks = press(marks, "enter", rows(found, marks.open))
-    assert [cell for _, cell in listed(marks)] == ["n1 (2-3)", "rank 2", "rank 3", "card 0", "card 1", "n0 (0-1)"]
+    selection = Selection()
+    assert [name for name, _ in listed(selection)] == ["n1", "n0"]
+    selection = press(selection, "enter", rows(found, selection.open))
+    assert [cell for _, cell in listed(selection)] == ["n1 (2-3)", "rank 2", "rank 3", "card 0", "card 1", "n0 (0-1)"]
     for _ in range(9):
-        marks = press(marks, "down", rows(found, marks.open))
-    assert marks.row == 5
-    marks = press(press(marks, "k", rows(found, marks.open)), "left", rows(found, marks.open))
-    assert (marks.row, marks.open) == (0, frozenset())
-    assert press(marks, "?", rows(found, marks.open)).is_help
-    assert not press(press(marks, "?", rows(found, marks.open)), "?", rows(found, marks.open)).is_help
-    assert press(Marks(row=5), "enter", []) == Marks()
+        selection = press(selection, "down", rows(found, selection.open))
+    assert selection.row == 5
+    selection = press(press(selection, "k", rows(found, selection.open)), "left", rows(found, selection.open))
+    assert (selection.row, selection.open) == (0, frozenset())
+    assert press(selection, "?", rows(found, selection.open)).is_help
+    assert not press(press(selection, "?", rows(found, selection.open)), "?", rows(found, selection.open)).is_help
+    assert press(Selection(row=5), "enter", []) == Selection()
 
 
 def test_marked_row_of_many_is_on_the_screen() -> None:
-    many = replace(TWO, seen=seen(*(node(f"n{number}", (number,)) for number in range(64))))
-    lines = frame(overview(many), 80, 24, Marks(row=63))
+    many = replace(TWO, observed=observed(*(node(f"n{number}", (number,)) for number in range(64))))
+    lines = frame(overview(many), 80, 24, Selection(row=63))
     assert any(line.startswith("> n63") for line in lines)
 
 
 def test_stuck_ranks_are_named_in_the_header_and_marked_in_their_node() -> None:
-    found = overview(replace(TWO, seen=seen(*STUCK)))
-    text = _screen(frame(found, 80, 24, Marks(open=frozenset(["n1"]))))
+    found = overview(replace(TWO, observed=observed(*STUCK)))
+    text = _screen(frame(found, 80, 24, Selection(open=frozenset(["n1"]))))
     assert "no progress for 38s: rank 3 on n1" in text
     assert [row.cells["BEHIND"] for row in rows(found, frozenset(["n1"]))][:3] == ["1", "0", "1"]
 
 
 def test_values_of_a_node_that_is_away_are_shown_with_their_age() -> None:
-    away = Known(record(), NOW_S, seen=[Seen(node(), NOW_S - 600, is_current=False)], missing={"n0": "no route"})
+    away = Known(
+        record(), NOW_S, observed=[Observed(node(), NOW_S - 600, is_current=False)], missing={"n0": "no route"}
+    )
     [row] = rows(overview(away), frozenset())
     assert (row.cells["STATE"], row.cells["STEP"], row.cells["SEEN"]) == ("no answer", "93", "10m00s ago")
 
@@ -140,9 +146,9 @@ def test_values_of_a_node_that_is_away_are_shown_with_their_age() -> None:
 def test_controls_of_programs_never_reach_the_terminal() -> None:
     evil = node("n0", progress={0: {**REPORT, "phase": "\x1b[2Jst\nep"}})
     found: Overview = overview(
-        Known(record(message="\x1b]0;x\x07"), NOW_S, seen=seen(evil), missing={"n1": "\x1b[31m"})
+        Known(record(message="\x1b]0;x\x07"), NOW_S, observed=observed(evil), missing={"n1": "\x1b[31m"})
     )
-    lines = frame(found, 80, 24, Marks())
+    lines = frame(found, 80, 24, Selection())
     assert "\x1b" not in _screen(lines)
     assert not any("\n" in line for line in lines)
 
@@ -183,7 +189,7 @@ def test_keys_of_typed_characters(typed: str, keys: list[str]) -> None:
     ],
 )
 def test_text_is_fitted_by_its_columns(text: str, width: int, expected: str) -> None:
-    assert fit(text, width) == expected
+    assert fitted(text, width) == expected
 
 
 @pytest.mark.parametrize(

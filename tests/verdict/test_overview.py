@@ -13,7 +13,7 @@ from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.findings import Finding, Severity
 from orchestrator.launchers.job import JobStatus
 from orchestrator.run import Failure, RunRecord, RunState
-from orchestrator.verdict.health import Known, PortRate, Seen, judged
+from orchestrator.verdict.health import Known, Observed, PortRate, judged
 from orchestrator.verdict.overview import overview, port_rate
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def node(name: str = "n0", ranks: tuple[int, ...] = (0, 1), **more: Any) -> Node
     return replace(made, **more)
 
 
-def seen(*nodes: NodeObservation) -> tuple[Seen, ...]:
-    return tuple(Seen(each, NOW_S) for each in nodes)
+def observed(*nodes: NodeObservation) -> tuple[Observed, ...]:
+    return tuple(Observed(each, NOW_S) for each in nodes)
 
 
 def hanging(name: str, ranks: dict[int, tuple[int, bool]]) -> NodeObservation:
@@ -79,9 +79,13 @@ FAILED = Failure(FailureClass.CODE, Retry.NEVER, cause="data.bin is missing on n
 @pytest.mark.parametrize(
     ("known", "health", "verdict"),
     [
-        (Known(record(), NOW_S, seen=seen(node())), "healthy", "healthy"),
-        (Known(record(), NOW_S, seen=seen(node(progress={}))), "healthy", "running; the program reports no steps"),
-        (Known(record(RunState.DONE, ended=ENDED), NOW_S, seen=seen(node())), "over", "done after 1m30s"),
+        (Known(record(), NOW_S, observed=observed(node())), "healthy", "healthy"),
+        (
+            Known(record(), NOW_S, observed=observed(node(progress={}))),
+            "healthy",
+            "running; the program reports no steps",
+        ),
+        (Known(record(RunState.DONE, ended=ENDED), NOW_S, observed=observed(node())), "over", "done after 1m30s"),
         (Known(record(RunState.STOPPED), NOW_S), "over", "stopped"),
         (
             Known(record(RunState.FAILED, ended=ENDED, failure=FAILED), NOW_S),
@@ -108,42 +112,44 @@ FAILED = Failure(FailureClass.CODE, Retry.NEVER, cause="data.bin is missing on n
         ),
         (Known(record(RunState.PENDING), NOW_S), "waiting", "queued: its job has not started"),
         (
-            Known(record(), NOW_S, queue=JobStatus("SUSPENDED"), seen=seen(*STUCK)),
+            Known(record(), NOW_S, queue=JobStatus("SUSPENDED"), observed=observed(*STUCK)),
             "waiting",
             "suspended by Slurm: SUSPENDED",
         ),
         (
-            Known(record(failing={"attempt": 1, "message": "rank 1 exited 3"}), NOW_S, seen=seen(node())),
+            Known(record(failing={"attempt": 1, "message": "rank 1 exited 3"}), NOW_S, observed=observed(node())),
             "failing",
             "attempt 1 failed and is being ended: rank 1 exited 3",
         ),
         (
-            Known(record(), NOW_S, seen=seen(*STUCK)),
+            Known(record(), NOW_S, observed=observed(*STUCK)),
             "failing",
             "no progress for 38s: rank 3 on n1 not in all_reduce, for which ranks 0-2 wait: in the data loader, at my/data.py:7 in read (number 10 of group 0)",
         ),
         # one node makes progress
-        (Known(record(), NOW_S, seen=seen(STUCK[0], node("n1"))), "healthy", "healthy"),
+        (Known(record(), NOW_S, observed=observed(STUCK[0], node("n1"))), "healthy", "healthy"),
         (
-            Known(record(), NOW_S, seen=[Seen(node(), NOW_S - 100, is_current=False)], missing={"n0": "no route"}),
+            Known(
+                record(), NOW_S, observed=[Observed(node(), NOW_S - 100, is_current=False)], missing={"n0": "no route"}
+            ),
             "failing",
             "unknown: n0 does not answer: no route; the values are 1m40s old",
         ),
         (Known(record(), NOW_S, missing={"n0": "x", "n1": "x"}), "failing", "unknown: n[0-1] do not answer: x"),
         (
-            Known(record(), NOW_S, seen=seen(node()), missing={"n1": "no route"}),
+            Known(record(), NOW_S, observed=observed(node()), missing={"n1": "no route"}),
             "warning",
             "n1 does not answer: no route",
         ),
-        (Known(record(), NOW_S, seen=seen(node()), findings=[IDLE]), "warning", "n0: 1 of 2 cards idle"),
+        (Known(record(), NOW_S, observed=observed(node()), findings=[IDLE]), "warning", "n0: 1 of 2 cards idle"),
         (
-            Known(record(), NOW_S, seen=seen(node()), findings=[IDLE], warnings=["nobody supervises this run"]),
+            Known(record(), NOW_S, observed=observed(node()), findings=[IDLE], warnings=["nobody supervises this run"]),
             "warning",
             "n0: 1 of 2 cards idle (and 1 more)",
         ),
         (Known(record(RunState.STARTING), NOW_S), "waiting", "starting: the ranks have not all started"),
         (
-            Known(record(), NOW_S, seen=seen(node(progress={0: {"step": 0, "phase": "init"}}))),
+            Known(record(), NOW_S, observed=observed(node(progress={0: {"step": 0, "phase": "init"}}))),
             "waiting",
             "starting: the ranks load, no step is done yet",
         ),
@@ -164,7 +170,7 @@ def test_values_of_a_run() -> None:
         ],
         "expected": 2,
     }
-    found = overview(Known(record(), NOW_S, seen=seen(node(cards=cards))))
+    found = overview(Known(record(), NOW_S, observed=observed(node(cards=cards))))
     assert found.training is not None
     training = found.training
     assert (training.step, training.steps, training.unsaved) == (93, 100, 13)
@@ -178,14 +184,14 @@ def test_values_of_a_run() -> None:
 
 
 def test_ranks_behind_in_a_hang_are_counted_and_their_nodes_come_first() -> None:
-    found = overview(Known(record(), NOW_S, seen=seen(*STUCK)))
+    found = overview(Known(record(), NOW_S, observed=observed(*STUCK)))
     assert [[rank.behind for rank in view.ranks] for view in found.nodes] == [[0, 0], [0, 1]]
     assert [view.node for view in sorted(found.nodes, key=lambda view: view.spread)] == ["n1", "n0"]
 
 
 def test_last_known_values_of_a_node_that_is_away_have_an_age_and_unknown_ones_are_empty() -> None:
-    away = Seen(node("n1", (2, 3)), NOW_S - 600, is_current=False)
-    known = Known(record(), NOW_S, seen=[*seen(node()), away], missing={"n1": "no route", "n2": "no route"})
+    away = Observed(node("n1", (2, 3)), NOW_S - 600, is_current=False)
+    known = Known(record(), NOW_S, observed=[*observed(node()), away], missing={"n1": "no route", "n2": "no route"})
     views = {view.node: view for view in overview(known).nodes}
     assert (views["n1"].age_s, views["n1"].steps, views["n1"].problem) == (600.0, (93, 93), "no route")
     assert (views["n2"].age_s, views["n2"].steps, views["n2"].problem) == (None, None, "no route")
@@ -195,7 +201,11 @@ def test_last_known_values_of_a_node_that_is_away_have_an_age_and_unknown_ones_a
 def test_save_of_an_earlier_attempt_counts_until_this_one_saves() -> None:
     attempts = ({"attempt": 1, "saved": 60, "ended": CREATED, "message": "lost"},)
     found = overview(
-        Known(record(attempts=attempts, attempt=2), NOW_S, seen=seen(node(progress={0: {"step": 70, "saved": None}})))
+        Known(
+            record(attempts=attempts, attempt=2),
+            NOW_S,
+            observed=observed(node(progress={0: {"step": 70, "saved": None}})),
+        )
     )
     assert found.training is not None
     assert found.training.unsaved == 10
@@ -206,7 +216,9 @@ def test_age_of_a_finding_is_that_of_the_hang_or_of_the_supervisors_event() -> N
     slow = Finding(Severity.WARN, "slow-rank", "rank 1 is slow")
     hang = Finding(Severity.WARN, "no-progress", "the ranks make no progress")
     events = [{"time": NOW_S - 90, "event": "slow-ranks", "text": "rank 1 is slow"}]
-    found = overview(Known(record(), NOW_S, seen=seen(*STUCK), findings=[hang, slow, IDLE], events=events)).findings
+    found = overview(
+        Known(record(), NOW_S, observed=observed(*STUCK), findings=[hang, slow, IDLE], events=events)
+    ).findings
     assert [each.age_s for each in found] == [38.0, 90.0, None]
 
 

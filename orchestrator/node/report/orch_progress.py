@@ -38,7 +38,7 @@ class Reporter:
         self._pid = os.getpid()
         self._values: Dict[str, object] = {}
         self._newest: Optional[Tuple[float, int]] = None  # the time of the newest step
-        self._marks: List[Tuple[float, int]] = []  # as in trainer/runtime/pace.py
+        self._points: List[Tuple[float, int]] = []  # as in trainer/runtime/pace.py
         self._is_written = True
         self._written_s = 0.0
 
@@ -83,12 +83,12 @@ class Reporter:
     def _speed(self, step: int) -> Dict[str, object]:
         """The seconds of a step, once two have been reported after the first one, which may compile and load."""
         if self._newest is None or step < self._newest[1]:
-            self._newest, self._marks = (self._clock_s(), step), []
+            self._newest, self._points = (self._clock_s(), step), []
         elif step > self._newest[1]:
             self._newest = self._clock_s(), step
-            if not self._marks or self._newest[0] - self._marks[-1][0] >= SPEED_S:
-                self._marks = [*self._marks[-1:], self._newest]
-        (begin_s, begin), (now_s, newest) = self._marks[0] if self._marks else self._newest, self._newest
+            if not self._points or self._newest[0] - self._points[-1][0] >= SPEED_S:
+                self._points = [*self._points[-1:], self._newest]
+        (begin_s, begin), (now_s, newest) = self._points[0] if self._points else self._newest, self._newest
         return (
             {"step_s": float(f"{(now_s - begin_s) / (newest - begin):.4g}")}
             if newest > begin and now_s > begin_s

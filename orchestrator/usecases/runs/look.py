@@ -17,7 +17,7 @@ from orchestrator.records.runs import find_run
 from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord
 from orchestrator.usecases.runs.refresh import Refreshed, refresh
-from orchestrator.verdict.health import Known, PortRate, Seen
+from orchestrator.verdict.health import Known, Observed, PortRate
 from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.overview import Cards, CardView, NodeView, Overview, RankView, overview, port_rate
 from orchestrator.verdict.training import Pace, Training
@@ -60,14 +60,14 @@ class Looks:
         now_s, record = self._clock_s(), refreshed.record
         attempt = refreshed.status.attempt if refreshed.status is not None else record.attempt
         plan = _plan(self._folder)
-        seen = self._seen(refreshed.nodes, now_s, attempt, plan)
+        observed = self._observed(refreshed.nodes, now_s, attempt, plan)
         self._add_rates(refreshed.nodes)
         queue = refreshed.queue
         known = Known(
             record,
             now_s,
             plan=plan,
-            seen=seen,
+            observed=observed,
             missing=_missing(refreshed.missing),
             findings=list(_findings(refreshed, record))[:MOST_FINDINGS],
             waits=refreshed.waits,
@@ -80,20 +80,20 @@ class Looks:
         )
         return Look(refreshed, overview(known, self._pace.add), refreshed.missing)
 
-    def _seen(
+    def _observed(
         self, nodes: Sequence[NodeObservation], now_s: float, attempt: int, plan: LaunchPlan | None
-    ) -> list[Seen]:
+    ) -> list[Observed]:
         """The nodes that answered, and the kept observations of the others."""
-        current = {node.node: Seen(node, now_s) for node in nodes}
+        current = {node.node: Observed(node, now_s) for node in nodes}
         kept = self._folder.kept_observations(attempt)
         if nodes:
             self._folder.keep_observations({node.node: (now_s, asdict(node)) for node in nodes}, attempt)
         for name, (at_s, data) in kept.items():
             if name not in current:
                 with suppress(KeyError, TypeError):  # of another version of orch
-                    current[name] = Seen(NodeObservation.from_json(data), at_s, is_current=False)
+                    current[name] = Observed(NodeObservation.from_json(data), at_s, is_current=False)
         position = {node.name: index for index, node in enumerate(plan.nodes if plan is not None else ())}
-        return sorted(current.values(), key=lambda seen: position.get(seen.node.node, len(position)))
+        return sorted(current.values(), key=lambda observed: position.get(observed.node.node, len(position)))
 
     def _add_rates(self, nodes: Sequence[NodeObservation]) -> None:
         before = {node.node: node.machine for node in self._before}
