@@ -101,14 +101,18 @@ class Live:
         self._wanted.set()
 
     def _work(self) -> None:
+        lasted_s = 0.0
         while True:
-            self._wanted.wait(LOOK_S)
+            # without a supervisor, each look logs in to all nodes
+            self._wanted.wait(None if self.look.overview.is_over else max(LOOK_S, lasted_s))
             self._wanted.clear()
+            begun_s = time.monotonic()
             try:
-                self.look = self._looks.look()
+                self.look = self._looks.look(may_prompt=False)
                 self.at_s, self.problem = time.monotonic(), ""
             except OrchError as error:  # the record is gone, or cannot be read now
                 self.problem = str(error)
+            lasted_s = time.monotonic() - begun_s
 
 
 @dataclass(slots=True)
@@ -139,7 +143,7 @@ class View:
         """Draw if anything has changed."""
         old_s = time.monotonic() - self.live.at_s
         note = self.selection.note or self.live.problem
-        if not note and old_s > OLD_S:
+        if not note and old_s > OLD_S and not self.live.look.overview.is_over:
             note = f"the nodes were last queried {clock(old_s)} ago"
         found = self.live.look.overview
         state = (id(found), self.selection, note, self.screen.size)

@@ -96,7 +96,8 @@ def test_look_that_takes_long_stops_no_key_and_its_age_is_shown() -> None:
     """As long as a node does not answer, which may take seconds in each look."""
     begun, answer = threading.Event(), threading.Event()
 
-    def look() -> object:
+    def look(*, may_prompt: bool) -> object:
+        assert not may_prompt
         begun.set()
         answer.wait(60)
         return first

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 
+from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import NodesError, RunNotFound
 from orchestrator.findings import Finding, Severity
@@ -46,15 +47,19 @@ class Looks:
         self._rates: dict[str, PortRate] = {}
         self._pace = Pace()
 
-    def look(self, on_progress: OnProgress = no_progress) -> Look:
+    def look(self, on_progress: OnProgress = no_progress, *, may_prompt: bool = True) -> Look:
         """
         Query the nodes and the scheduler.
+
+        Args:
+            may_prompt: False if logins must succeed without prompts.
 
         Raises:
             RunNotFound: the record cannot be read.
         """
+        terminal = Terminal(may_prompt=may_prompt)
         try:
-            refreshed = refresh(self._folder, on_progress=on_progress, diagnoses=True)
+            refreshed = refresh(self._folder, terminal=terminal, on_progress=on_progress, diagnoses=True)
         except NodesError as error:
             refreshed = Refreshed(self._folder, self._folder.read(), missing=error)
         now_s, record = self._clock_s(), refreshed.record
