@@ -214,8 +214,6 @@ def _more(look: Look) -> str:
     if record.attempts:
         state = "is the last" if record.state.final else "has failed" if refreshed.waits else "runs"
         lines.append(f"attempt {record.attempt} {state}")
-    if refreshed.waits:
-        lines.append(refreshed.waits)
     if record.exit is not None:
         lines.append(f"first failure: {record.exit}")
     found = {"replicas": record.replicas, "slow": record.slow}

@@ -123,7 +123,7 @@ def _failed_attempt(known: Known) -> Judgement | None:
         return None
     return (
         "failing",
-        f"attempt {known.record.attempt} failed and is being ended: {failing.get('message') or 'cause unknown'}",
+        f"attempt {known.record.attempt} failed: {failing.get('message') or 'cause unknown'}",
     )
 
 
@@ -167,7 +167,7 @@ def _starting(known: Known) -> Judgement | None:
 
 def _healthy(known: Known) -> str:
     has_steps = any("step" in report for node in known.current for report in node.progress.values())
-    return "healthy" if has_steps else "running; the program reports no steps"
+    return "healthy" if has_steps else "running; no step is reported yet"
 
 
 def _no_answer(known: Known) -> str:

@@ -83,7 +83,7 @@ FAILED = Failure(FailureClass.CODE, Retry.NEVER, cause="data.bin is missing on n
         (
             Known(record(), NOW_S, observed=observed(node(progress={}))),
             "healthy",
-            "running; the program reports no steps",
+            "running; no step is reported yet",
         ),
         (Known(record(RunState.DONE, ended=ENDED), NOW_S, observed=observed(node())), "over", "done after 1m30s"),
         (Known(record(RunState.STOPPED), NOW_S), "over", "stopped"),
@@ -119,7 +119,7 @@ FAILED = Failure(FailureClass.CODE, Retry.NEVER, cause="data.bin is missing on n
         (
             Known(record(failing={"attempt": 1, "message": "rank 1 exited 3"}), NOW_S, observed=observed(node())),
             "failing",
-            "attempt 1 failed and is being ended: rank 1 exited 3",
+            "attempt 1 failed: rank 1 exited 3",
         ),
         (
             Known(record(), NOW_S, observed=observed(*STUCK)),
