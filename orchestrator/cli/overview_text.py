@@ -33,7 +33,7 @@ def summary(found: Overview) -> list[str]:
 def _values(found: Overview) -> Iterator[tuple[str, str]]:
     yield "step", training_text(found)
     if found.training is not None:
-        yield "saved", saved_text(found.training)
+        yield "saved", saved_text(found)
     yield "attempt", attempt_text(found)
     yield "time", _time_text(found)
     yield "command", found.command
@@ -71,14 +71,17 @@ def rate_text(training: Training) -> str:
     return f"{rate / _THOUSAND**power:.3g}{('', 'k', 'M', 'G')[power]} {unit}/s"
 
 
-def saved_text(training: Training) -> str:
+def saved_text(found: Overview) -> str:
     """The newest saved step, and the work that a kill would lose now."""
-    if training.saved is None or training.unsaved is None:
+    training = found.training
+    if training is None or training.saved is None or training.unsaved is None:
         return ""
+    saved = f"step {training.saved}" if training.saved else "nothing yet"
+    if found.is_over:
+        return saved
     lost = counted(training.unsaved, "step")
     if training.step_s is not None and training.unsaved:
         lost += f", {clock(training.unsaved * training.step_s)} of work"
-    saved = f"step {training.saved}" if training.saved else "nothing yet"
     return f"{saved}; a kill now loses {lost if training.unsaved else 'nothing'}"
 
 

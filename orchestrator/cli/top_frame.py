@@ -157,7 +157,7 @@ def _header(found: Overview, width: int, selection: Selection) -> list[str]:
     if len(lines) > MOST_VERDICT_LINES:
         lines = [*lines[: MOST_VERDICT_LINES - 1], " ".join(lines[MOST_VERDICT_LINES - 1 :])]
     values = [training_text(found) and f"step {training_text(found)}"]
-    values.append(f"saved: {text}" if found.training is not None and (text := saved_text(found.training)) else "")
+    values.append(f"saved: {text}" if (text := saved_text(found)) else "")
     values.append(f"attempt {attempt_text(found)}")
     values.append(f"cards {cards_text(*found.cards)}" if found.cards is not None else "")
     return [

@@ -327,7 +327,7 @@ def _moments(known: Known) -> list[Moment]:
         saved = f"; saved: step {attempt['saved']}" if attempt.get("saved") else ""
         text = f"attempt {attempt.get('attempt')} failed: {attempt.get('message')}{saved}"
         moments += [Moment(at_s, text) for at_s in times(attempt.get("ended"))]
-    moments += [Moment(event["time"], f"{event['event']}: {event['text']}") for event in known.events]
+    moments += [Moment(event["time"], event["text"]) for event in known.events]
     return sorted(moments, key=lambda moment: moment.time_s)
 
 
@@ -340,13 +340,17 @@ def _command(record: RunRecord, plan: LaunchPlan | None) -> str:
 
 
 def _checkpoints(known: Known) -> str | None:
-    """The shared trainer's `out`: absolute, or in the folder in which the ranks run."""
+    """The shared trainer's `out`: absolute, or in the folder in which the ranks run; by default that of the run."""
     plan = known.plan
     if plan is None or plan.program.kind != "trainer":
         return None
-    out = trainer_setting(plan.program, plan.config, "out") or "checkpoints"
-    if not isinstance(out, str) or out.startswith(("/", "~")):
-        return out if isinstance(out, str) else None
+    out = trainer_setting(plan.program, plan.config, "out")
+    if out is not None and not isinstance(out, str):
+        return None
     folder = next((observed.node.folder for observed in known.observed if observed.node.folder), "")
+    if not folder:
+        return out if out and out.startswith(("/", "~")) else None
     run_dir = posixpath.dirname(posixpath.dirname(folder))
-    return posixpath.join(run_dir, "code", plan.program.cwd or "", out) if folder else None
+    return (
+        posixpath.join(run_dir, "code", plan.program.cwd or "", out) if out else posixpath.join(run_dir, "checkpoints")
+    )

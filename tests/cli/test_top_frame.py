@@ -11,6 +11,7 @@ import pytest
 from orchestrator.cli.overview_text import fitted, rate_text, width_of
 from orchestrator.cli.screen import changes, keys_of
 from orchestrator.cli.top_frame import Selection, frame, press, rows
+from orchestrator.run import RunState
 from orchestrator.verdict.health import Known, Observed
 from orchestrator.verdict.overview import Overview, overview
 from orchestrator.verdict.training import Training
@@ -69,6 +70,12 @@ def test_80_by_24_shows_the_verdict_the_step_and_the_nodes_that_spread_first() -
     assert "12-97 %" in table[2]
     assert "120GB" in table[2]
     assert lines[-1].startswith("q quit")
+
+
+def test_run_that_is_over_has_nothing_to_lose() -> None:
+    text = _screen(frame(overview(replace(TWO, record=record(RunState.DONE))), 80, 24, Selection()))
+    assert "saved: step 80" in text
+    assert "a kill" not in text
 
 
 def test_what_nobody_reports_has_no_column() -> None:

@@ -11,8 +11,10 @@ import pytest
 from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.findings import Finding, Severity
+from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.job import JobStatus
-from orchestrator.run import Failure, RunRecord, RunState
+from orchestrator.plan.make import make_plan
+from orchestrator.run import Failure, Program, Request, RunRecord, RunState
 from orchestrator.verdict.health import Known, Observed, PortRate, judged
 from orchestrator.verdict.overview import overview, port_rate
 
@@ -220,6 +222,23 @@ def test_age_of_a_finding_is_that_of_the_hang_or_of_the_supervisors_event() -> N
         Known(record(), NOW_S, observed=observed(*STUCK), findings=[hang, slow, IDLE], events=events)
     ).findings
     assert [each.age_s for each in found] == [38.0, 90.0, None]
+
+
+@pytest.mark.parametrize(
+    ("program", "folder"),
+    [
+        (Program("trainer", ("steps=1",)), "/w/runs/a-run/checkpoints"),
+        (Program("trainer", ("out=runs/a",)), "/w/runs/a-run/code/runs/a"),
+        (Program("trainer", ("out=runs/a",), "sub"), "/w/runs/a-run/code/sub/runs/a"),
+        (Program("trainer", ("out=/data/a",)), "/data/a"),
+        (Program("python", ("train.py",)), None),
+    ],
+)
+def test_folder_of_checkpoints_is_where_the_trainer_writes_them(program: Program, folder: str | None) -> None:
+    plan = make_plan(
+        Inventory(name="lab", nodes=(Node(name="n0"),)), Request("ssh", program), run_id="a-run", bundle="b"
+    )
+    assert overview(Known(record(), NOW_S, plan=plan, observed=observed(node()))).checkpoints == folder
 
 
 def test_traffic_of_ports_is_that_between_two_looks() -> None:
