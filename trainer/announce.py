@@ -6,6 +6,7 @@ from typing import Mapping
 
 from trainer.config.config import TrainConfig
 from trainer.console import log_line
+from trainer.memory.fitting import checked_memory
 from trainer.runtime.group import Group
 from trainer.runtime.rank import Rank
 from trainer.runtime.seeds import determinism_warning
@@ -28,6 +29,19 @@ def announce(group: Group, config: TrainConfig, *, sizes: Mapping[str, int], dat
     log_line(batch_arithmetic(config, group.rank))
     if config.strategy == "fsdp2" and config.accumulation > 1:
         log_line(accumulation_cost(config, sum(sizes.values()), group.rank.world_size))
+
+
+def announce_memory(group: Group, config: TrainConfig, parameters: int) -> None:
+    """
+    Rank 0 prints what the training takes of a card's memory.
+
+    Raises:
+        UserError: the same on all ranks; the state alone is larger than a card.
+    """
+    card_bytes = group.accelerator.memory_bytes()
+    line = group.on_all(lambda: checked_memory(config, parameters, group.rank.world_size, card_bytes))
+    if line and group.rank.is_main:
+        log_line(line)
 
 
 def announce_attention(group: Group, config: TrainConfig, shape: AttentionShape | None) -> None:

@@ -10,7 +10,7 @@ from typing import Mapping
 
 import torch
 
-from trainer.announce import announce, announce_attention
+from trainer.announce import announce, announce_attention, announce_memory
 from trainer.checkpoint.interop.initial import load_initial
 from trainer.checkpoint.load.find import saved_settings
 from trainer.checkpoint.manager import Checkpoints, TrainState
@@ -90,6 +90,8 @@ class Trainer:
         started = time.perf_counter()
         sizes, work_per_step = self.strategy.sizes, self.metrics.work_per_step
         announce(self.group, self.config, sizes=sizes, data=self.data_description, work_per_step=work_per_step)
+        if not self.config.evaluate_only:
+            announce_memory(self.group, self.config, sum(sizes.values()))
         self.progress.reached("restore")
         # loading a checkpoint has the whole time limit
         # The next attempt need not wait for ranks of this one on a node that was cut off: without rank 0, no step, checkpoint or

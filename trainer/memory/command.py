@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Iterator, List, Sequence, Tuple
+from typing import List, Sequence, Tuple
 
-from trainer.config.config import GPT_TASK, TrainConfig, load_config, with_ranks
+from trainer.config.config import GPT_TASK, TrainConfig, load_config
+from trainer.config.defaults import with_device
 from trainer.errors import UserError
-from trainer.memory.estimate import PARTS, SELECTIVE, Moment, peak
-from trainer.memory.shapes import gpt_shape, setup_of
-
-RESERVE = 0.9
-"""The share of a card that estimates may fill: the rest is for the context of the device, its libraries and fragmentation."""
-STRATEGIES = ("ddp", "fsdp2")
-RECOMPUTE = (False, SELECTIVE, True)
+from trainer.memory.estimate import PARTS
+from trainer.memory.fitting import RESERVE, advice, rows
+from trainer.memory.shapes import gpt_shape
 
 
 def plan(words: Sequence[str]) -> str:
@@ -30,41 +26,24 @@ def plan(words: Sequence[str]) -> str:
         raise UserError(
             f"plan: knows the activations of the GPT only, not those of task={config.task}; name model.size=7b"
         )
-    rows = list(_rows(config, cards))
-    shape = gpt_shape(config.model)
-    head = (
-        f"{shape.parameters / 1e9:.2f} billion parameters, {cards} cards of {gigabytes} GB, precision={config.precision} "
-        f"micro_batch={config.micro_batch} model.context={config.model.context}; GB on one card at the moment that needs the most"
-    )
+    config, _ = with_device(config, "cuda" if config.device in ("auto", "cuda") else config.device, ["bf16"])
+    card_bytes = gigabytes * 1e9
     table: List[Tuple[str, ...]] = [("strategy", "recompute", *PARTS, "total", "fits")]
-    for setting, moment in rows:
+    for setting, moment in rows(config, cards):
         numbers = [f"{moment.parts[part] / 1e9:.1f}" for part in PARTS]
-        verdict = "yes" if moment.total <= RESERVE * gigabytes * 1e9 else "no"
+        verdict = "yes" if moment.total <= RESERVE * card_bytes else "no"
         recompute = str(setting.activation_checkpointing).lower()
         table.append((setting.strategy, recompute, *numbers, f"{moment.total / 1e9:.1f}", verdict))
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in table]
-    found = [setting for setting, moment in rows if moment.total <= RESERVE * gigabytes * 1e9]
-    return "\n".join([head, *lines, _advice(found, rows)]) + "\n"
+    return "\n".join([_head(config, cards, gigabytes), *lines, advice(config, cards, card_bytes)]) + "\n"
 
 
-def _rows(config: TrainConfig, cards: int) -> Iterator[Tuple[TrainConfig, Moment]]:
-    """In the order of speed: what is gathered or computed twice comes last."""
-    for strategy in STRATEGIES:
-        for recompute in RECOMPUTE:
-            fsdp = config.fsdp if strategy == "fsdp2" else type(config.fsdp)()
-            setting = replace(config, strategy=strategy, activation_checkpointing=recompute, fsdp=fsdp)
-            setting = with_ranks(setting, cards)
-            yield setting, peak(gpt_shape(config.model), setup_of(setting, cards, config.model.context))
-
-
-def _advice(found: List[TrainConfig], rows: List[Tuple[TrainConfig, Moment]]) -> str:
-    if found:
-        first = found[0]
-        recompute = str(first.activation_checkpointing).lower()
-        return f"fits first: strategy={first.strategy} activation_checkpointing={recompute}"
-    least = min(moment.total for _, moment in rows)
-    return f"none fits; the least is {least / 1e9:.1f} GB: take a smaller micro_batch, precision=bf16, or more cards"
+def _head(config: TrainConfig, cards: int, gigabytes: int) -> str:
+    return (
+        f"{gpt_shape(config.model).parameters / 1e9:.2f} billion parameters, {cards} cards of {gigabytes} GB, precision={config.precision} "
+        f"micro_batch={config.micro_batch} model.context={config.model.context}; GB on one card at the moment that needs the most"
+    )
 
 
 def _number(words: Sequence[str], key: str, default: int) -> Tuple[int, List[str]]:

@@ -17,7 +17,7 @@ import os
 import resource
 import sys
 import time
-from typing import Any, Callable, ContextManager, Iterable, List, Mapping, Sequence
+from typing import Any, Callable, ContextManager, Iterable, List, Mapping, Optional, Sequence
 
 from ..errors import UserError  # relative: scripts import this package under another name (trainer/scripts)
 from ..values import Foreign, Model
@@ -171,6 +171,10 @@ class Accelerator(abc.ABC):
     def peak_memory(self) -> Foreign:
         """Return the peak number of bytes allocated on the device, or held by the process on a CPU; None if unknown."""
 
+    def memory_bytes(self) -> Optional[int]:  # a default
+        """Return the size of the device's memory; None if it is not known, or not the device's own, as on a CPU."""
+        return None
+
     def on_out_of_memory(self, act: Callable[[], None]) -> None:  # a default
         """Call `act` when the device's memory is exhausted, before the error is raised, if torch can."""
 
@@ -301,6 +305,10 @@ class Cuda(Accelerator):
 
     def device_id(self) -> str:
         return str(getattr(self.torch.cuda.get_device_properties(self.torch.cuda.current_device()), "uuid", ""))
+
+    def memory_bytes(self) -> Optional[int]:
+        found = call_if_present(self.module, "mem_get_info")
+        return int(found[1]) if found else None
 
     def peak_memory(self) -> Foreign:
         return call_if_present(self.module, "max_memory_allocated")
