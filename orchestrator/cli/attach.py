@@ -9,6 +9,7 @@ from orchestrator.cli.console import ProgressLine, inform, print_text, warn
 from orchestrator.cli.failure import print_failure
 from orchestrator.cli.watch import show, watch
 from orchestrator.records.runs import find_run
+from orchestrator.usecases.launch_arguments import WatchedLines
 from orchestrator.usecases.owner.viewer import Owner
 
 
@@ -24,7 +25,7 @@ from orchestrator.usecases.owner.viewer import Owner
     help="Begin with the last N lines.",
 )
 @options.wait_for_nodes
-def attach(run: str, *, follow: bool, quiet: bool, fold: bool, tail: int, wait_for_nodes: str | None) -> int:
+def attach(run: str, *, follow: bool, watched: WatchedLines, tail: int, wait_for_nodes: str | None) -> int:
     """Reconnect to a run after a reboot or a killed orch, and watch it."""
     from orchestrator.usecases.launch.attach import attached, end_remaining, plan_wait_for_nodes, require_unsupervised
 
@@ -40,14 +41,14 @@ def attach(run: str, *, follow: bool, quiet: bool, fold: bool, tail: int, wait_f
             print_text(f"{record.id}\n")
             return 0
         with attached(folder) as launched:
-            return watch(launched, quiet=quiet, fold=fold, tail=tail)
+            return watch(launched, watched, tail=tail)
     require_unsupervised(folder)
     if wait_for_nodes is not None:
         plan_wait_for_nodes(folder, wait_for_nodes)
-    with Owner.of_run(record.id, follow=follow, quiet=quiet, fold=fold, tail=tail) as owner:
+    with Owner.of_run(record.id, follow=follow, watched=watched, tail=tail) as owner:
         with ProgressLine() as progress:
             owner.until_launched(warn, progress.warn, progress.update)
         if follow:
-            return show(record.id, owner, quiet=quiet, fold=fold)
+            return show(record.id, owner, watched)
     print_text(f"{record.id}\n")
     return 0

@@ -1,4 +1,4 @@
-"""All output of the commands. Colours only on a terminal, and never with NO_COLOR."""
+"""All output of the commands. Colours only on a terminal or with FORCE_COLOR, and never with NO_COLOR."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
+from orchestrator.cli.footer import ERASE_LINE, Footer, Losses
 from orchestrator.errors import OrchError
 from orchestrator.logs.folding import Fold, Folding
 from orchestrator.logs.lines import LogLines, prefix_of, prefixed
@@ -25,15 +26,20 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
 
     from orchestrator.run import RunRecord
+    from orchestrator.usecases.reports.log_reader import LiveRun  # at run time it would load what queries nodes
 
 PRINTED_CHARACTERS = 1 << 20  # written to stdout in one call, at least
 LEAST_CUT = 12  # characters to which a table shortens a column even on a narrow terminal
-ERASE_LINE = "\r\x1b[K"
 FIRST_PROGRESS_S, PROGRESS_S = 5.0, 30.0  # where there is no terminal
 LEAST_ESTIMATED_S = 2.0  # of work before the remaining time is estimated
 _THOUSAND = 1000
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # by rank
 _AGENT_COLOUR = 90  # grey
+
+
+def has_colour(stream: TextIO) -> bool:
+    """True if the output to a stream is coloured: on a terminal, or with FORCE_COLOR; never with NO_COLOR."""
+    return not os.environ.get("NO_COLOR") and (bool(os.environ.get("FORCE_COLOR")) or stream.isatty())
 
 
 def without_controls(text: str) -> str:
@@ -188,38 +194,86 @@ class LogView:
         quiet: bool = False,
         stream: TextIO | None = None,
         ranks_of: Callable[[str], int] | None = None,
+        times: bool = False,
+        is_live: bool = False,
     ) -> None:
         """
         Print the lines to `stream`, by default stdout.
 
         Args:
             ranks_of: the number of ranks of a node, to fold equal lines of many ranks; the last ones are printed by `close`.
+            times: print the time before each line.
+            is_live: show the state of the run below the lines, on a terminal.
         """
         self._as_json = as_json
         self._ranks_of = ranks_of
         self._folding = Folding()
         self._quiet = quiet
         self._stream = stream or sys.stdout
-        self._colour = self._stream.isatty() and not os.environ.get("NO_COLOR")
+        self._colour = has_colour(self._stream)
+        self._times = times
+        self._losses = Losses()
+        self._bar_of: tuple[str, int | None] | None = None
+        """The node and rank whose progress bar is shown."""
+        self._footer = Footer(sys.stderr, has_colour=has_colour(sys.stderr)) if is_live else None
 
     def inform(self, text: str) -> None:
         """Print a message, unless quiet."""
         if not self._quiet:
-            inform(text)
+            self._print_kept()
+            with self._above_footer():
+                inform(text)
 
     def warn(self, text: str) -> None:
-        warn(text)
+        self._print_kept()
+        with self._above_footer():
+            warn(text)
+
+    def show(self, live: LiveRun | None) -> None:
+        """Show the state of the run below the lines from now on; None shows nothing."""
+        if live is not None and live.training is not None and live.training.loss is not None:
+            self._losses.add(live.training.step, live.training.loss)
+        if self._footer is not None:
+            self._footer.show(live)
+
+    @property
+    def loss_text(self) -> str:
+        """The course of the loss as a sparkline; empty if it is unknown."""
+        return self._losses.text
+
+    def _above_footer(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._footer is None else self._footer.erased()
 
     def write(self, lines: Iterable[LogLines]) -> None:
         """Print and flush in pieces, so that memory stays bounded."""
+        if self._footer is not None:
+            lines = self._without_bars(lines, self._footer)
         if self._ranks_of is None:
             self._print(map(self._text, lines))
         else:
             self._print(map(self._fold_text, chain(self._folding.add(lines), self._folding.overdue())))
 
     def close(self) -> None:
-        """Print the lines that were kept to fold others with them."""
+        """Print the lines that were kept to fold others with them, and erase the state of the run."""
+        self._print_kept()
+        if self._footer is not None:
+            self._footer.end()
+
+    def _print_kept(self) -> None:
         self._print(map(self._fold_text, self._folding.rest()))
+
+    def _without_bars(self, lines: Iterable[LogLines], footer: Footer) -> Iterator[LogLines]:
+        """The lines, without the states of progress bars, of which the newest is shown below the lines."""
+        for group in lines:
+            source = group.node, group.rank
+            if group.is_unfinished:
+                self._bar_of = source
+                footer.show_bar(printable(group.text))
+                continue
+            if source == self._bar_of and group.stream != "event":
+                self._bar_of = None
+                footer.show_bar("")
+            yield group
 
     def _print(self, parts: Iterable[str]) -> None:
         texts, size = [], 0
@@ -227,10 +281,14 @@ class LogView:
             texts.append(part + "\n")
             size += len(texts[-1])
             if size >= PRINTED_CHARACTERS:
-                print_text("".join(texts), self._stream)
+                self._print_text("".join(texts))
                 texts, size = [], 0
         if texts:
-            print_text("".join(texts), self._stream)
+            self._print_text("".join(texts))
+
+    def _print_text(self, text: str) -> None:
+        with self._above_footer():
+            print_text(text, self._stream)
 
     def _text(self, lines: LogLines) -> str:
         if self._as_json:
@@ -239,20 +297,23 @@ class LogView:
         if self._colour:
             colour = _AGENT_COLOUR if lines.rank is None else _COLOURS[lines.rank % len(_COLOURS)]
             prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
-        return prefixed(lines, prefix)
+        return prefixed(lines, self._time_of(lines) + prefix)
+
+    def _time_of(self, lines: LogLines) -> str:
+        return time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(lines.time)) if self._times else ""
 
     def _fold_text(self, fold: Fold) -> str:
         if fold.rank_count == 1:
             return self._text(fold.line)
         assert self._ranks_of is not None
-        return prefixed(fold.line, fold.prefix(self._ranks_of))
+        return prefixed(fold.line, self._time_of(fold.line) + fold.prefix(self._ranks_of))
 
 
 class NodeOutput:
     """Prints lines of nodes; every node's prefix has its own colour."""
 
     def __init__(self) -> None:
-        self._colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        self._colour = has_colour(sys.stdout)
 
     def write(self, node: str, line: str) -> None:
         """Print a line; at once, so that several threads may."""
@@ -308,23 +369,3 @@ def size_text(count: float) -> str:
         if count < _THOUSAND:
             return f"{count:.1f} {unit}"
     return f"{count / _THOUSAND:.1f} TB"
-
-
-def print_summary(summary: dict[str, Any]) -> None:
-    """Print the trainer's summary of a run that is done."""
-    labels = {
-        "steps": "steps",
-        "first_loss": "first loss",
-        "last_loss": "last loss",
-        "tokens_per_s": "tokens/s",
-        "samples_per_s": "samples/s",
-        "wall_s": "wall time (s)",
-        "step_time_p50_s": "step p50 (s)",
-        "step_time_p99_s": "step p99 (s)",
-        "mfu": "MFU",
-        "checkpoint": "checkpoint",
-    }
-    for key, label in labels.items():
-        if (value := summary.get(key)) is not None:
-            text = f"{value:,.4f}" if isinstance(value, float) else value
-            print(f"  {label:<14} {text}", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.cli.console import ProgressLine, inform, print_text, warn
 from orchestrator.errors import UsageError
-from orchestrator.usecases.launch_arguments import LaunchArguments
+from orchestrator.usecases.launch_arguments import LaunchArguments, WatchedLines
 
 
 def launch(
@@ -13,21 +13,20 @@ def launch(
     dry_run: bool,
     query: bool = False,
     follow: bool,
-    quiet: bool = False,
-    fold: bool = False,
+    watched: WatchedLines,
 ) -> int:
     """Plan a run and start it unless `dry_run`; returns the exit code."""
     if query and not dry_run:
         raise UsageError("--query is for --dry-run", hint="add --dry-run, or omit --query: a launch queries the nodes")
     if arguments.launcher == "ssh" and not dry_run:
-        return _launch_over_ssh(arguments, follow=follow, quiet=quiet, fold=fold)
+        return _launch_over_ssh(arguments, follow=follow, watched=watched)
     from orchestrator.launch.start import started  # the owner of a run over SSH imports what a launch needs
     from orchestrator.usecases.launch import transcript  # as above
     from orchestrator.usecases.launch.plan_launch import plan_launch  # as above
 
     with ProgressLine() as progress:
         planned = plan_launch(arguments, progress.update)
-    for note in planned.code_lines if not dry_run and not quiet else ():
+    for note in planned.code_lines if not dry_run and not watched.quiet else ():
         inform(note)
     for warning in planned.warnings:
         warn(warning)
@@ -50,18 +49,18 @@ def launch(
             return 0
         from orchestrator.cli.watch import watch  # imported while Slurm starts
 
-        return watch(launched, quiet=quiet, fold=fold)
+        return watch(launched, watched)
 
 
-def _launch_over_ssh(arguments: LaunchArguments, *, follow: bool, quiet: bool, fold: bool) -> int:
+def _launch_over_ssh(arguments: LaunchArguments, *, follow: bool, watched: WatchedLines) -> int:
     from orchestrator.cli.watch import show  # as above
     from orchestrator.usecases.owner.viewer import Owner, no_note  # not needed under Slurm
 
-    with Owner.of_launch(arguments, follow=follow, quiet=quiet, fold=fold) as owner:
+    with Owner.of_launch(arguments, follow=follow, watched=watched) as owner:
         with ProgressLine() as progress:
-            on_note = no_note if quiet else progress.inform
+            on_note = no_note if watched.quiet else progress.inform
             run = owner.until_launched(progress.warn, progress.warn, progress.update, on_note)
         if follow:
-            return show(run, owner, quiet=quiet, fold=fold)
+            return show(run, owner, watched)
     print_text(f"{run}\n")
     return 0

@@ -22,10 +22,21 @@ from orchestrator.errors import CTRL_C, NodesError, UsageError
 @click.option("--since", metavar="SPAN", help="Only the last 30s, 5m, 2h, 1d.")
 @click.option("--stream", metavar="out|err|event|batch", help="Only this stream.")
 @options.fold
+@options.all_ranks
+@options.times
 @options.inventory_option("Find the run on these nodes: it was launched elsewhere.")
 @options.as_json
 def logs(
-    run: str, inventory: str | None, *, follow: bool, tail: int | None, fold: bool, as_json: bool, **wanted: str | None
+    run: str,
+    inventory: str | None,
+    *,
+    follow: bool,
+    tail: int | None,
+    fold: bool | None,
+    all_ranks: bool,
+    times: bool,
+    as_json: bool,
+    **wanted: str | None,
 ) -> int:
     """Print the merged log of all nodes and ranks."""
     from orchestrator.usecases.launch.watch import Watch
@@ -39,25 +50,32 @@ def logs(
         selection,
     )
 
-    if fold and as_json:
-        raise UsageError("--fold and --json exclude each other", hint="--json prints each line with its node and rank")
+    for option, is_given in (("--fold", fold), ("--time", times)):
+        if is_given and as_json:
+            hint = "--json prints each line with its time, node and rank"
+            raise UsageError(f"{option} and --json exclude each other", hint=hint)
+    is_live = follow and not as_json and options.is_live()
     progress = ProgressLine()
     if inventory is None:
         folder, launcher = recorded_run(run, progress.update)
     else:
         folder, launcher = find_on_nodes(run, inventory, inform, warn)
     plan, lines = folder.read_plan(), Filter(**wanted)
+    # a filter shows all of the lines that it selects
+    shows_all = not follow or as_json or all_ranks or lines != Filter()
+    folds = is_live and not shows_all and plan.world_size > 1 if fold is None else fold
+    ranks_of = plan.rank_counts() if folds else None
     try:
         with (
             closing(launcher),
-            closing(LogView(as_json=as_json, ranks_of=plan.rank_counts() if fold else None)) as view,
+            closing(LogView(as_json=as_json, ranks_of=ranks_of, times=times, is_live=is_live)) as view,
         ):
-            chosen = selection(lines, plan, time.time(), has_routine=as_json)
+            chosen = selection(lines, plan, time.time(), has_routine=as_json, has_rank_metrics=shows_all)
             if lines.stream == "batch":
                 view.write(batch_log(launcher, chosen, tail))
                 return 0
             with progress:
-                reader = LogReader(launcher, plan, view, chosen, only_wanted_nodes=not follow)
+                reader = LogReader(launcher, plan, view, chosen, only_wanted_nodes=not follow, is_live=is_live)
             reader.past(tail=tail, unfinished=not follow)
             if not follow and not reader.has_every_agent and lines == Filter():
                 view.write(batch_log(launcher, chosen, tail))  # the job may have failed before it started that agent

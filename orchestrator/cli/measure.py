@@ -12,7 +12,7 @@ from orchestrator.errors import CLOSED_PIPE, CTRL_C, UsageError
 from orchestrator.launch.start import started
 from orchestrator.records.runs import find_run
 from orchestrator.run import RunState
-from orchestrator.usecases.launch_arguments import LaunchArguments
+from orchestrator.usecases.launch_arguments import LaunchArguments, WatchedLines
 from orchestrator.usecases.owner.viewer import Owner
 from orchestrator.usecases.trials import benchmark
 
@@ -35,11 +35,11 @@ def measure(launch: LaunchArguments, *, quiet: bool, has_lines: bool = True) -> 
 
 
 def _over_ssh(launch: LaunchArguments, stream: TextIO, *, quiet: bool, has_lines: bool) -> tuple[str, int]:
-    with Owner.of_launch(launch, follow=True, quiet=quiet, is_benchmark=True) as owner:
+    with Owner.of_launch(launch, follow=True, watched=WatchedLines(quiet=quiet), is_benchmark=True) as owner:
         with ProgressLine() as progress:
             on_planned = progress.warn if has_lines else lambda _: None
             run = owner.until_launched(on_planned, progress.warn, progress.update)
-        return run, show(run, owner, quiet=quiet, stream=stream)
+        return run, show(run, owner, WatchedLines(quiet=quiet), stream=stream)
 
 
 def _by_slurm(launch: LaunchArguments, stream: TextIO, *, quiet: bool, has_lines: bool) -> tuple[str, int]:
@@ -49,4 +49,4 @@ def _by_slurm(launch: LaunchArguments, stream: TextIO, *, quiet: bool, has_lines
         warn(warning)
     with ProgressLine() as progress, started(planned, progress.warn, progress.update) as launched:
         progress.end()
-        return planned.plan.run_id, watch(launched, quiet=quiet, stream=stream)
+        return planned.plan.run_id, watch(launched, WatchedLines(quiet=quiet), stream=stream)

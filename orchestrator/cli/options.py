@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -12,6 +14,7 @@ import click
 
 from orchestrator.cli import completion
 from orchestrator.errors import UsageError
+from orchestrator.usecases.launch_arguments import WatchedLines
 
 Command = Callable[..., int]
 Decorator = Callable[[Command], Command]
@@ -54,7 +57,13 @@ follow = click.option(
     "--follow/--detach", default=True, help="Watch the run (default), or print its id and return at once."
 )
 quiet = click.option("--quiet", is_flag=True, help="Print only the ranks' lines, warnings and failures.")
-fold = click.option("--fold", is_flag=True, help="Print equal lines of many ranks once.")
+fold = click.option(
+    "--fold/--no-fold",
+    default=None,
+    help="Print equal lines of many ranks once; default: on a terminal, while the run is watched.",
+)
+all_ranks = click.option("--all-ranks", is_flag=True, help="Print every line of every rank, also their own losses.")
+times = click.option("--time", "times", is_flag=True, help="Print the time before each line.")
 max_retries = click.option(
     "--max-retries",
     type=click.IntRange(min=0, max=10_000),
@@ -153,18 +162,28 @@ class LaunchCommand(click.Command):
             raise UsageError(message, hint=f"put a program of yours after --: {line}") from exc
 
 
+def is_live() -> bool:
+    """True if the state of a run that is watched can be rewritten in place: all output goes to a terminal that obeys."""
+    return sys.stdout.isatty() and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def watch(command: Command) -> Command:
-    """Add --follow/--detach, --quiet and --fold; lines of a run that is not watched cannot be folded."""
+    """Add --follow/--detach, and the options of a run that is watched, as `watched`; they are refused for one that is not."""
 
     @wraps(command)
-    def check(*args: Any, follow: bool, fold: bool, **typed: Any) -> int:
-        if fold and not follow:
-            raise UsageError(
-                "--fold and --detach exclude each other", hint="watch the run later with: orch logs -f --fold"
-            )
-        return command(*args, follow=follow, fold=fold, **typed)
+    def check(
+        *args: Any, follow: bool, quiet: bool, fold: bool | None, all_ranks: bool, times: bool, **typed: Any
+    ) -> int:
+        for option, is_given in (("--fold", fold), ("--all-ranks", all_ranks), ("--time", times)):
+            if is_given and not follow:
+                hint = f"watch the run later with: orch logs -f {option}"
+                raise UsageError(f"{option} and --detach exclude each other", hint=hint)
+        live = is_live()
+        folds = live and not all_ranks if fold is None else fold
+        watched = WatchedLines(quiet, folds, all_ranks, is_live=live, times=times)
+        return command(*args, follow=follow, watched=watched, **typed)
 
-    return follow(quiet(fold(check)))
+    return follow(quiet(fold(all_ranks(times(check)))))
 
 
 def slurm(command: Command) -> Command:

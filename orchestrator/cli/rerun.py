@@ -8,6 +8,7 @@ import click
 
 from orchestrator.cli import completion, options
 from orchestrator.cli.launch import launch
+from orchestrator.usecases.launch_arguments import WatchedLines
 
 
 @click.command()
@@ -34,8 +35,7 @@ def rerun(
     dry_run: bool,
     query: bool,
     follow: bool,
-    quiet: bool,
-    fold: bool,
+    watched: WatchedLines,
     **changed: Any,
 ) -> int:
     """
@@ -46,4 +46,4 @@ def rerun(
     from orchestrator.usecases.launch.rerun import Changes, rerun_arguments
 
     arguments = rerun_arguments(run, nodes, settings, Changes(program, **changed))
-    return launch(arguments, dry_run=dry_run, query=query, follow=follow, quiet=quiet, fold=fold)
+    return launch(arguments, dry_run=dry_run, query=query, follow=follow, watched=watched)

@@ -16,7 +16,7 @@ from orchestrator.launch.start import started
 from orchestrator.records.runs import find_run
 from orchestrator.run import RunRecord, RunState
 from orchestrator.usecases.launch.plan_launch import plan_launch
-from orchestrator.usecases.launch_arguments import LaunchArguments
+from orchestrator.usecases.launch_arguments import LaunchArguments, WatchedLines
 from orchestrator.usecases.owner.viewer import Owner
 from orchestrator.usecases.runs.stop import stop
 from orchestrator.usecases.trials.ladder import LadderOptions, Outcome, StepLimit, outcome_of
@@ -42,6 +42,9 @@ class Screen:
         if text not in self._shown:
             self._shown.add(text)
             warn(text)
+
+    def show(self, live: object) -> None:
+        """Show no state: a rung is short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ class _Launched:
 @contextmanager
 def _launch_by_owner(arguments: LaunchArguments, screen: Screen) -> Iterator[_Launched]:
     """Launch a rung over SSH or on this machine; KeyboardInterrupt if that is interrupted."""
-    with Owner.of_launch(arguments, follow=True, quiet=True) as owner:
+    with Owner.of_launch(arguments, follow=True, watched=WatchedLines(quiet=True)) as owner:
         try:
             with ProgressLine() as progress:
                 run = owner.until_launched(lambda _: None, screen.warn, progress.update)
@@ -116,7 +119,7 @@ def _submit(arguments: LaunchArguments, screen: Screen) -> Iterator[_Launched]:
                 launched = stack.enter_context(started(planned, screen.warn, progress.update))
         except Interrupted as exc:
             raise KeyboardInterrupt from exc
-        run = WatchedRun(launched, quiet=True)
+        run = WatchedRun(launched, WatchedLines(quiet=True))
         yield _Launched(launched.folder.path.name, lambda: run.to_end(screen), run.diagnosed, launched)
 
 

@@ -8,7 +8,7 @@ import click
 
 from orchestrator.cli import options
 from orchestrator.cli.launch import launch
-from orchestrator.usecases.launch_arguments import LaunchArguments
+from orchestrator.usecases.launch_arguments import LaunchArguments, WatchedLines
 
 
 @click.command(cls=options.LaunchCommand)
@@ -31,8 +31,7 @@ def ssh_launch(
     dry_run: bool,
     query: bool,
     follow: bool,
-    quiet: bool,
-    fold: bool,
+    watched: WatchedLines,
     **typed: Any,
 ) -> int:
     """
@@ -45,4 +44,4 @@ def ssh_launch(
     orch ssh-launch -i local steps=20
     """  # noqa: D301  click's mark of lines that are not wrapped
     arguments = LaunchArguments("ssh", program=program, **typed)
-    return launch(arguments, dry_run=dry_run, query=query, follow=follow, quiet=quiet, fold=fold)
+    return launch(arguments, dry_run=dry_run, query=query, follow=follow, watched=watched)

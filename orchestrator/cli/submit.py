@@ -9,7 +9,7 @@ import click
 from orchestrator.cli import options
 from orchestrator.cli.launch import launch
 from orchestrator.errors import UsageError
-from orchestrator.usecases.launch_arguments import LaunchArguments
+from orchestrator.usecases.launch_arguments import LaunchArguments, WatchedLines
 
 
 @click.command(cls=options.LaunchCommand)
@@ -33,8 +33,7 @@ def submit(
     dry_run: bool,
     query: bool,
     follow: bool,
-    quiet: bool,
-    fold: bool,
+    watched: WatchedLines,
     sweep: tuple[str, ...],
     at_once: int | None,
     **typed: Any,
@@ -57,4 +56,4 @@ def submit(
         return submit_sweep(arguments, sweep, at_once, dry_run=dry_run)
     if at_once is not None:
         raise UsageError("--at-once is for the runs of a sweep", hint="give --sweep KEY=A,B as well, or omit --at-once")
-    return launch(arguments, dry_run=dry_run, query=query, follow=follow, quiet=quiet, fold=fold)
+    return launch(arguments, dry_run=dry_run, query=query, follow=follow, watched=watched)

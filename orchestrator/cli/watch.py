@@ -7,36 +7,37 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, TextIO
 
-from orchestrator.cli.console import LogView, inform, left_text, print_error, print_summary, warn
+from orchestrator.cli.console import LogView, inform, left_text, print_error, warn
+from orchestrator.cli.result import print_result
 from orchestrator.errors import CLOSED_PIPE, CTRL_C, LaunchError
 from orchestrator.run import RunRecord, RunState
 
 if TYPE_CHECKING:
     from orchestrator.launch.planned import Launched  # at run time it would load what only a launch needs
+    from orchestrator.usecases.launch_arguments import WatchedLines
     from orchestrator.usecases.owner.viewer import Owner
     from orchestrator.usecases.reports.log_reader import Viewer
 
 
-def watch(
-    launched: Launched, *, quiet: bool, fold: bool = False, tail: int | None = None, stream: TextIO | None = None
-) -> int:
+def watch(launched: Launched, lines: WatchedLines, *, tail: int | None = None, stream: TextIO | None = None) -> int:
     """Follow a run that this process has launched or attached to, and print its outcome; return its exit code."""
-    watched = WatchedRun(launched, quiet=quiet, tail=tail)
-    return show(launched.folder.path.name, watched, quiet=quiet, fold=fold, stream=stream)
+    watched = WatchedRun(launched, lines, tail=tail)
+    return show(launched.folder.path.name, watched, lines, stream=stream)
 
 
 class WatchedRun:
     """A run that this process follows to its end, and diagnoses if it has failed."""
 
-    def __init__(self, launched: Launched, *, quiet: bool, tail: int | None = None) -> None:
+    def __init__(self, launched: Launched, lines: WatchedLines, *, tail: int | None = None) -> None:
         """Prepare to show all lines, or from the last `tail` of those so far."""
-        self._folder, self._launcher, self._quiet, self._tail = launched.folder, launched.launcher, quiet, tail
+        self._folder, self._launcher, self._lines, self._tail = launched.folder, launched.launcher, lines, tail
 
     def to_end(self, view: Viewer) -> RunRecord:
         from orchestrator.usecases.launch.watch import Watch, watched_lines  # as above
         from orchestrator.usecases.reports.log_reader import LogReader  # the viewer of a run over SSH needs none of it
 
-        reader = LogReader(self._launcher, self._folder.read_plan(), view, watched_lines(quiet=self._quiet))
+        selection = watched_lines(quiet=self._lines.quiet, all_ranks=self._lines.all_ranks)
+        reader = LogReader(self._launcher, self._folder.read_plan(), view, selection, is_live=self._lines.is_live)
         if self._tail is not None:
             reader.past(tail=self._tail, unfinished=False)
         return Watch(self._folder, self._launcher, reader, view, ends_failed=True).to_end()
@@ -47,18 +48,22 @@ class WatchedRun:
         return diagnose_failure(self._folder, self._launcher, on_warning)
 
 
-def show(
-    run_id: str, watched: WatchedRun | Owner, *, quiet: bool, fold: bool = False, stream: TextIO | None = None
-) -> int:
+def show(run_id: str, watched: WatchedRun | Owner, lines: WatchedLines, *, stream: TextIO | None = None) -> int:
     """
     Show a run to its end, and print its outcome; return its exit code.
 
     Args:
-        quiet: print only the lines of ranks, warnings, and the outcome of a run that is not done.
-        fold: print equal lines of many ranks once.
+        lines: if `quiet`, print only the lines of ranks, warnings, and the outcome of a run that is not done.
         stream: for the lines; by default stdout.
     """
-    view = LogView(as_json=False, quiet=quiet, stream=stream, ranks_of=_ranks_of(run_id) if fold else None)
+    view = LogView(
+        as_json=False,
+        quiet=lines.quiet,
+        stream=stream,
+        ranks_of=_ranks_of(run_id) if lines.fold else None,
+        times=lines.times,
+        is_live=lines.is_live,
+    )
     stopped = f"stopped watching; the run continues. `orch logs -f {run_id}` watches again"
     view.inform(f"run {run_id} started; Ctrl-C stops watching, the run continues")
     try:
@@ -79,20 +84,23 @@ def show(
         inform(record.outcome)
     else:
         view.inform(record.outcome)
+    diagnosed = None
     if record.state is RunState.FAILED:
         from orchestrator.cli.failure import print_failure  # only if a run has failed
 
         with suppress(KeyboardInterrupt):  # Ctrl-C skips the diagnosis
             if diagnosed := watched.diagnosed(warn):
                 print_failure(diagnosed)
-    if not quiet:
-        print_summary(record.summary)
+    if not lines.quiet:
+        print_result(record, view.loss_text, is_diagnosed=diagnosed is not None)
         if record.left:
             inform(left_text(record))
     return record.exit_code
 
 
-def _ranks_of(run_id: str) -> Callable[[str], int]:
+def _ranks_of(run_id: str) -> Callable[[str], int] | None:
+    """The number of ranks of each node, to fold lines; None for a run with one rank, whose lines need not wait for others."""
     from orchestrator.records.runs import find_run  # only to fold lines
 
-    return find_run(run_id).read_plan().rank_counts()
+    plan = find_run(run_id).read_plan()
+    return plan.rank_counts() if plan.world_size > 1 else None

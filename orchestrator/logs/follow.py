@@ -19,7 +19,7 @@ from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import NodeError
 from orchestrator.fanout import failed_nodes, map_parallel
 from orchestrator.launchers.base import AttemptFolder
-from orchestrator.logs.lines import MAX_LINE_BYTES, MAX_WRITE_TIMES, LogLines, NodeLines, in_order
+from orchestrator.logs.lines import BAR_EVERY_S, MAX_LINE_BYTES, MAX_WRITE_TIMES, LogLines, NodeLines, in_order
 from orchestrator.logs.selection import Selection
 from orchestrator.node.run.events import OFFSETS, Kind
 
@@ -47,6 +47,9 @@ class Feed:
     nodes: dict[str, NodeLines] = field(default_factory=dict)
     failure: NodeError | None = None
     """Why its files could not be read to their ends."""
+    bar_every_s: float = BAR_EVERY_S
+    observe_every_s: float = math.inf
+    """Between two observations of nodes from a machine on which their agents do not run, without a new event."""
     observes: bool = True
     """False while the run's supervisor observes its nodes: then `observe` returns none."""
     has_read: bool = False
@@ -154,7 +157,9 @@ class Feed:
         observations = self.folder.endpoint.observe(self.folder.attempt_dir, self.folder.nodes)
         self._observed_events = events
         can_change = any(node.same_boot or node.agent is None for node in observations)
-        self._next_observation_s = now + len(observations) / OBSERVATIONS_PER_S if can_change else math.inf
+        self._next_observation_s = now + max(
+            len(observations) / OBSERVATIONS_PER_S, 0.0 if can_change else self.observe_every_s
+        )
         return observations
 
     def limit(self, write_times: int, line_bytes: int) -> None:
@@ -166,7 +171,7 @@ class Feed:
     def bars(self) -> list[LogLines]:
         """The newest states of progress bars, which are one line until they are complete."""
         now = time.time()
-        return [line for node in self.nodes.values() for line in node.bars(now)]
+        return [line for node in self.nodes.values() for line in node.bars(now, self.bar_every_s)]
 
     def unfinished_lines(self) -> list[LogLines]:
         """The last lines, which no newline ends; for the end of an attempt."""

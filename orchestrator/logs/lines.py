@@ -22,7 +22,7 @@ MAX_LINE_BYTES = 1 << 20
 MAX_WRITE_TIMES = 8192
 """The most write times in memory of the unread part of one file, those of half an hour. If there are more, every second one is dropped."""
 BAR_EVERY_S = 30.0
-"""A progress bar, which is one line until it is complete, is shown in its newest state if its file had no line for so long."""
+"""A progress bar, which is one line until it is complete, is shown in its newest state if its file had no line for this time, by default."""
 MIN_READ_TIMES = 64
 """The write times of bytes that were read are dropped once they are so many, because dropping copies all others."""
 
@@ -177,9 +177,9 @@ class FileLines:
             self._rest = self._rest[cut:]
             yield self._as_lines(piece, self._time_at(self._end - len(self._rest), arrival), is_cut=True)
 
-    def bar(self, now: float) -> Iterator[LogLines]:
-        """Yield the newest state of a progress bar, if it is new and nothing of this file was yielded for BAR_EVERY_S."""
-        if now - self._shown_at < BAR_EVERY_S or self._bar_end == self._end or b"\r" not in self._rest:
+    def bar(self, now: float, every_s: float = BAR_EVERY_S) -> Iterator[LogLines]:
+        """Yield the newest state of a progress bar, if it is new and nothing of this file was yielded for `every_s`."""
+        if now - self._shown_at < every_s or self._bar_end == self._end or b"\r" not in self._rest:
             return
         self._shown_at, self._bar_end = now, self._end
         node, rank, stream = self._origin
@@ -303,9 +303,9 @@ class NodeLines:
         """The last lines, which no newline ends."""
         return [line for file in self._files.values() for line in file.close(arrival)]
 
-    def bars(self, now: float) -> list[LogLines]:
+    def bars(self, now: float, every_s: float = BAR_EVERY_S) -> list[LogLines]:
         """The newest states of progress bars whose files had no line for some time."""
-        return [line for file in self._files.values() for line in file.bar(now)]
+        return [line for file in self._files.values() for line in file.bar(now, every_s)]
 
     @property
     def missing_bytes(self) -> int:

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from orchestrator.node.protocol.output import Outputs
 
 
+METRICS = re.compile(r"step=\d+ loss=\S+")
+"""The line of the shared trainer on a rank's own loss; rank 0 prints the mean of all, with more values (trainer/metrics/jsonl.py)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The wanted lines; None means no restriction."""
@@ -26,6 +30,8 @@ class Selection:
     """False to leave out the agents' lines."""
     has_routine: bool = True
     """False to leave out the agents' lines that every run without a failure has."""
+    has_rank_metrics: bool = True
+    """False to leave out the losses of single ranks, of which rank 0 prints the mean."""
 
     @property
     def outputs(self) -> Outputs:
@@ -54,7 +60,17 @@ class Selection:
             and (self.has_events or lines.stream != "event")
             and (self.has_routine or not lines.is_routine)
         )
-        if not passes or self.pattern is None:
-            return lines if passes else None
-        matches = [text for text in lines.text.split("\n") if self.pattern.search(text)]
+        if not passes:
+            return None
+        leaves_metrics_out = (
+            not self.has_rank_metrics and lines.rank and lines.stream == "out" and "step=" in lines.text
+        )
+        if self.pattern is None and not leaves_metrics_out:
+            return lines
+        matches = [
+            text
+            for text in lines.text.split("\n")
+            if (self.pattern is None or self.pattern.search(text))
+            and not (leaves_metrics_out and METRICS.fullmatch(text))
+        ]
         return replace(lines, text="\n".join(matches)) if matches else None

@@ -17,10 +17,13 @@ from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.logs.lines import LogLines
 from orchestrator.progress import Progress
+
+if TYPE_CHECKING:
+    from orchestrator.verdict.live import LiveRun  # at run time it would load what the viewer does not need
 
 SIZES = struct.Struct(">II")
 """The sizes in bytes of the JSON message of a frame and of the text after the message."""
@@ -92,8 +95,8 @@ class OwnerLink:
         self._changed = threading.Condition()
         self._waiting: deque[tuple[bytes, bool]] = deque()
         """Frames to send, and whether they have log lines."""
-        self._progress: bytes | None = None
-        """The newest progress that is not sent yet; an older one is of no use."""
+        self._newest: dict[str, bytes] = {}
+        """The newest progress, and the newest state of the run, that are not sent yet; older ones are of no use."""
         self._is_open = True
         self._has_ended = False
         self.answer_s: float | None = None
@@ -117,9 +120,12 @@ class OwnerLink:
 
     def progress(self, progress: Progress) -> None:
         """Send the progress, unless a newer one follows before the viewer has read the last."""
-        with self._changed:
-            self._progress = frame({"kind": "progress", **asdict(progress)})
-            self._changed.notify_all()
+        self._replace("progress", asdict(progress))
+
+    def show(self, live: LiveRun | None) -> None:
+        """Send the present state of the run, unless a newer one follows before the viewer has read the last."""
+        if live is not None:
+            self._replace("live", {"live": live.to_json()})
 
     def inform(self, text: str) -> None:
         """Show a message."""
@@ -183,6 +189,11 @@ class OwnerLink:
         self._received.close()
         self._link.close()
 
+    def _replace(self, kind: str, fields: Mapping[str, Any]) -> None:
+        with self._changed:
+            self._newest[kind] = frame({"kind": kind, **fields})
+            self._changed.notify_all()
+
     def _lines_waiting(self) -> int:
         return sum(has_lines for _, has_lines in self._waiting)
 
@@ -203,14 +214,13 @@ class OwnerLink:
     def _next(self) -> bytes | None:
         """The next frame to send; None at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._progress or self._has_ended or not self._is_open)
+            self._changed.wait_for(lambda: self._waiting or self._newest or self._has_ended or not self._is_open)
             if not self._is_open:
                 return None
             if self._waiting:
                 self._changed.notify_all()
                 return self._waiting.popleft()[0]
-            data, self._progress = self._progress, None
-            return data
+            return self._newest.pop(next(iter(self._newest))) if self._newest else None
 
     def _receive(self) -> None:
         try:

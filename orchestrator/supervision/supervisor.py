@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from functools import partial
 
+from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.failure_class import FailureClass
 from orchestrator.fanout import map_parallel, successes
 from orchestrator.launchers.direct import DirectLauncher
@@ -51,16 +52,22 @@ class Supervisor:
     """Watches the agents of one attempt until it is over, and ends its remaining processes on all nodes."""
 
     def __init__(
-        self, folder: RunFolder, launcher: DirectLauncher, on_record: Callable[[RunRecord], None] = lambda _: None
+        self,
+        folder: RunFolder,
+        launcher: DirectLauncher,
+        on_record: Callable[[RunRecord], None] = lambda _: None,
+        on_nodes: Callable[[Sequence[NodeObservation]], None] = lambda _: None,
     ) -> None:
         """
         Prepare the supervision of the plan's attempt.
 
         Args:
             on_record: called with the record in every round, and at the end: of a run that has failed, once it is diagnosed.
+            on_nodes: called with the last observation of each node in every round.
         """
         self._folder = folder
         self._on_record = on_record
+        self._on_nodes = on_nodes
         self._launcher = launcher
         self._plan: LaunchPlan = folder.read_plan()
         self._poller = Poller(folder, self._plan, launcher)
@@ -315,6 +322,7 @@ class Supervisor:
             self._poller.changed.wait(TICK_S)
             self._poller.changed.clear()
             self._poller.check()
+            self._on_nodes(self._poller.observations())
             # before the judgement: a node that finishes later is judged in the next round
             no_news = all(_is_done(state) for state in self._states.values())
             record = self._folder.read()
@@ -438,6 +446,7 @@ def supervise(
     on_failed: Callable[[], None],
     *,
     restarts: Restarts | None = None,
+    on_nodes: Callable[[Sequence[NodeObservation]], None] = lambda _: None,
 ) -> bool:
     """
     Supervise a run to its end; return whether no other process does.
@@ -446,6 +455,7 @@ def supervise(
         on_start: called when this process supervises the run.
         on_failed: called once the failure of the run is recorded.
         restarts: as for Supervisor.run.
+        on_nodes: as for Supervisor.
     """
     try:
         with folder.supervision() as is_ours:
@@ -456,11 +466,11 @@ def supervise(
                 make_folder(folder)
                 with _hooks_run(folder) as on_record:
                     cleanups = list[threading.Thread]()
-                    supervisor = Supervisor(folder, launcher, on_record)
+                    supervisor = Supervisor(folder, launcher, on_record, on_nodes)
                     while supervisor.run(on_start, on_failed, restarts):
                         on_start = _continue
                         cleanups += [supervisor.cleanup] if supervisor.cleanup is not None else []
-                        supervisor = Supervisor(folder, launcher, on_record)
+                        supervisor = Supervisor(folder, launcher, on_record, on_nodes)
                 for cleanup in cleanups:
                     cleanup.join()
             return is_ours

@@ -93,3 +93,19 @@ class LaunchArguments:
         from orchestrator.inventory.slurm_settings import parse_setting  # slow, and not needed over SSH
 
         return [parse_setting(option, word) for option, word in self.slurm]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedLines:
+    """The selection of the lines of a run that is watched, and how they are shown."""
+
+    quiet: bool = False
+    """Without events."""
+    fold: bool = False
+    """Equal lines of many ranks are printed once."""
+    all_ranks: bool = False
+    """With the losses of single ranks, of which rank 0 prints the mean."""
+    is_live: bool = False
+    """The present state of the run is shown on a terminal."""
+    times: bool = False
+    """Each line begins with its time."""

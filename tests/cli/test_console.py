@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from orchestrator.cli.console import ERASE_LINE, LogView, ProgressLine, size_text
+from orchestrator.cli.console import LogView, ProgressLine, size_text
+from orchestrator.cli.footer import ERASE_LINE
 from orchestrator.logs.lines import LogLines, NodeLines
 from orchestrator.logs.selection import Selection
 from orchestrator.progress import Progress, Reporter

@@ -12,6 +12,7 @@ from orchestrator.cli.watch import WatchedRun, show
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.logs.lines import LogLines
 from orchestrator.run import Failure, RunRecord, RunState
+from orchestrator.usecases.launch_arguments import WatchedLines
 from orchestrator.usecases.reports.log_reader import Viewer
 
 FAILED = RunRecord("t-1", "ssh", RunState.FAILED, "", {}, {}, {}, {}, message="rank 3 on n1 exited 93")
@@ -30,11 +31,11 @@ OUTCOME = "orch: run t-1 is FAILED: rank 3 on n1 exited 93\n"
 
 
 class Ended(WatchedRun):
-    def __init__(self, record: RunRecord, found: RunRecord | BaseException | None, *lines: LogLines) -> None:
-        self._record, self._found, self._lines = record, found, lines
+    def __init__(self, record: RunRecord, found: RunRecord | BaseException | None, *shown: LogLines) -> None:
+        self._record, self._found, self._shown = record, found, shown
 
     def to_end(self, view: Viewer) -> RunRecord:
-        view.write(self._lines)
+        view.write(self._shown)
         return self._record
 
     def diagnosed(self, _on_warning: Callable[[str], None]) -> RunRecord | None:
@@ -44,7 +45,7 @@ class Ended(WatchedRun):
 
 
 def end_of(record: RunRecord, found: RunRecord | BaseException | None) -> int:
-    return show("t-1", Ended(record, found), quiet=True)
+    return show("t-1", Ended(record, found), WatchedLines(quiet=True))
 
 
 def test_equal_lines_are_folded_and_the_last_ones_precede_the_outcome(
@@ -52,7 +53,7 @@ def test_equal_lines_are_folded_and_the_last_ones_precede_the_outcome(
 ) -> None:
     lines = [LogLines(1.0, node, rank, "out", "up") for rank, node in enumerate(("n0", "n1"))]
     monkeypatch.setattr(watch, "_ranks_of", {"t-1": lambda _node: 1}.__getitem__)
-    show("t-1", Ended(replace(FAILED, state=RunState.DONE), None, *lines), quiet=True, fold=True)
+    show("t-1", Ended(replace(FAILED, state=RunState.DONE), None, *lines), WatchedLines(quiet=True, fold=True))
     assert capsys.readouterr().out == "[n[0-1]:*] up\n"
 
 

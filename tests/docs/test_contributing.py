@@ -103,7 +103,7 @@ import click
 
 from orchestrator.cli import options
 from orchestrator.cli.launch import launch
-from orchestrator.usecases.launch_arguments import LaunchArguments
+from orchestrator.usecases.launch_arguments import LaunchArguments, WatchedLines
 
 
 @click.command(cls=options.LaunchCommand)
@@ -111,11 +111,11 @@ from orchestrator.usecases.launch_arguments import LaunchArguments
 @options.dry_run
 @options.watch
 def paper_launch(
-    program: tuple[str, ...] | None, *, dry_run: bool, follow: bool, quiet: bool, fold: bool, **typed: Any
+    program: tuple[str, ...] | None, *, dry_run: bool, follow: bool, watched: WatchedLines, **typed: Any
 ) -> int:
     """Start a run on paper."""
     arguments = LaunchArguments("paper", program=program, **typed)
-    return launch(arguments, dry_run=dry_run, follow=follow, quiet=quiet, fold=fold)
+    return launch(arguments, dry_run=dry_run, follow=follow, watched=watched)
 '''
 CHECK = '''
 

@@ -93,15 +93,14 @@ def test_newest_state_of_a_progress_bar_is_shown_while_its_line_is_incomplete() 
     assert states(999.0) == []
 
 
-def test_follower_gets_the_state_of_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.logs.lines.BAR_EVERY_S", 0.0)
+def test_follower_gets_the_state_of_a_progress_bar() -> None:
     chunks = [[Chunk("n0/rank-0.err", 0, b"\r 1%\r 2%")]]
 
     def follow(*_: object, **__: object) -> tuple[list[Chunk], str]:
         return (chunks.pop() if chunks else []), "position"
 
     endpoint = cast("Endpoint", SimpleNamespace(follow=follow, observe=lambda *_: []))
-    feed = Feed(AttemptFolder(lambda: endpoint, "/attempt-1", ("n0",)))
+    feed = Feed(AttemptFolder(lambda: endpoint, "/attempt-1", ("n0",)), bar_every_s=0.0)
     with live([feed]) as (arrivals, enough):
         states = [line.text for batch in next(arrivals) for line in batch.lines]
         enough.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from enum import Enum, auto
 
@@ -14,9 +14,9 @@ from orchestrator.errors import NodesError
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.launchers.job import SILENT, JobStatus
-from orchestrator.launchers.slurm.poll import Poll, PollResult, change_message
+from orchestrator.launchers.slurm.poll import Poll, PollResult, change_message, describe_job
 from orchestrator.logs.selection import Selection
-from orchestrator.names.hostlist import fold
+from orchestrator.names.hostlist import counted, fold, fold_last_number
 from orchestrator.plan.plan import GRACE_S, LaunchPlan
 from orchestrator.records.store import KeptRun
 from orchestrator.run import RunRecord, RunState
@@ -26,18 +26,20 @@ from orchestrator.verdict.failing import waits
 from orchestrator.verdict.judge import Verdict, judge
 from orchestrator.verdict.last_lines import with_last_lines
 from orchestrator.verdict.launching import is_launching
+from orchestrator.verdict.live import LiveRun, LiveRuns
 from orchestrator.verdict.missing_files import explain_by_nodes
 from orchestrator.verdict.observe import Status
 from orchestrator.verdict.record_outcome import record_outcome
 from orchestrator.verdict.replicas import differing_replicas
 from orchestrator.verdict.slow_ranks import NONE_SLOW, SlowRankWatch
 
+LIVE_EVERY_S = 0.5
 RECORD_POLL_S = 0.02  # at first, once the logs have ended
 
 
-def watched_lines(*, quiet: bool) -> Selection:
-    """The lines to show of a run that is watched: no events that every successful run has; no events at all if `quiet`."""
-    return Selection(has_events=not quiet, has_routine=False)
+def watched_lines(*, quiet: bool, all_ranks: bool = False) -> Selection:
+    """The lines to show of a run that is watched: no events that every successful run has, and no events at all if `quiet`."""
+    return Selection(has_events=not quiet, has_routine=False, has_rank_metrics=all_ranks)
 
 
 class WatchPhase(Enum):
@@ -57,13 +59,21 @@ class Watch:
     """Follows one run to its end."""
 
     def __init__(
-        self, run: KeptRun, launcher: Launcher, reader: LogReader, viewer: Viewer, *, ends_failed: bool
+        self,
+        run: KeptRun,
+        launcher: Launcher,
+        reader: LogReader,
+        viewer: Viewer,
+        *,
+        ends_failed: bool,
+        observed: Callable[[], Iterable[NodeObservation]] | None = None,
     ) -> None:
         """
         Prepare to watch the run.
 
         Args:
             ends_failed: if one node has failed, end the others; False for a command that only reads.
+            observed: returns the supervisor's last observation of each node; None if this process has no supervisor.
         """
         self._run = run
         self._launcher = launcher
@@ -85,6 +95,11 @@ class Watch:
         self._slow_ranks = SlowRankWatch()
         self._decision = ""
         """The decision by which the attempt that is followed was begun, and its nodes chosen."""
+        self._observed = observed
+        self._live_runs = LiveRuns()
+        self._live_due_s = 0.0
+        """By time.monotonic()."""
+        self._shown_live: LiveRun | None = None
         self._shown_wait: str | None = None
         self._shown_slow: str | None = None
         """The finding about slow ranks that was shown last; None if it was that no rank is slow any more."""
@@ -194,6 +209,7 @@ class Watch:
         if self._poll is None:
             self._show_slow_ranks(record.slow)
         self._show_wait(record)
+        self._show_live(record)
         return record.state.ended
 
     def _next_phase(self) -> WatchPhase | None:
@@ -279,6 +295,11 @@ class Watch:
         if self._reader.ended:
             self._viewer.inform(f"ended on {fold(sorted(self._reader.ended))}")
         self._reader.ended.clear()
+        if repeated := self._reader.repeated_failures:
+            nodes = fold(sorted({node for node, _ in repeated}))
+            ranks = fold_last_number(sorted({rank for _, rank in repeated}, key=int)).strip("[]")
+            self._viewer.inform(f"{counted(len(repeated), 'more rank')} failed in the same way: {ranks} on {nodes}")
+        repeated.clear()
 
     def _show_wait(self, record: RunRecord) -> None:
         """Show what the next attempt waits for, when that changes."""
@@ -286,6 +307,21 @@ class Watch:
         if text and text != self._shown_wait and record.failing is not None:
             self._viewer.inform("; ".join(filter(None, (record.failing["message"], text))))
         self._shown_wait = text
+
+    def _show_live(self, record: RunRecord) -> None:
+        """Show the present state of the run, when it changes."""
+        if time.monotonic() < self._live_due_s:
+            return
+        self._live_due_s = time.monotonic() + LIVE_EVERY_S
+        queue = None
+        if self._poll is not None and (status := self._poll.result().status) is not None and status.waits:
+            queue = describe_job(status, self._poll.result().position)
+        observed = self._observed() if self._observed is not None else self._reader.nodes.values()
+        names = sorted(self._reader.nodes) if self._plan.by_count else [node.name for node in self._plan.nodes]
+        live = self._live_runs.now(record, observed, names, queue)
+        if live != self._shown_live:
+            self._shown_live = live
+            self._viewer.show(live)
 
     def _show_slow_ranks(self, finding: str | None) -> None:
         """Warn of ranks that are slow, if they are not those that were shown last; or inform that none is any more."""

@@ -12,12 +12,14 @@ import signal
 import socket
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from orchestrator.endpoint.access import require_file_size
+from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import BUG, LaunchError, NodesError, OrchError, UsageError, machine_error
 from orchestrator.gc_tuning import default_gc
 from orchestrator.launch.planned import Launched, Planned
@@ -143,7 +145,9 @@ def _supervise(link: OwnerLink, launched: Launched) -> bool:
     launcher = launched.launcher
     assert isinstance(launcher, DirectLauncher)
     has_ended = threading.Event()
-    watching = threading.Thread(target=_watch, args=(link, launched.folder, launcher.without_reconnects(has_ended)))
+    observed = deque[Sequence[NodeObservation]](maxlen=1)
+    watched = link, launched.folder, launcher.without_reconnects(has_ended), observed
+    watching = threading.Thread(target=_watch, args=watched)
 
     def diagnose() -> None:
         if watching.is_alive():
@@ -172,7 +176,7 @@ def _supervise(link: OwnerLink, launched: Launched) -> bool:
     link.answer_s = ANSWER_S  # a prompt keeps the other logins and the end of the run waiting
     try:
         restarts = Restarts.of(launched, launcher, link.warn)
-        return supervise(launched.folder, launcher, begin, diagnose, restarts=restarts)
+        return supervise(launched.folder, launcher, begin, diagnose, restarts=restarts, on_nodes=observed.append)
     except Exception as exc:
         cause, run = machine_error(exc) or exc, launched.folder.path.name
         link.warn(f"the supervisor of the run has failed ({cause}); `orch attach {run}` starts another one")
@@ -191,13 +195,18 @@ def _import_for_failures() -> None:
         from orchestrator.usecases.diagnose import failure as diagnose_failure  # noqa: F401
 
 
-def _watch(link: OwnerLink, folder: RunFolder, launcher: DirectLauncher) -> None:
-    """Show the logs until the run ends or the viewer leaves."""
+def _watch(
+    link: OwnerLink, folder: RunFolder, launcher: DirectLauncher, observed: deque[Sequence[NodeObservation]]
+) -> None:
+    """Show the logs until the run ends or the viewer leaves; `observed` has the supervisor's last observation of the nodes."""
     try:
-        reader = LogReader(launcher, folder.read_plan(), link, watched_lines(quiet=link.request["quiet"]))
+        lines = watched_lines(quiet=link.request["quiet"], all_ranks=link.request["all_ranks"])
+        reader = LogReader(launcher, folder.read_plan(), link, lines, is_live=link.request["is_live"])
         if "run" in link.request:  # it may have run for weeks
             reader.past(tail=link.request["tail"], unfinished=False)
-        record = Watch(folder, launcher, reader, link, ends_failed=True).to_end()
+        record = Watch(
+            folder, launcher, reader, link, ends_failed=True, observed=lambda: observed[-1] if observed else ()
+        ).to_end()
         link.post("ended", record=record.to_json())
     except ViewerGone:
         return

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from orchestrator.errors import LaunchError, OrchError, UsageError
 from orchestrator.progress import OnProgress, Progress, no_progress
 from orchestrator.run import RunRecord
 from orchestrator.supervision.link import answer, frame, messages
+from orchestrator.usecases.launch_arguments import WatchedLines
 from orchestrator.usecases.owner.start import owner_process
 
 if TYPE_CHECKING:
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
 
     from orchestrator.usecases.launch_arguments import LaunchArguments
     from orchestrator.usecases.reports.log_reader import Viewer
+    from orchestrator.verdict.live import LiveRun
 
+ALL_LINES = WatchedLines()
 END_WAIT_S = 1.0
 DIAGNOSIS_S = 8.0  # the owner needs less
 
@@ -48,6 +52,8 @@ class Owner:
         self._messages = messages(self._link)
         self._is_interrupted = False
         self._is_prompting = False
+        self._hide_state: Callable[[], None] = lambda: None
+        """Called before a prompt, which would be written into the state of the run."""
         self._diagnosed: RunRecord | None = None
 
     @property
@@ -61,20 +67,18 @@ class Owner:
         arguments: LaunchArguments,
         *,
         follow: bool,
-        quiet: bool = False,
-        fold: bool = False,
+        watched: WatchedLines = ALL_LINES,
         is_benchmark: bool = False,
     ) -> Owner:
         """Launch a run."""
         config = None if arguments.config is None else str(arguments.config)
         typed = {**asdict(arguments), "config": config}
-        watched = {"follow": follow, "quiet": quiet, "fold": fold}
-        return cls({"arguments": typed, "is_benchmark": is_benchmark, **watched})
+        return cls({"arguments": typed, "is_benchmark": is_benchmark, "follow": follow, **asdict(watched)})
 
     @classmethod
-    def of_run(cls, run: str, *, follow: bool, quiet: bool, fold: bool = False, tail: int | None = None) -> Owner:
+    def of_run(cls, run: str, *, follow: bool, watched: WatchedLines = ALL_LINES, tail: int | None = None) -> Owner:
         """Supervise a run that has no owner; show the last `tail` lines so far, or all."""
-        return cls({"run": run, "follow": follow, "quiet": quiet, "fold": fold, "tail": tail})
+        return cls({"run": run, "follow": follow, "tail": tail, **asdict(watched)})
 
     def until_launched(
         self,
@@ -124,6 +128,7 @@ class Owner:
         """
         if self._is_interrupted:  # just when the launch was complete
             raise KeyboardInterrupt
+        self._hide_state = partial(viewer.show, None)
         for message in self._reported():
             if message["kind"] == "lines":
                 viewer.write(message["lines"])
@@ -131,6 +136,8 @@ class Owner:
                 viewer.inform(message["text"])
             elif message["kind"] == "warning":
                 viewer.warn(message["text"])
+            elif message["kind"] == "live":
+                viewer.show(_live(message["live"]))
             elif message["kind"] == "ended":
                 return RunRecord.from_json(message["record"])
             elif message["kind"] == "diagnosed":
@@ -163,6 +170,7 @@ class Owner:
 
     def _prompt(self, question: str, *, echo: bool) -> None:
         text = None
+        self._hide_state()
         self._is_prompting = True
         with suppress(PromptCancelled, OSError):
             text = self._terminal.prompt(question, echo=echo)
@@ -210,6 +218,12 @@ class Owner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _live(data: Mapping[str, Any]) -> LiveRun:
+    from orchestrator.verdict.live import LiveRun  # not before the first lines: it imports much
+
+    return LiveRun.from_json(data)
 
 
 def _working_folder() -> str:

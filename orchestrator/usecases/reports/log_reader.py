@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,14 +15,22 @@ from orchestrator.errors import NodeError
 from orchestrator.launchers.base import Launcher
 from orchestrator.logs.follow import Batch, Feed, live, merged, read_all
 from orchestrator.logs.history import history, reposition
-from orchestrator.logs.lines import LogLines, in_order, last
+from orchestrator.logs.lines import BAR_EVERY_S, LogLines, in_order, last
 from orchestrator.logs.selection import Selection
 from orchestrator.node.run.events import State
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.verdict.live import LiveRun
+
+__all__ = ["LiveRun", "LogReader", "Viewer"]
 
 T = TypeVar("T")
 STOPPED_END = f": {State.STOPPED.lower()}, nothing is left running"
 """The end of the last event of an agent whose ranks were ended on request (node/agent/agent.py)."""
+LIVE_BAR_S = 1.0
+LIVE_OBSERVATION_S = 5.0
+FAILED_EXIT = re.compile(
+    r"rank (?P<rank>\d+) \(pid \d+\) exited with (?P<failure>code \d+: .*?)(, after the stop)?", re.DOTALL
+)
 WIDER = 16
 """The factor by which more lines are searched for the last ones that match a pattern."""
 
@@ -34,6 +44,8 @@ class Viewer(Protocol):
 
     def warn(self, text: str) -> None: ...
 
+    def show(self, live: LiveRun | None) -> None: ...
+
 
 class LogReader:
     """Reads the logs of one attempt after the other."""
@@ -46,8 +58,15 @@ class LogReader:
         selection: Selection | None = None,
         *,
         only_wanted_nodes: bool = False,
+        is_live: bool = False,
     ) -> None:
-        """Begin with the first attempt; `only_wanted_nodes`: connect only to nodes that can have wanted lines, while `follow` needs all."""
+        """
+        Begin with the first attempt.
+
+        Args:
+            only_wanted_nodes: connect only to nodes that can have wanted lines, while `follow` needs all.
+            is_live: the newest states of progress bars, and of the ranks' progress, are shown on a terminal.
+        """
         self._launcher = launcher
         self._plan = plan
         self._viewer = viewer
@@ -55,8 +74,13 @@ class LogReader:
         self._nodes = self._wanted_nodes() if only_wanted_nodes else None
         self._limit = int(plan.ssh["fanout"])
         self._observes = True
+        self._is_live = is_live
         self.ended: set[str] = set()
         """The nodes whose lines so far report that their ranks were ended on request, which are not shown if no routine is."""
+        self.repeated_failures: list[tuple[str, str]] = []
+        """Node and rank of each exit that is not shown, because that of another rank is, with the same error."""
+        self._shown_failures: set[tuple[int, str]] = set()
+        """Attempts, and the errors of their ranks that were shown."""
         self._shown_from: dict[str, float] = {}
         """Node -> time before which its lines are not shown."""
         self.begin(1)
@@ -213,7 +237,17 @@ class LogReader:
 
     def _feeds_of(self, attempt: int) -> list[Feed]:
         folders = self._launcher.attempt_folders(attempt, self._nodes)
-        return [Feed(folder, self._selection, failure=folder.failure, observes=self._observes) for folder in folders]
+        return [
+            Feed(
+                folder,
+                self._selection,
+                failure=folder.failure,
+                observes=self._observes,
+                bar_every_s=LIVE_BAR_S if self._is_live else BAR_EVERY_S,
+                observe_every_s=LIVE_OBSERVATION_S if self._is_live else math.inf,
+            )
+            for folder in folders
+        ]
 
     def _wanted_nodes(self) -> frozenset[str] | None:
         """The nodes that can have wanted lines; None if ranks may have moved to other nodes."""
@@ -235,8 +269,23 @@ class LogReader:
             if group.time >= self._shown_from.get(group.node, 0.0):
                 if group.is_routine and group.text.endswith(STOPPED_END):
                     self.ended.add(group.node)
-                if (kept := self._selection.of(group)) is not None:
+                if (kept := self._selection.of(group)) is not None and not self._is_repeated(kept):
                     yield kept
+
+    def _is_repeated(self, group: LogLines) -> bool:
+        """True for the failure of a rank with an error that was shown; never if the lines of all ranks are wanted."""
+        if (
+            group.stream != "event"
+            or self._selection.has_rank_metrics
+            or not (found := FAILED_EXIT.fullmatch(group.text))
+        ):
+            return False
+        failure = self.attempt, found["failure"]
+        if failure not in self._shown_failures:
+            self._shown_failures.add(failure)
+            return False
+        self.repeated_failures.append((group.node, found["rank"]))
+        return True
 
 
 def _unfinished(feeds: Sequence[Feed]) -> Iterator[LogLines]:

@@ -98,8 +98,19 @@ def missing_logs(run: KeptRun, plan: LaunchPlan, reader: LogReader) -> LaunchErr
     return LaunchError(message, hint=f"orch status {plan.run_id} shows what is recorded here")
 
 
-def selection(wanted: Filter, plan: LaunchPlan, now: float, *, has_routine: bool) -> Selection:
-    """The selection by the filter, with the events that every run has if `has_routine`; UsageError if the filter does not fit the run."""
+def selection(
+    wanted: Filter, plan: LaunchPlan, now: float, *, has_routine: bool, has_rank_metrics: bool = True
+) -> Selection:
+    """
+    The selection by the filter.
+
+    Args:
+        has_routine: with the events that every run has.
+        has_rank_metrics: with the losses of single ranks, of which rank 0 prints the mean.
+
+    Raises:
+        UsageError: the filter does not fit the run.
+    """
     nodes = node_names(wanted.nodes, plan)
     ranks = _ranks(wanted.ranks, plan)
     pattern = _pattern(wanted.pattern)
@@ -107,7 +118,13 @@ def selection(wanted: Filter, plan: LaunchPlan, now: float, *, has_routine: bool
         raise UsageError(f"--stream {wanted.stream}: no such stream", hint="out, err, event or batch")
     earliest = now - seconds("--since", wanted.since) if wanted.since else None
     return Selection(
-        nodes, ranks, wanted.stream, earliest, pattern, has_routine=has_routine or wanted.stream == "event"
+        nodes,
+        ranks,
+        wanted.stream,
+        earliest,
+        pattern,
+        has_routine=has_routine or wanted.stream == "event",
+        has_rank_metrics=has_rank_metrics,
     )
 
 

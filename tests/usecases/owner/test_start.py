@@ -37,7 +37,7 @@ def test_owner_that_was_started_early_is_used(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("ORCH_HOME", str(tmp_path))
     with early_owner(["ssh-launch"]):
         [early] = owner_process._early
-        with Owner.of_run("none", follow=False, quiet=False) as owner:
+        with Owner.of_run("none", follow=False) as owner:
             assert owner._process is early.process
             with pytest.raises(RunNotFound):
                 owner.until_launched(pytest.fail, pytest.fail)

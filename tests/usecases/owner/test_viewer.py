@@ -31,7 +31,7 @@ def test_interrupt_before_the_owner_is_ready_cancels_the_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ORCH_HOME", str(tmp_path))
-    with Owner.of_run("none", follow=False, quiet=False) as owner:
+    with Owner.of_run("none", follow=False) as owner:
         owner._process.send_signal(signal.SIGINT)  # as Ctrl-C while it imports
         with pytest.raises(KeyboardInterrupt):
             owner.until_launched(_unused, _unused)
@@ -40,7 +40,7 @@ def test_interrupt_before_the_owner_is_ready_cancels_the_launch(
 
 @pytest.mark.processes
 def test_owner_ends_quietly_if_its_viewer_ends_before_the_request(capfd: pytest.CaptureFixture[str]) -> None:
-    with Owner.of_run("none", follow=False, quiet=False) as owner:
+    with Owner.of_run("none", follow=False) as owner:
         pass
     assert owner._process.wait(timeout=30) == 0
     assert capfd.readouterr().err == ""
@@ -108,7 +108,7 @@ WITHOUT_STREAMS = """
 import os
 from orchestrator.usecases.owner.viewer import Owner
 from orchestrator.errors import RunNotFound
-with Owner.of_run("none", follow=False, quiet=False) as owner:
+with Owner.of_run("none", follow=False) as owner:
     streams = [os.readlink(f"/proc/{owner._process.pid}/fd/{number}") for number in range(3)]
     try:
         owner.until_launched(print, print)
@@ -141,4 +141,4 @@ def test_deleted_working_folder_is_named_and_no_owner_starts(tmp_path: Path, mon
     monkeypatch.chdir(folder)
     folder.rmdir()
     with pytest.raises(UsageError, match="the working folder has been deleted"):
-        Owner.of_run("none", follow=False, quiet=False)
+        Owner.of_run("none", follow=False)

@@ -1,0 +1,79 @@
+"""The present state of a run, for the last line of a terminal on which the run is watched. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from orchestrator.endpoint.observation import NodeObservation
+from orchestrator.names.hostlist import fold
+from orchestrator.progress import MOST_NAMED
+from orchestrator.run import RunRecord
+from orchestrator.stored import known_fields
+from orchestrator.verdict.failing import waits
+from orchestrator.verdict.training import Pace, Training, training_of
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRun:
+    """A run while it is watched."""
+
+    state: str
+    """As in the record: RUNNING, PENDING, …"""
+    begun_s: float
+    """When the run was launched, in seconds since 1970."""
+    attempt: int = 1
+    nodes: str = ""
+    """A host list."""
+    waits: str | None = None
+    """What it waits for, and until when: nodes for a restart, or the reason of Slurm's queue; None if it waits for nothing."""
+    training: Training | None = None
+    """None before the first step, and of a program that reports none."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> LiveRun:
+        """From `to_json`; fields of another version of orch are ignored."""
+        known = known_fields(cls, data)
+        training = known.get("training")
+        return cls(**{**known, "training": training and Training(**known_fields(Training, training))})
+
+
+class LiveRuns:
+    """Composes the present state of one run, attempt by attempt."""
+
+    def __init__(self) -> None:
+        self._attempt = 0
+        self._pace = Pace()
+        self._names: tuple[str, ...] = ()
+        self._folded = ""
+
+    def now(
+        self, record: RunRecord, nodes: Iterable[NodeObservation], names: Iterable[str], queue: str | None = None
+    ) -> LiveRun:
+        """
+        Return the present state.
+
+        Args:
+            nodes: the last observation of each node; their progress is that of the record's attempt.
+            names: the nodes of the attempt.
+            queue: what a job in the queue waits for.
+        """
+        if record.attempt != self._attempt:
+            self._attempt, self._pace = record.attempt, Pace()
+        if self._names != (current := tuple(names)):
+            self._names = current
+            self._folded = ",".join(current) if len(current) <= MOST_NAMED else fold(current)
+        training = training_of({rank: each for node in nodes for rank, each in node.progress.items()})
+        return LiveRun(
+            state=record.state.value,
+            begun_s=datetime.fromisoformat(record.created).timestamp() if record.created else 0.0,
+            attempt=record.attempt,
+            nodes=self._folded,
+            waits=waits(record) or queue,
+            training=training and self._pace.add(training),
+        )
