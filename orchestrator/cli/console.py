@@ -194,7 +194,7 @@ class LogView:
         quiet: bool = False,
         stream: TextIO | None = None,
         ranks_of: Callable[[str], int] | None = None,
-        times: bool = False,
+        timestamps: bool = False,
         is_live: bool = False,
     ) -> None:
         """
@@ -202,7 +202,7 @@ class LogView:
 
         Args:
             ranks_of: the number of ranks of a node, to fold equal lines of many ranks; the last ones are printed by `close`.
-            times: print the time before each line.
+            timestamps: print the time before each line.
             is_live: show the state of the run below the lines, on a terminal.
         """
         self._as_json = as_json
@@ -211,7 +211,7 @@ class LogView:
         self._quiet = quiet
         self._stream = stream or sys.stdout
         self._colour = has_colour(self._stream)
-        self._times = times
+        self._timestamps = timestamps
         self._losses = Losses()
         self._bar_of: tuple[str, int | None] | None = None
         """The node and rank whose progress bar is shown."""
@@ -300,7 +300,7 @@ class LogView:
         return prefixed(lines, self._time_of(lines) + prefix)
 
     def _time_of(self, lines: LogLines) -> str:
-        return time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(lines.time)) if self._times else ""
+        return time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(lines.time)) if self._timestamps else ""
 
     def _fold_text(self, fold: Fold) -> str:
         if fold.rank_count == 1:

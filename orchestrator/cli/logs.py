@@ -23,7 +23,7 @@ from orchestrator.errors import CTRL_C, NodesError, UsageError
 @click.option("--stream", metavar="out|err|event|batch", help="Only this stream.")
 @options.fold
 @options.all_ranks
-@options.times
+@options.timestamps
 @options.inventory_option("Find the run on these nodes: it was launched elsewhere.")
 @options.as_json
 def logs(
@@ -34,7 +34,7 @@ def logs(
     tail: int | None,
     fold: bool | None,
     all_ranks: bool,
-    times: bool,
+    timestamps: bool,
     as_json: bool,
     **wanted: str | None,
 ) -> int:
@@ -50,7 +50,7 @@ def logs(
         selection,
     )
 
-    for option, is_given in (("--fold", fold), ("--time", times)):
+    for option, is_given in (("--fold", fold), ("--timestamps", timestamps)):
         if is_given and as_json:
             hint = "--json prints each line with its time, node and rank"
             raise UsageError(f"{option} and --json exclude each other", hint=hint)
@@ -68,7 +68,7 @@ def logs(
     try:
         with (
             closing(launcher),
-            closing(LogView(as_json=as_json, ranks_of=ranks_of, times=times, is_live=is_live)) as view,
+            closing(LogView(as_json=as_json, ranks_of=ranks_of, timestamps=timestamps, is_live=is_live)) as view,
         ):
             chosen = selection(lines, plan, time.time(), has_routine=as_json, has_rank_metrics=shows_all)
             if lines.stream == "batch":

@@ -63,7 +63,7 @@ fold = click.option(
     help="Print equal lines of many ranks once; default: on a terminal, while the run is watched.",
 )
 all_ranks = click.option("--all-ranks", is_flag=True, help="Print every line of every rank, also their own losses.")
-times = click.option("--time", "times", is_flag=True, help="Print the time before each line.")
+timestamps = click.option("--timestamps", is_flag=True, help="Print the time before each line.")
 max_retries = click.option(
     "--max-retries",
     type=click.IntRange(min=0, max=10_000),
@@ -172,18 +172,18 @@ def watch(command: Command) -> Command:
 
     @wraps(command)
     def check(
-        *args: Any, follow: bool, quiet: bool, fold: bool | None, all_ranks: bool, times: bool, **typed: Any
+        *args: Any, follow: bool, quiet: bool, fold: bool | None, all_ranks: bool, timestamps: bool, **typed: Any
     ) -> int:
-        for option, is_given in (("--fold", fold), ("--all-ranks", all_ranks), ("--time", times)):
+        for option, is_given in (("--fold", fold), ("--all-ranks", all_ranks), ("--timestamps", timestamps)):
             if is_given and not follow:
                 hint = f"watch the run later with: orch logs -f {option}"
                 raise UsageError(f"{option} and --detach exclude each other", hint=hint)
         live = is_live()
         folds = live and not all_ranks if fold is None else fold
-        watched = WatchedLines(quiet, folds, all_ranks, is_live=live, times=times)
+        watched = WatchedLines(quiet, folds, all_ranks, is_live=live, timestamps=timestamps)
         return command(*args, follow=follow, watched=watched, **typed)
 
-    return follow(quiet(fold(all_ranks(times(check)))))
+    return follow(quiet(fold(all_ranks(timestamps(check)))))
 
 
 def slurm(command: Command) -> Command:

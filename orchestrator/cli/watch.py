@@ -61,7 +61,7 @@ def show(run_id: str, watched: WatchedRun | Owner, lines: WatchedLines, *, strea
         quiet=lines.quiet,
         stream=stream,
         ranks_of=_ranks_of(run_id) if lines.fold else None,
-        times=lines.times,
+        timestamps=lines.timestamps,
         is_live=lines.is_live,
     )
     stopped = f"stopped watching; the run continues. `orch logs -f {run_id}` watches again"

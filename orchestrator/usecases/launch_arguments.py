@@ -107,5 +107,5 @@ class WatchedLines:
     """With the losses of single ranks, of which rank 0 prints the mean."""
     is_live: bool = False
     """The present state of the run is shown on a terminal."""
-    times: bool = False
+    timestamps: bool = False
     """Each line begins with its time."""

@@ -129,7 +129,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("has_colour", [False, True])
-def test_line_is_drawn_again_after_other_lines_and_at_most_four_times_a_second(*, has_colour: bool) -> None:
+def test_state_is_drawn_below_new_lines_and_at_most_four_times_a_second(*, has_colour: bool) -> None:
     terminal, began_s = Terminal(), time.monotonic()
     line = Footer(terminal, has_colour=has_colour)
     for step in range(40):
@@ -150,7 +150,12 @@ def test_nothing_is_written_while_nothing_changes(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(footer, "TICK_S", 0.005)
     monkeypatch.setattr(footer, "REDRAW_S", 0.005)
     calls: list[float] = []
-    monkeypatch.setattr(footer, "footer_text", lambda *_: calls.append(0.0) or "RUNNING")
+
+    def text(*_: object) -> str:
+        calls.append(time.monotonic())
+        return "RUNNING"
+
+    monkeypatch.setattr(footer, "footer_text", text)
     terminal = Terminal()
     line = Footer(terminal, has_colour=False)
     line.show(LIVE)
@@ -162,14 +167,8 @@ def test_nothing_is_written_while_nothing_changes(monkeypatch: pytest.MonkeyPatc
 def test_progress_bar_is_shown_below_the_lines_until_its_line_is_complete(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("orchestrator.cli.console.Footer", lambda *_, **__: shown)
     bars: list[str] = []
-
-    class Shown(Footer):
-        def show_bar(self, text: str) -> None:
-            bars.append(text)
-
-    shown = Shown(Terminal(), has_colour=False)
+    monkeypatch.setattr(Footer, "show_bar", lambda _footer, text: bars.append(text))
     view = LogView(as_json=False, is_live=True)
     view.write([LogLines(1.0, "n0", 0, "err", "\r 1%\r 2%", is_unfinished=True), LogLines(1.0, "n0", 1, "out", "up")])
     view.write([LogLines(2.0, "n0", 0, "err", " 2%\r100%")])
@@ -188,7 +187,7 @@ def test_losses_of_single_ranks_are_left_out_and_their_other_lines_are_not() -> 
     other = LogLines(
         0.0, "n0", 3, "out", "step=1 loss=5.0 lr=1"
     )  # a line of a program, which may print it on the last rank alone
-    assert selection.of(other) == other
+    assert selection.of(of_program) == of_program
 
 
 def test_state_survives_the_link_and_names_its_nodes() -> None:
