@@ -184,7 +184,7 @@ def test_losses_of_single_ranks_are_left_out_and_their_other_lines_are_not() -> 
     assert selection.of(LogLines(0.0, "n0", 3, "out", text)) == LogLines(0.0, "n0", 3, "out", "ready")
     assert selection.of(LogLines(0.0, "n0", 3, "out", "step=1 loss=5.0")) is None
     assert Selection().of(LogLines(0.0, "n0", 3, "out", text)) == LogLines(0.0, "n0", 3, "out", text)
-    other = LogLines(
+    of_program = LogLines(
         0.0, "n0", 3, "out", "step=1 loss=5.0 lr=1"
     )  # a line of a program, which may print it on the last rank alone
     assert selection.of(of_program) == of_program
