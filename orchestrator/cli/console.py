@@ -236,10 +236,10 @@ class LogView:
         if self._footer is not None:
             self._footer.show(live)
 
-    @property
-    def loss_text(self) -> str:
+    def loss_text(self, record: RunRecord) -> str:
         """The course of the loss as a sparkline; empty if it is unknown."""
-        return self._losses.text
+        ends = [record.summary.get(name) for name in ("first_loss", "last_loss")] if record.attempt == 1 else []
+        return self._losses.text(*(loss if isinstance(loss, int | float) else None for loss in ends))
 
     def _above_footer(self) -> AbstractContextManager[None]:
         return nullcontext() if self._footer is None else self._footer.erased()

@@ -134,10 +134,10 @@ class Losses:
             self._by_step = dict(list(self._by_step.items())[::2])
         self._by_step[step] = loss
 
-    @property
-    def text(self) -> str:
-        """The first loss, the sparkline and the last loss; empty without a sparkline."""
-        values = [self._by_step[step] for step in sorted(self._by_step)]
+    def text(self, first: float | None = None, last: float | None = None) -> str:
+        """The first loss, the sparkline and the last loss; empty without a sparkline. `first` and `last` are those of the program, if it tells them."""
+        ends = [[] if loss is None else [loss] for loss in (first, last)]
+        values = [*ends[0], *(self._by_step[step] for step in sorted(self._by_step)), *ends[1]]
         line = sparkline(values)
         return f"{number_text(values[0])} {line} {number_text(values[-1])}" if line else ""
 

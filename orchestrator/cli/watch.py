@@ -92,7 +92,7 @@ def show(run_id: str, watched: WatchedRun | Owner, lines: WatchedLines, *, strea
             if diagnosed := watched.diagnosed(warn):
                 print_failure(diagnosed)
     if not lines.quiet:
-        print_result(record, view.loss_text, is_diagnosed=diagnosed is not None)
+        print_result(record, view.loss_text(record), is_diagnosed=diagnosed is not None)
         if record.left:
             inform(left_text(record))
     return record.exit_code
