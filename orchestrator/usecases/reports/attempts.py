@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from orchestrator.fanout import failed_nodes, map_parallel, successes
 from orchestrator.launchers.base import AttemptFolder, Launcher
 from orchestrator.node.run.events import EVENTS, REQUEUE, Kind, State, cause_s
 from orchestrator.plan.plan import LaunchPlan
-from orchestrator.run import trainer_setting
+from orchestrator.usecases.reports.curves import metrics_path
 from orchestrator.usecases.reports.timeline import Attempt, Step, mean_utilization
 
 EVENTS_BYTES = 1 << 18  # of a node: a hundred times what an attempt has
@@ -157,14 +156,12 @@ def _numbers(value: object) -> dict[str, float]:
 
 def _read_steps(folders: Sequence[AttemptFolder], records: Sequence[NodeRecord], plan: LaunchPlan) -> list[Step]:
     """The end of metrics.jsonl of the shared trainer; none for another program, or if `out` is not in the run's folder."""
-    out = trainer_setting(plan.program, plan.config, "out") or "checkpoints"
-    if plan.program.kind != "trainer" or not isinstance(out, str) or out.startswith(("/", "~")):
+    path = metrics_path(plan)
+    if path is None:
         return []
     correction_s = _main_progress(records)[1]
     for folder in folders:
-        found = folder.endpoint.list_files(
-            folder.attempt_dir, folder.nodes, posixpath.join(out, "metrics.jsonl"), cwd=plan.program.cwd or ""
-        )
+        found = folder.endpoint.list_files(folder.attempt_dir, folder.nodes, path, cwd=plan.program.cwd or "")
         for files in found:
             data = b"".join(_end_of_file(folder, files.root, files.size_bytes))
             return [step for value in _objects(data) for step in _step(value, correction_s)]
