@@ -24,6 +24,7 @@ VERBS = {
     "logs": "Print the merged log of all nodes and ranks.",
     "status": "Show the state of a run; ends with the run's exit code.",
     "top": "Show a run live: its verdict, step and loss, and its nodes, ranks and cards, those first that hold up the others.",
+    "web": "Show runs in a browser: state, curves of loss and rate, nodes, log; live during the run.",
     "list": "List the runs started from this machine, newest last.",
     "attach": "Reconnect to a run after a reboot or a killed orch, and watch it.",
     "env": "Show the environment variables that ranks get from orch.",
@@ -56,6 +57,10 @@ _INSTEAD = {
     ),
     **dict.fromkeys(
         ("htop", "nvtop", "watch", "info", "show"), "orch top RUN shows a run live, orch nodes the cards of the nodes"
+    ),
+    **dict.fromkeys(
+        ("dashboard", "ui", "gui", "serve", "browser", "plot"),
+        "orch web RUN shows a run with its curves in a browser",
     ),
     **dict.fromkeys(("restart", "retry", "resume", "repeat"), "orch rerun RUN launches a run again"),
     **dict.fromkeys(

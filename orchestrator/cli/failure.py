@@ -20,10 +20,13 @@ RETRY_UNKNOWN = "unknown: the text does not show if another attempt can help"
 
 def print_failure(record: RunRecord, stream: TextIO | None = None) -> None:
     """Print why a run failed, by default on stderr, if its record has a diagnosis."""
-    if record.failure is None or not record.failure.is_diagnosed:
-        return
-    lines = chain(_report(record.failure), labelled("more", [f"orch diagnose {record.id}"]))
-    print_text("".join(f"{without_controls(line)}\n" for line in lines), stream or sys.stderr)
+    print_text("".join(f"{without_controls(line)}\n" for line in failure_lines(record)), stream or sys.stderr)
+
+
+def failure_lines(record: RunRecord) -> Iterator[str]:
+    """The reason for which a run failed; none if its record has no diagnosis."""
+    if record.failure is not None and record.failure.is_diagnosed:
+        yield from chain(_report(record.failure), labelled("more", [f"orch diagnose {record.id}"]))
 
 
 def _report(failure: Failure) -> Iterator[str]:

@@ -27,10 +27,11 @@ def headline(found: Overview) -> str:
 
 def summary(found: Overview) -> list[str]:
     """The known values, one line each."""
-    return [f"{label:<{LABEL}}{safe(text)}" for label, text in _values(found) if text]
+    return [f"{label:<{LABEL}}{safe(text)}" for label, text in values(found) if text]
 
 
-def _values(found: Overview) -> Iterator[tuple[str, str]]:
+def values(found: Overview) -> Iterator[tuple[str, str]]:
+    """The known values with their labels; some are empty."""
     yield "step", training_text(found)
     if found.training is not None:
         yield "saved", saved_text(found)

@@ -374,7 +374,7 @@ class Store:
         if same_name is not None:
             return same_name
         matches = [run_id for run_id in ids if run_id.startswith(name)]
-        first_matches = list(islice(filter(_has_record, map(self._folder, matches)), 2))
+        first_matches = list(islice(filter(_has_record, map(self.folder, matches)), 2))
         if len(first_matches) == 1:
             return first_matches[0]
         if first_matches:
@@ -383,7 +383,8 @@ class Store:
             )
         raise RunNotFound(f"no run {name!r} in {self.path}", hint="orch list shows all runs")
 
-    def _folder(self, run_id: str) -> RunFolder:
+    def folder(self, run_id: str) -> RunFolder:
+        """The folder of a run, which may not exist."""
         return RunFolder(self.runs / run_id)
 
     def _newest(self, ids: Sequence[str]) -> RunFolder | None:
@@ -393,7 +394,7 @@ class Store:
     def _by_second(self, ids: Sequence[str], *, newest_first: bool = False) -> Iterator[list[RunFolder]]:
         """The runs of each second that have a record, oldest first within a second."""
         for _, names in groupby(reversed(ids) if newest_first else ids, key=second):
-            group = list(filter(_has_record, map(self._folder, names)))
+            group = list(filter(_has_record, map(self.folder, names)))
             if group:  # reading the records of all runs would cost seconds on a network file system
                 yield sorted(group, key=_created) if len(group) > 1 else group
 
