@@ -80,7 +80,7 @@ def _teach(
     from orchestrator.usecases.diagnose.teach import Lesson, teach
 
     if len(words) != 1 or not cause or not remedies:
-        hint = "orch diagnose train.log:112 --teach --cause 'the licence server did not answer' --remedy 'lmstat -a'"
+        hint = "orch diagnose train.log:112 --teach --cause TEXT --remedy TEXT"
         raise UsageError("--teach needs one RUN, FILE or FILE:LINE, --cause and --remedy", hint=hint)
     taught = teach(words[0], Lesson(cause, remedies, name), signatures)
     print_text("".join(f"{without_controls(line)}\n" for line in taught.entry.splitlines()))

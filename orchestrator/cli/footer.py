@@ -135,7 +135,7 @@ class Losses:
         self._by_step[step] = loss
 
     def text(self, first: float | None = None, last: float | None = None) -> str:
-        """The first loss, the sparkline and the last loss; empty without a sparkline. `first` and `last` are those of the program, if it tells them."""
+        """The first loss, the sparkline and the last loss; empty without a sparkline. `first` and `last` are those that the program reports, if it does."""
         ends = [[] if loss is None else [loss] for loss in (first, last)]
         values = [*ends[0], *(self._by_step[step] for step in sorted(self._by_step)), *ends[1]]
         line = sparkline(values)

@@ -96,7 +96,7 @@ def test_losses_of_repeated_steps_are_replaced_and_their_number_is_bounded(monke
     for step, loss in ((1, 8.0), (2, 4.0), (3, 9.0), (2, 4.0), (3, 1.0)):
         losses.add(step, loss)
     assert losses.text() == "8 █▄▁ 1"
-    assert losses.text(15.0, 1.0) == "15 █▄▂▁▁ 1"  # those that the program tells at its end
+    assert losses.text(15.0, 1.0) == "15 █▅▃▁▁ 1"  # those of the program's summary
     monkeypatch.setattr(footer, "MOST_LOSSES", 8)
     for step in range(100):
         losses.add(step, float(step))

@@ -253,7 +253,7 @@ def test_wrong_env_is_refused_by_name(words: tuple[str, ...], message: str) -> N
 def test_every_argument_of_a_launch_is_repeated_or_named_here() -> None:
     passed_on = {
         "launcher", "inventory", "nodes", "shape", "config", "settings", "program", "orphan_timeout", "isolation_timeout",
-        "wait_for_nodes",
+        "wait_for_nodes", "share", "wait_free",
         "bare", "per_node", "until_head", "name", "note", "tags", "debug", "slurm", "here", "no_check", "skipped", "exclude_suspects", "max_retries", "elastic", "rerun_of",
             "variables", "env", "is_trial",
     }  # fmt: skip
