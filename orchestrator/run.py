@@ -280,6 +280,8 @@ class RunRecord:
     """The id of the run that this one repeats."""
     reported_state: str | None = None
     """The last state for which the hooks were run, and its attempt."""
+    reported_conditions: tuple[str, ...] = ()
+    """The conditions of that attempt for which the hooks were run, and which are not over."""
     unknown_fields: dict[str, Any] = field(default_factory=dict)
     """Fields of another version of orch, which are kept when the record is written."""
 

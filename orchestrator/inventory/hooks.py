@@ -23,8 +23,15 @@ from orchestrator.inventory.document import resolve_path
 from orchestrator.inventory.secrets import private_bytes
 from orchestrator.names.addresses import pattern_check
 
-HookState: TypeAlias = Literal["STARTING", "RUNNING", "DONE", "FAILED", "STOPPED"]
-"""Not PENDING, which no process watches, and not LOST: nothing is left that could run a hook."""
+HookEvent: TypeAlias = Literal[
+    "STARTING", "RUNNING", "RESTARTED", "DONE", "FAILED", "STOPPED", "NO_PROGRESS", "SLOW", "DIFFERS", "NOT_FINITE", "IDLE_CARDS"
+]  # fmt: skip
+"""
+States, and conditions that may be wrong with a run that continues: reported when one begins and when it is over.
+
+Not PENDING, which no process watches, and not LOST: nothing is left that could run a hook. RESTARTED is STARTING of another attempt than
+the first.
+"""
 _KINDS = ("command", "webhook_file", "webhook_variable", "email", "apprise_file")
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
 _SENDMAIL_FOLDERS = "/usr/sbin:/usr/lib"  # of sendmail, which are not on every user's PATH
@@ -58,7 +65,13 @@ class Hook(BaseModel):
 
     model_config = fields.STRICT
 
-    on: Annotated[tuple[HookState, ...], AfterValidator(_check_not_empty)] = ("DONE", "FAILED", "STOPPED")
+    on: Annotated[tuple[HookEvent, ...], AfterValidator(_check_not_empty)] = (
+        "DONE",
+        "FAILED",
+        "STOPPED",
+    )
+    tags: tuple[str, ...] = ()
+    """Only runs with one of these tags; empty: all runs."""
     command: Annotated[tuple[str, ...], AfterValidator(_check_command)] | None = None
     """A program and its arguments; no shell."""
     webhook_file: fields.File | None = None

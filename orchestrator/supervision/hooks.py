@@ -1,8 +1,8 @@
 """
-Run the hooks of a run when its state changes, in the process that owns the run.
+Run the hooks of a run when its state changes, or something is wrong while it continues, in the process that owns the run.
 
-Each hook has its own thread, so a slow one delays neither the supervision nor the other hooks. The record names the last state that was
-reported, so that another owner of the run does not report it once more.
+Each hook has its own thread, so a slow one delays neither the supervision nor the other hooks. The record names the last state and the conditions
+that were reported, so that another owner of the run does not report them once more.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
+from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.inventory.hooks import Hook
 from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord
 from orchestrator.supervision.delivery import deliver
 from orchestrator.supervision.notification import Notification
+from orchestrator.verdict.conditions import WORDS, conditions
 
 END_S = 120.0
 """How long the owner of a run that has ended waits for its hooks."""
@@ -30,19 +33,46 @@ class Hooks:
 
     def __init__(self, folder: RunFolder, hooks: Sequence[Mapping[str, Any]]) -> None:
         self._folder = folder
-        self._workers = [_Worker(folder, Hook.model_validate(hook)) for hook in hooks]
-        self._reported = folder.read().reported_state
+        record = folder.read()
+        found = [Hook.model_validate(hook) for hook in hooks]
+        self._workers = [
+            _Worker(folder, hook) for hook in found if not hook.tags or not set(hook.tags).isdisjoint(record.tags)
+        ]
+        self._has_conditions = any(not set(WORDS).isdisjoint(hook.on) for hook in found)
+        self._reported = record.reported_state
+        self._conditions = record.reported_conditions
 
-    def observe(self, record: RunRecord) -> None:
-        """Report the state of the record, if it is not the last one that was reported."""
+    def observe(self, record: RunRecord, nodes: Sequence[NodeObservation] = ()) -> None:
+        """Report the state of the record, if it is not the last one that was reported, and conditions that have begun or are over."""
         state = f"{record.state.value} {record.attempt}"
-        if state == self._reported:
+        if state != self._reported:
+            attempt = (self._reported or state).split()[1]
+            self._reported = state
+            if attempt != str(record.attempt) or record.state.ended:
+                self._conditions = ()  # of another attempt: its end is reported as a state
+            self._keep(reported_state=state, reported_conditions=self._conditions)
+            self._add(self._notification(record))
+        elif self._has_conditions and nodes:
+            self._observe_conditions(record, conditions(record, nodes))
+
+    def _observe_conditions(self, record: RunRecord, found: Mapping[str, str]) -> None:
+        if set(found) == set(self._conditions):
             return
-        self._reported = state
+        changed = [name for name in WORDS if (name in found) != (name in self._conditions)]
+        self._conditions = tuple(found)
+        self._keep(reported_conditions=self._conditions)
+        for name in changed:
+            self._add(replace(self._notification(record), condition=name, evidence=found.get(name, "")))
+
+    def _keep(self, **fields: Any) -> None:  # of the record
         with suppress(OSError):  # a full disk must not end the supervision
-            self._folder.update(reported_state=state)
+            self._folder.update(**fields)
+
+    def _notification(self, record: RunRecord) -> Notification:
         nodes = [node.name for node in self._folder.read_plan().nodes]  # those of this attempt
-        notification = Notification(record, nodes, socket.gethostname(), str(self._folder.path))
+        return Notification(record, nodes, socket.gethostname(), str(self._folder.path))
+
+    def _add(self, notification: Notification) -> None:
         for worker in self._workers:
             worker.add(notification)
 
@@ -63,8 +93,8 @@ class _Worker:
         self._thread: threading.Thread | None = None
 
     def add(self, notification: Notification) -> None:
-        """Deliver the notification if the hook is for its state."""
-        if notification.record.state.value not in self._hook.on:
+        """Deliver the notification if the hook is for it."""
+        if set(notification.events).isdisjoint(self._hook.on):
             return
         self._notifications.put(notification)
         if self._thread is None:
@@ -91,7 +121,8 @@ class _Worker:
                 failure = deliver(self._hook, notification, self._folder.hook_log_file)
             except Exception as error:  # noqa: BLE001  its text and its traceback may contain a URL
                 failure = f"a bug in orch: {type(error).__name__}"
-            state = f"{notification.record.state.value}, attempt {notification.record.attempt}"
+            word = notification.condition or notification.record.state.value
+            state = f"{word}, attempt {notification.record.attempt}"
             event, text = ("hook-failed", f"{state}: {failure}") if failure else ("hook-ran", state)
             self._add_event(event, text)
 
@@ -104,8 +135,8 @@ class _Worker:
 @contextmanager
 def running_hooks(
     folder: RunFolder, hooks_of_plan: Sequence[Mapping[str, Any]]
-) -> Iterator[Callable[[RunRecord], None]]:
-    """Yield the function that reports a new state of the run; at the end, the last one is reported."""
+) -> Iterator[Callable[[RunRecord, Sequence[NodeObservation]], None]]:
+    """Yield the function that reports a new state of the run and its conditions; at the end, the last state is reported."""
     hooks = Hooks(folder, hooks_of_plan)
     try:
         yield hooks.observe

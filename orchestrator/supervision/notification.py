@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from email.message import EmailMessage
 from typing import Any
 
-from orchestrator.run import RunRecord
+from orchestrator.run import RunRecord, RunState
+from orchestrator.verdict.conditions import WORDS
 
 _MAX_VARIABLE = 4000  # characters: a long message must not exceed the system's limit for the environment
 
@@ -23,13 +24,30 @@ class Notification:
     """The machine that supervises the run."""
     folder: str
     """The run's record on that machine."""
+    condition: str | None = None
+    """What is wrong with a run that continues, such as NO_PROGRESS; None: the notification is about a new state."""
+    evidence: str = ""
+    """That of the condition; empty if it is over."""
+
+    @property
+    def events(self) -> Sequence[str]:
+        """The words of a hook's `on` that this notification is for."""
+        if self.condition is not None:
+            return (self.condition,)
+        state = self.record.state
+        return (state.value, "RESTARTED") if state is RunState.STARTING and self.record.attempt > 1 else (state.value,)
 
     @property
     def sentence(self) -> str:
-        """One line: the run, its state, and the reason as far as it is known."""
+        """One line: the run, its state or condition, and the reason as far as it is known."""
         attempt = f", attempt {self.record.attempt}" if self.record.attempt > 1 else ""
-        reason = (self.record.message or "").partition("\n")[0]
-        line = f"run {self.record.id} is {self.record.state.value}{attempt}" + (f": {reason}" if reason else "")
+        if self.condition is None:
+            reason = (self.record.message or "").partition("\n")[0]
+            line = f"run {self.record.id} is {self.record.state.value}{attempt}" + (f": {reason}" if reason else "")
+        elif self.evidence:
+            line = f"run {self.record.id}{attempt}: {WORDS[self.condition]}: {self.evidence}"
+        else:
+            line = f"run {self.record.id}{attempt}: no longer: {WORDS[self.condition]}"
         return "".join(character if character.isprintable() else " " for character in line)
 
     def text(self) -> str:
@@ -49,6 +67,8 @@ class Notification:
             "run": record.id,
             "state": record.state.value,
             "attempt": record.attempt,
+            "condition": self.condition,
+            "evidence": self.evidence,
             "message": record.message,
             "failure": failure,
             "exit": None if record.exit is None else asdict(record.exit),
@@ -67,6 +87,7 @@ class Notification:
             "ORCH_RUN_ID": self.record.id,
             "ORCH_STATE": self.record.state.value,
             "ORCH_ATTEMPT": str(self.record.attempt),
+            "ORCH_CONDITION": self.condition or "",
             "ORCH_MESSAGE": self.sentence[:_MAX_VARIABLE],
             "ORCH_RUN_FOLDER": self.folder,
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
+from typing import TypeAlias
 
 from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import NodesError, OrchError
@@ -32,6 +33,9 @@ from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord, RunState
 from orchestrator.verdict.classify import classify
 from orchestrator.verdict.judge import Verdict
+
+OnRecord: TypeAlias = Callable[[RunRecord, Sequence[NodeObservation]], None]
+"""Takes a record that was read or written, and the last observation of each node of the attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +179,7 @@ class Restarts:
         plan: LaunchPlan,
         verdict: Verdict,
         attempt: DirectAttempt,
-        on_record: Callable[[RunRecord], None] = lambda _: None,
+        on_record: OnRecord = lambda _record, _nodes: None,
         *,
         remark: str = "",
     ) -> str:
@@ -196,7 +200,7 @@ class Restarts:
         plan: LaunchPlan,
         verdict: Verdict,
         attempt: DirectAttempt,
-        on_record: Callable[[RunRecord], None],
+        on_record: OnRecord,
         *,
         remark: str,
     ) -> str:
@@ -209,7 +213,7 @@ class Restarts:
             following = _following(plan, names, f"{verdict.message}; {newest_saved(self._attempts)}", remark)
             try:
                 self._next.connect(following)
-                on_record(self._record(following, verdict, attempt))
+                on_record(self._record(following, verdict, attempt), ())
                 self._folder.write_plan(self._next.start(following))
             except NodesError as error:
                 names_before = {node.name for node in plan.nodes}

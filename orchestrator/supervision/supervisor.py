@@ -28,7 +28,7 @@ from orchestrator.run import RunRecord, RunState
 from orchestrator.supervision.answers import Answers
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.supervision.queries import Queries, make_folder
-from orchestrator.supervision.restart import DirectAttempt, Restarts, saves_per_node
+from orchestrator.supervision.restart import DirectAttempt, OnRecord, Restarts, saves_per_node
 from orchestrator.supervision.silence import RETRY_S, Silence
 from orchestrator.supervision.spares import Spares
 from orchestrator.supervision.termination import EndedAttempt, Termination
@@ -55,14 +55,15 @@ class Supervisor:
         self,
         folder: RunFolder,
         launcher: DirectLauncher,
-        on_record: Callable[[RunRecord], None] = lambda _: None,
+        on_record: OnRecord = lambda _record, _nodes: None,
         on_nodes: Callable[[Sequence[NodeObservation]], None] = lambda _: None,
     ) -> None:
         """
         Prepare the supervision of the plan's attempt.
 
         Args:
-            on_record: called with the record in every round, and at the end: of a run that has failed, once it is diagnosed.
+            on_record: called with the record and the last observation of each node in every round, and at the end, without nodes: of a run that has
+                failed, once it is diagnosed.
             on_nodes: called with the last observation of each node in every round.
         """
         self._folder = folder
@@ -149,7 +150,7 @@ class Supervisor:
         def report() -> None:
             if self._folder.read().state is RunState.FAILED:
                 on_failed()
-            self._on_record(self._folder.read())
+            self._on_record(self._folder.read(), ())
 
         if unreached:  # a diagnosis takes seconds, in which a node that answers again must not keep its ranks
             works: list[Callable[[], None]] = [
@@ -328,7 +329,7 @@ class Supervisor:
             record = self._folder.read()
             if record.state.ended:
                 return Verdict(record.state, record.exit, record.message)
-            self._on_record(record)
+            self._on_record(record, self._poller.observations())
             self._report_replicas(record)
             self._report_slow_ranks(record)
             self._keep_observations()
@@ -429,11 +430,11 @@ def _continue() -> None:
     """The log viewer of the first attempt follows the next attempts, too."""
 
 
-def _hooks_run(folder: RunFolder) -> AbstractContextManager[Callable[[RunRecord], None]]:
+def _hooks_run(folder: RunFolder) -> AbstractContextManager[OnRecord]:
     """Run the hooks of the run in this context; its value takes each record that was read."""
     hooks = folder.read_plan().hooks
     if not hooks:
-        return contextlib.nullcontext(lambda _: None)
+        return contextlib.nullcontext(lambda _record, _nodes: None)
     from orchestrator.supervision.hooks import running_hooks  # few runs have hooks, and need urllib and email
 
     return running_hooks(folder, hooks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -21,7 +21,9 @@ from orchestrator.plan.make import make_plan
 from orchestrator.records.store import RunFolder
 from orchestrator.run import Failure, Program, Request, RunRecord, RunState
 from orchestrator.supervision.hooks import running_hooks
+from orchestrator.supervision.restart import OnRecord
 from tests.until import until
+from tests.verdict.test_overview import node
 
 PATH_OF_URL = "T0K3N"
 RUN = "here-20260102-030405-0abc"
@@ -65,9 +67,9 @@ def _run(tmp_path: Path, *hooks: Hook) -> RunFolder:
     return folder
 
 
-def _change(folder: RunFolder, on_record: Callable[[RunRecord], None], state: RunState, **fields: Any) -> None:
-    on_record(folder.change(lambda record: replace(record, state=state, **fields)))
-    on_record(folder.read())  # the next round of the supervisor
+def _change(folder: RunFolder, on_record: OnRecord, state: RunState, **fields: Any) -> None:
+    on_record(folder.change(lambda record: replace(record, state=state, **fields)), ())
+    on_record(folder.read(), ())  # the next round of the supervisor
 
 
 def _events(folder: RunFolder) -> list[str]:
@@ -82,11 +84,11 @@ def test_command_gets_each_state_once_in_order_with_the_facts_of_the_run(tmp_pat
     folder = _run(tmp_path, hook)
     failure = Failure(FailureClass.NODE, Retry.ELSEWHERE, is_diagnosed=True, cause="a cable", remedy=("plug it in",))
     with running_hooks(folder, folder.read_plan().hooks) as on_record:
-        on_record(folder.read())
+        on_record(folder.read(), ())
         _change(folder, on_record, RunState.RUNNING)
         _change(folder, on_record, RunState.STARTING, attempt=2)
     with running_hooks(folder, folder.read_plan().hooks) as on_record:  # of another owner, after `orch attach`
-        on_record(folder.read())
+        on_record(folder.read(), ())
         _change(folder, on_record, RunState.FAILED, message="n1 is gone\nlast lines", failure=failure)
     assert shown.read_text().splitlines() == [
         f"STARTING 1 run {RUN} is STARTING",
@@ -103,6 +105,41 @@ def test_command_gets_each_state_once_in_order_with_the_facts_of_the_run(tmp_pat
     assert _events(folder)[-1] == "hook-ran: command sh: FAILED, attempt 2"
 
 
+def test_what_is_wrong_is_reported_when_it_begins_and_when_it_is_over_also_by_another_owner(tmp_path: Path) -> None:
+    shown = tmp_path / "shown"
+    script = 'echo "$ORCH_CONDITION $ORCH_STATE $ORCH_MESSAGE" >>"$1"'
+    command = ("sh", "-c", script, "hook", str(shown))
+    folder = _run(tmp_path, Hook(on=("SLOW", "DIFFERS", "NOT_FINITE", "RESTARTED"), command=command))
+    folder.update(state=RunState.RUNNING, reported_state="RUNNING 1")
+    bad = node("n1", (1,), progress={1: {"step": 7, "loss": float("nan")}})
+    with running_hooks(folder, folder.read_plan().hooks) as on_record:
+        on_record(folder.read(), [node("n0", (0,)), bad])
+        on_record(folder.read(), [node("n0", (0,)), bad])
+    folder.update(slow="rank 1 is 2 s late")
+    with running_hooks(folder, folder.read_plan().hooks) as on_record:  # of another owner
+        on_record(folder.read(), [node("n0", (0,)), bad])
+        on_record(folder.read(), [node("n0", (0,)), node("n1", (1,))])
+        _change(folder, on_record, RunState.STARTING, attempt=2, slow=None)  # the attempt has failed
+        on_record(folder.read(), [node("n0", (0,))])
+    assert shown.read_text().splitlines() == [
+        f"NOT_FINITE RUNNING run {RUN}: the loss is not finite: rank 1, step 7: nan",
+        f"SLOW RUNNING run {RUN}: a rank is slow: rank 1 is 2 s late",
+        f"NOT_FINITE RUNNING run {RUN}: no longer: the loss is not finite",
+        f" STARTING run {RUN} is STARTING, attempt 2",
+    ]
+
+
+@pytest.mark.parametrize(("tags", "states"), [((), ["DONE"]), (("big", "night"), ["DONE"]), (("small",), [])])
+def test_hook_with_tags_is_for_runs_with_one_of_them(tmp_path: Path, tags: tuple[str, ...], states: list[str]) -> None:
+    shown = tmp_path / "shown"
+    shown.touch()
+    folder = _run(tmp_path, Hook(tags=tags, command=("sh", "-c", 'echo "$ORCH_STATE" >>"$1"', "hook", str(shown))))
+    folder.update(tags=("night",))
+    with running_hooks(folder, folder.read_plan().hooks) as on_record:
+        _change(folder, on_record, RunState.DONE)
+    assert shown.read_text().splitlines() == states
+
+
 def test_hook_whose_result_cannot_be_recorded_is_run_for_the_next_state(tmp_path: Path) -> None:
     shown = tmp_path / "shown"
     folder = _run(
@@ -110,7 +147,7 @@ def test_hook_whose_result_cannot_be_recorded_is_run_for_the_next_state(tmp_path
     )
     (folder.path / "events.jsonl").mkdir()
     with running_hooks(folder, folder.read_plan().hooks) as on_record:
-        on_record(folder.read())
+        on_record(folder.read(), ())
         _change(folder, on_record, RunState.DONE)
     assert shown.read_text().splitlines() == ["STARTING", "DONE"]
 

@@ -200,7 +200,7 @@ def test_record_of_the_next_attempt_is_reported_before_it_starts(tmp_path: Path)
     folder, plan = _plan(tmp_path)
     states: list[tuple[RunState, int]] = []
 
-    def on_record(record: RunRecord) -> None:
+    def on_record(record: RunRecord, _: object) -> None:
         states.append((record.state, record.attempt))
 
     following = StubAttempts(start=lambda _: folder.update(state=RunState.RUNNING))
