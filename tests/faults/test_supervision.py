@@ -173,7 +173,8 @@ def _attach_to_its_end(orch: Orch, run: str) -> None:
 def test_status_of_a_failed_run_without_a_supervisor_leaves_it_to_attach(orch: Orch) -> None:
     run = _failed_unsupervised(orch)
     done = orch("status", run)
-    assert "RUNNING  rank 4 on n2 was killed by SIGKILL; n[0-1] may still run" in done.stdout
+    assert f"RUNNING  run {run} may still run on n[0-1], and nobody supervises it" in done.stdout
+    assert "rank 4 on n2 was killed by SIGKILL" in done.stdout
     assert "nobody supervises it" in done.stderr
     assert f"`orch attach {run}` or `orch stop {run}` ends what is left" in done.stderr
     assert "may still run" in orch("list", "--all").stdout

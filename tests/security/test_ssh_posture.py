@@ -40,6 +40,9 @@ REVIEWED = (
     # the program ssh, whose options a configuration cannot change
     'argv = ["ssh", "-a", "-x", "-T", *config, *(["-l", user] if user else [])]',
     '"StrictHostKeyChecking": "accept-new" if self._ssh.host_keys == "accept-new" else "yes",',
+    # the same from node to node: the policy of the inventory, without prompts and forwarding
+    '"StrictHostKeyChecking": "accept-new" if ssh.host_keys == "accept-new" else "yes",',
+    'login = ["ssh", "-a", "-x", "-T", *words, "-l", hop.user, "-p", str(hop.port), "--", hop.host]',
 )
 
 

@@ -38,9 +38,9 @@ def test_replicas_that_differ_are_shown_if_the_watch_itself_finds_the_end(
     folder = Store(tmp_path).create(RunRecord(RUN, "ssh", RunState.RUNNING, "", {}, {}, {}, {}, started=True))
     folder.write_plan(plan)
     warnings: list[str] = []
-    viewer: Any = SimpleNamespace(warn=warnings.append, inform=pytest.fail)
+    viewer: Any = SimpleNamespace(warn=warnings.append, inform=pytest.fail, show=lambda _: None)
     reader: Any = SimpleNamespace(
-        plan=plan, unreadable={}, attempt=1, nodes={}, show_remaining=lambda: None, ended=set()
+        plan=plan, unreadable={}, attempt=1, nodes={}, show_remaining=lambda: None, ended=set(), repeated_failures=set()
     )
     status = Status(Verdict(RunState.STOPPED), (node,), None, 1)
     monkeypatch.setattr(Watch, "_last_status", lambda _: status)
@@ -69,11 +69,12 @@ def test_supervised_run_is_followed_by_its_record_and_its_nodes_are_left_to_the_
         pending=set(),
         unreadable={},
         ended=set(),
+        repeated_failures=set(),
         observe=lambda *, nodes: observed.append(nodes),
         follow=lambda _: None,  # the logs are read to their ends
         show_remaining=lambda: None,
     )
-    viewer: Any = SimpleNamespace(inform=pytest.fail, warn=pytest.fail)
+    viewer: Any = SimpleNamespace(inform=pytest.fail, warn=pytest.fail, show=lambda _: None)
     launcher = DirectLauncher(plan, lambda node: LocalTransport(node.name))
     watch = Watch(folder, launcher, reader, viewer, ends_failed=True)
 
