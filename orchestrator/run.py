@@ -337,6 +337,7 @@ class RunRecord:
             "failure": Failure.from_json(known["failure"]) if known.get("failure") else None,
             "slow_nodes": tuple(known.get("slow_nodes", ())),
             "tags": tuple(known.get("tags", ())),
+            "reported_conditions": tuple(known.get("reported_conditions", ())),
             "attempts": tuple(known.get("attempts", ())),
         }
         return cls(**{**known, **changed, "unknown_fields": unknown_fields})

@@ -23,7 +23,7 @@ from orchestrator.logs.lines import LogLines
 from orchestrator.progress import Progress
 
 if TYPE_CHECKING:
-    from orchestrator.verdict.live import LiveRun  # at run time it would load what the viewer does not need
+    from orchestrator.verdict.live_run import LiveRun  # at run time it would load what the viewer does not need
 
 SIZES = struct.Struct(">II")
 """The sizes in bytes of the JSON message of a frame and of the text after the message."""

@@ -1,46 +1,17 @@
-"""The present state of a run, for the last line of a terminal on which the run is watched. Pure."""
+"""Compose the present state of a run, for the last line of a terminal on which the run is watched. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
 
 from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.names.hostlist import fold
 from orchestrator.progress import MOST_NAMED
 from orchestrator.run import RunRecord
-from orchestrator.stored import known_fields
 from orchestrator.verdict.failing import waits
-from orchestrator.verdict.training import Pace, Training, training_of
-
-
-@dataclass(frozen=True, slots=True)
-class LiveRun:
-    """A run while it is watched."""
-
-    state: str
-    """As in the record: RUNNING, PENDING, …"""
-    begun_s: float
-    """When the run was launched, in seconds since 1970."""
-    attempt: int = 1
-    nodes: str = ""
-    """A host list."""
-    waits: str | None = None
-    """What it waits for, and until when: nodes for a restart, or the reason of Slurm's queue; None if it waits for nothing."""
-    training: Training | None = None
-    """None before the first step, and of a program that reports none."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> LiveRun:
-        """From `to_json`; fields of another version of orch are ignored."""
-        known = known_fields(cls, data)
-        training = known.get("training")
-        return cls(**{**known, "training": training and Training(**known_fields(Training, training))})
+from orchestrator.verdict.live_run import LiveRun
+from orchestrator.verdict.training import Pace, training_of
 
 
 class LiveRuns:

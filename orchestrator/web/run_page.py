@@ -26,7 +26,7 @@ from orchestrator.usecases.reports.log_reader import LogReader
 from orchestrator.usecases.reports.logs import Filter, batch_log, selection
 from orchestrator.usecases.runs.look import Look, Looks, Overview, Training
 from orchestrator.usecases.runs.recorded import recorded
-from orchestrator.verdict.live import LiveRun
+from orchestrator.verdict.live_run import LiveRun
 from orchestrator.web.feeds import Reading, Source
 from orchestrator.web.files import whole_page
 

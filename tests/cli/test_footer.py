@@ -17,7 +17,8 @@ from orchestrator.cli.result import result_lines
 from orchestrator.logs.lines import LogLines
 from orchestrator.logs.selection import Selection
 from orchestrator.run import RunRecord, RunState
-from orchestrator.verdict.live import LiveRun, LiveRuns
+from orchestrator.verdict.live import LiveRuns
+from orchestrator.verdict.live_run import LiveRun
 from orchestrator.verdict.training import Training
 from tests.until import until
 

@@ -26,7 +26,8 @@ from orchestrator.verdict.failing import waits
 from orchestrator.verdict.judge import Verdict, judge
 from orchestrator.verdict.last_lines import with_last_lines
 from orchestrator.verdict.launching import is_launching
-from orchestrator.verdict.live import LiveRun, LiveRuns
+from orchestrator.verdict.live import LiveRuns
+from orchestrator.verdict.live_run import LiveRun
 from orchestrator.verdict.missing_files import explain_by_nodes
 from orchestrator.verdict.observe import Status
 from orchestrator.verdict.record_outcome import record_outcome

@@ -22,13 +22,13 @@ from orchestrator.run import RunRecord
 from orchestrator.supervision.link import answer, frame, messages
 from orchestrator.usecases.launch_arguments import WatchedLines
 from orchestrator.usecases.owner.start import owner_process
+from orchestrator.verdict.live_run import LiveRun
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
 
     from orchestrator.usecases.launch_arguments import LaunchArguments
     from orchestrator.usecases.reports.log_reader import Viewer
-    from orchestrator.verdict.live import LiveRun
 
 ALL_LINES = WatchedLines()
 END_WAIT_S = 1.0
@@ -137,7 +137,7 @@ class Owner:
             elif message["kind"] == "warning":
                 viewer.warn(message["text"])
             elif message["kind"] == "live":
-                viewer.show(_live(message["live"]))
+                viewer.show(LiveRun.from_json(message["live"]))
             elif message["kind"] == "ended":
                 return RunRecord.from_json(message["record"])
             elif message["kind"] == "diagnosed":
@@ -218,12 +218,6 @@ class Owner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _live(data: Mapping[str, Any]) -> LiveRun:
-    from orchestrator.verdict.live import LiveRun  # not before the first lines: it imports much
-
-    return LiveRun.from_json(data)
 
 
 def _working_folder() -> str:

@@ -19,7 +19,7 @@ from orchestrator.logs.lines import BAR_EVERY_S, LogLines, in_order, last
 from orchestrator.logs.selection import Selection
 from orchestrator.node.run.events import State
 from orchestrator.plan.plan import LaunchPlan
-from orchestrator.verdict.live import LiveRun
+from orchestrator.verdict.live_run import LiveRun
 
 __all__ = ["LiveRun", "LogReader", "Viewer"]
 

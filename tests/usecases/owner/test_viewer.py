@@ -135,6 +135,19 @@ def test_error_that_names_a_node_is_a_launch_error_here(kind: str) -> None:
     assert (str(error), error.hint) == ("n0: refused", "`ssh n0`")
 
 
+@pytest.mark.processes
+def test_state_of_a_watched_run_is_shown_without_an_import() -> None:
+    """A Ctrl-C during one that makes dataclasses ends Python by the signal, not with 130."""
+    program = """
+import sys
+from orchestrator.usecases.owner.viewer import LiveRun
+before = set(sys.modules)
+LiveRun.from_json({"state": "RUNNING", "begun_s": 0.0, "training": {"step": 1}})
+assert set(sys.modules) == before, set(sys.modules) - before
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_deleted_working_folder_is_named_and_no_owner_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
