@@ -1,7 +1,7 @@
 # make demo: train on this machine, DEMO="steps=20" for fewer steps · make check: read the code, about a minute
 # make docs: the documentation as a site, in site/ · make picture: record the picture of the README again
-# make test-quick: lint, types and the tests without processes, < 2 min · make test: check, then the tests, 15 min
-# make test-all: as test, with further variants and long proofs, 35 min
+# make test-quick: lint, types and the tests without processes, < 2 min · make test: check, then the tests, 20 min
+# make test-all: as test, with further variants and long proofs, 40 min
 .DEFAULT_GOAL := help
 .PHONY: help demo docs picture check check-types check-style components test test-quick test-all dev format clean
 SHELL := /bin/bash

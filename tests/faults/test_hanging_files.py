@@ -66,6 +66,7 @@ def _stop_while_files_hang(orch: Orch, served: OneFile) -> tuple[dict[int, int],
     return pids, stopped
 
 
+@pytest.mark.extended
 def test_ranks_that_wait_in_the_kernel_are_named_by_a_stop_and_end_with_the_wait(tmp_path: Path) -> None:
     if os.getuid() != 0 or not Path("/dev/fuse").exists():
         unavailable("mounting a FUSE file system needs root and /dev/fuse")

@@ -140,6 +140,7 @@ def small_disk(hosts: Hosts, host: Host, folder: Path) -> Iterator[None]:
         host.do("umount", "--lazy", str(folder))
 
 
+@pytest.mark.extended
 def test_node_without_space_is_named_and_the_rest_get_it(hosts: Hosts, tmp_path: Path, weights: Path) -> None:
     hosts.inventory(tmp_path)
     orch = hosts.orch(tmp_path)

@@ -156,9 +156,9 @@ def _is_ready(record: Path) -> bool:
     ("saved", "form", "resumed"),
     [
         ("ddp", "sharded", (("fsdp2", 4), ("zero3", 2), ("ddp", 1))),
-        ("zero1", "sharded", (("zero0", 1),)),
-        ("zero3", "sharded", (("fsdp2", 1),)),
-        ("zero0", "whole", (("zero3", 1),)),
+        pytest.param("zero1", "sharded", (("zero0", 1),), marks=pytest.mark.extended),
+        pytest.param("zero3", "sharded", (("fsdp2", 1),), marks=pytest.mark.extended),
+        pytest.param("zero0", "whole", (("zero3", 1),), marks=pytest.mark.extended),
         ("fsdp2", "whole", (("zero2", 1),)),
     ],
 )

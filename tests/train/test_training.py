@@ -154,7 +154,7 @@ def test_sigterm_ends_a_rank_that_waits_in_a_collective(start_ranks: StartRanks,
     assert waiting.process.wait(timeout=5) == -signal.SIGTERM
 
 
-@pytest.mark.parametrize("name", ["USR2", "TERM"])
+@pytest.mark.parametrize("name", [pytest.param("USR2", marks=pytest.mark.extended), "TERM"])
 def test_preemption_signal_to_one_rank_makes_all_save_and_exit_99(
     start_ranks: StartRanks, tmp_path: Path, name: str
 ) -> None:

@@ -22,6 +22,7 @@ def _killed_writers(*words: object) -> dict[str, int]:
     return found
 
 
+@pytest.mark.extended
 def test_200_kills_at_random_moments_leave_a_verified_checkpoint_and_lose_none(tmp_path: Path) -> None:
     found = _killed_writers("moments", tmp_path, 200, 7)
     assert found["kills"] == 200

@@ -100,6 +100,7 @@ os._exit(0)  # gloo sometimes aborts at the interpreter's exit
 """
 
 
+@pytest.mark.extended
 @pytest.mark.train
 @pytest.mark.processes
 def test_accelerate_script_for_cuda_trains_on_the_card_of_an_s60(tmp_path: Path) -> None:

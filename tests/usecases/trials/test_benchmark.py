@@ -33,6 +33,7 @@ RESULTS: dict[str, Any] = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.hosts
 @pytest.mark.processes
 @pytest.mark.train
