@@ -202,7 +202,8 @@ def test_status_names_a_supervisor_that_is_stopped_and_it_ends_the_run_when_it_i
     os.kill(_rank_pid(orch, run, 4), signal.SIGKILL)
     until(lambda: any(e["event"] == "agent-finished" for e in orch.events(orch.node_folder(run, "n2"))), awaited="n2")
     done = orch("status", run)
-    assert "RUNNING  rank 4 on n2 was killed by SIGKILL" in done.stdout
+    assert f"RUNNING  run {run} may still run on n[0-1], and its supervisor, pid {pid} on " in done.stdout
+    assert "rank 4 on n2 was killed by SIGKILL" in done.stdout
     assert f"pid {pid} on " in done.stderr
     assert f"`kill -CONT {pid}` or `orch stop {run}` ends what is left" in done.stderr
     assert f"kill -CONT {pid}" in orch("attach", run, code=2).stderr

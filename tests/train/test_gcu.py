@@ -200,7 +200,8 @@ env: {{OMP_NUM_THREADS: 1, PYTHONPATH: "{path}"}}
 defaults: {{workdir: "{workdir}"}}
 nodes: [{{name: "n[0-1]"}}]
 """
-UNCHECKED = ("--no-check",)  # the doubles of torch_gcu have no cards, which the check would miss
+SHARED = ("--share",)  # other tests of this user run on doubles on this machine, too
+UNCHECKED = ("--no-check", *SHARED)  # the doubles of torch_gcu have no cards, which the check would miss
 
 
 @pytest.mark.extended
@@ -257,7 +258,7 @@ def test_node_without_the_accelerator_of_the_inventory_fails_the_run_and_does_no
     (tmp_path / "inventory.yaml").write_text(INVENTORY.format(path=path, workdir=tmp_path / "work"))
     orch = Orch(tmp_path)
     words = ("-j", "1x1", "steps=3", "report=", "model.layers=1", "model.width=32")
-    assert "cards: n0: fewer cards (0) than ranks (1)" in orch("ssh-launch", *words, code=3).stderr
+    assert "cards: n0: fewer cards (0) than ranks (1)" in orch("ssh-launch", *SHARED, *words, code=3).stderr
     orch("ssh-launch", *UNCHECKED, *words, code=1)
     error = orch.status()["exit"]["error"]
     assert "device=gcu: torch_gcu is not installed for this Python; install TopsRider" in error

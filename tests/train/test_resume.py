@@ -68,6 +68,6 @@ def test_mmengine_with_a_killed_rank_continues_on_a_t20(tmp_path: Path) -> None:
     orch = Orch(tmp_path)
     with open_farm(own_account=False) as farm:  # another account may not reach that Python, below the home of this one
         farm.inventory(tmp_path, shared=True, accelerator="gcu", defaults=cards)
-        done = orch("ssh-launch", "--no-check", "--max-retries", "2", "--", "train.py", "out", timeout_s=200)
+        done = orch("ssh-launch", "--no-check", "--share", "--max-retries", "2", "--", "train.py", "out", timeout_s=200)
         assert "attempt 2: rank 1 on n1 was killed by SIGKILL" in done.stdout
         _require_resumed(orch, 30)
