@@ -14,7 +14,9 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import chain
 from typing import TYPE_CHECKING, TextIO
 
+from orchestrator.cli.columns import filled, width_of
 from orchestrator.cli.footer import ERASE_LINE, Footer, Losses
+from orchestrator.cli.numbers import size_text
 from orchestrator.errors import OrchError
 from orchestrator.logs.folding import Fold, Folding
 from orchestrator.logs.lines import LogLines, prefix_of, prefixed
@@ -32,7 +34,6 @@ PRINTED_CHARACTERS = 1 << 20  # written to stdout in one call, at least
 LEAST_CUT = 12  # characters to which a table shortens a column even on a narrow terminal
 FIRST_PROGRESS_S, PROGRESS_S = 5.0, 30.0  # where there is no terminal
 LEAST_ESTIMATED_S = 2.0  # of work before the remaining time is estimated
-_THOUSAND = 1000
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # by rank
 _AGENT_COLOUR = 90  # grey
 
@@ -346,7 +347,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, cut
 def plain_table(columns: Sequence[str], cells: Sequence[Sequence[str]], cut: Sequence[str] = ()) -> Iterator[str]:
     """One line per row. On a terminal, the `cut` columns share what the others leave; the others are always whole."""
     lines = [columns, *cells]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = [max(map(width_of, column)) for column in zip(*lines, strict=True)]
     if cut and sys.stdout.isatty():
         shortened = [index for index, name in enumerate(columns) if name in cut]
         left = shutil.get_terminal_size().columns - 2 * (len(columns) - 1) - sum(widths)
@@ -355,17 +356,4 @@ def plain_table(columns: Sequence[str], cells: Sequence[Sequence[str]], cut: Seq
             widths[index] = min(widths[index], max(LEAST_CUT, left // (len(shortened) - position)))
             left -= widths[index]
     for line in lines:
-        whole = zip(line, widths, strict=True)
-        yield "  ".join(
-            (cell if len(cell) <= width else f"{cell[: width - 1]}…").ljust(width) for cell, width in whole
-        ).rstrip()
-
-
-def size_text(count: float) -> str:
-    if count < _THOUSAND:
-        return f"{count:.0f} B"
-    for unit in ("kB", "MB", "GB"):
-        count /= _THOUSAND
-        if count < _THOUSAND:
-            return f"{count:.1f} {unit}"
-    return f"{count / _THOUSAND:.1f} TB"
+        yield "  ".join(filled(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip()

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from orchestrator.cli import options
-from orchestrator.cli.console import ProgressLine, inform, print_text, size_text, warn
+from orchestrator.cli.console import ProgressLine, inform, print_text, warn
+from orchestrator.cli.numbers import size_text
 from orchestrator.errors import UsageError
 from orchestrator.names.hostlist import counted
 

@@ -14,10 +14,10 @@ from orchestrator.cli.console import (
     print_error,
     print_json,
     print_text,
-    size_text,
     without_controls,
 )
 from orchestrator.cli.failure import RETRY, RETRY_UNKNOWN, labelled
+from orchestrator.cli.numbers import size_text
 from orchestrator.errors import UsageError
 from orchestrator.names.hostlist import counted, ranks_on_nodes
 from orchestrator.run import RunState

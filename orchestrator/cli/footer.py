@@ -9,12 +9,13 @@ import re
 import shutil
 import threading
 import time
-import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, TextIO
 
+from orchestrator.cli.columns import cut
+from orchestrator.cli.numbers import number_text, rate_text
 from orchestrator.logs.printable import printable
 from orchestrator.usecases.durations import clock
 
@@ -27,38 +28,12 @@ TICK_S = 1.0  # the time is shown in seconds
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARKLINE_COLUMNS = 40
 MOST_LOSSES = 4096  # in memory; of more, every second one is dropped
-UNITS = {"tokens": "tok", "samples": "samples", "steps": "steps"}
 GREEN, YELLOW = 32, 33
-_THOUSAND = 1000
-
-
-def columns_of(text: str) -> int:
-    """The columns of a terminal that the text takes: two for wide characters, none for combining ones."""
-    return len(text) if text.isascii() else sum(map(_columns, text))
-
-
-def cut(text: str, columns: int) -> str:
-    """The text, shortened to that many columns of a terminal."""
-    if columns_of(text) <= columns:
-        return text
-    left, kept = columns - 1, []
-    for character in text:
-        left -= _columns(character)
-        if left < 0:
-            break
-        kept.append(character)
-    return "".join((*kept, "…")) if columns > 0 else ""
-
-
-def _columns(character: str) -> int:
-    if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
 
 
 def footer_text(live: LiveRun, now_s: float, bar: str = "") -> str:
     """
-    The state of a run in one line: `RUNNING 2m07s · step 93/100 · loss 2.41 · 3.6k tok/s · ETA 8s · n0,n1`.
+    The state of a run in one line: `RUNNING 2m07s · step 93/100 · loss 2.41 · 3.6k tokens/s · ETA 8s · n0,n1`.
 
     Args:
         now_s: in seconds since 1970.
@@ -89,25 +64,6 @@ def _training(live: LiveRun, now_s: float) -> Iterator[str]:
     left_s = (training.eta_s or 0.0) - (training.age_s(now_s) or 0.0)
     if left_s >= 1:
         yield f"ETA {clock(left_s)}"
-
-
-def number_text(value: object) -> str:
-    """A number for a person: 6,561; 5.51; 0.000312. A value that is no number is shown as it is."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    return f"{value:,.0f}" if abs(value) >= _THOUSAND or isinstance(value, int) else f"{value:.3g}"
-
-
-def rate_text(rate: float, unit: str) -> str:
-    """`3.6k tok/s`; slow steps as `12 s/step`."""
-    if unit == "steps" and rate < 1:
-        return f"{1 / rate:.3g} s/step"
-    power = min(3, int(math.log(rate, _THOUSAND))) if rate >= 1 else 0
-    return (
-        f"{rate / _THOUSAND**power:.2g}{('', 'k', 'M', 'G')[power]} {UNITS[unit]}/s"
-        if power
-        else f"{rate:.3g} {UNITS[unit]}/s"
-    )
 
 
 def sparkline(values: Sequence[float], columns: int = SPARKLINE_COLUMNS) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli import options
-from orchestrator.cli.console import ProgressLine, inform, print_json, print_table, size_text, warn
+from orchestrator.cli.console import ProgressLine, inform, print_json, print_table, warn
+from orchestrator.cli.numbers import size_text
 from orchestrator.usecases.durations import seconds, worded
 
 if TYPE_CHECKING:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import time
-import unicodedata
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from orchestrator.cli.console import size_text, without_controls
+from orchestrator.cli.console import without_controls
+from orchestrator.cli.numbers import number_text, rate_text, size_text
 from orchestrator.names.hostlist import counted
 from orchestrator.usecases.durations import clock
 
 if TYPE_CHECKING:
-    from orchestrator.usecases.runs.look import Cards, Overview, Training  # imports what queries nodes
+    from orchestrator.usecases.runs.look import Cards, Overview  # imports what queries nodes
 
 LABEL = 12  # characters
 OLD_S = 5.0  # programs write their progress once a second
-_THOUSAND = 1000
 
 
 def headline(found: Overview) -> str:
@@ -54,22 +52,12 @@ def training_text(found: Overview) -> str:
     if found.eta_s:
         parts.append(f"ETA {clock(found.eta_s)}")
     if training.loss is not None:
-        parts.append(f"loss {training.loss:.4g}")
+        parts.append(f"loss {number_text(training.loss)}")
     if training.rate is not None:
-        parts.append(rate_text(training))
+        parts.append(rate_text(*training.rate))
     if found.training_age_s is not None and found.training_age_s >= OLD_S and not found.is_over:
         parts.append(f"{clock(found.training_age_s)} ago")
     return ", ".join(parts)
-
-
-def rate_text(training: Training) -> str:
-    """The rate, as 3.6k tokens/s; slow steps as seconds per step."""
-    assert training.rate is not None
-    rate, unit = training.rate
-    if unit == "steps" and rate < 1:
-        return f"{1 / rate:.3g} s/step"
-    power = min(3, int(math.log(rate, _THOUSAND))) if rate >= 1 else 0
-    return f"{rate / _THOUSAND**power:.3g}{('', 'k', 'M', 'G')[power]} {unit}/s"
 
 
 def saved_text(found: Overview) -> str:
@@ -118,31 +106,3 @@ def space_text(count: float) -> str:
 def safe(text: str) -> str:
     """The text on one line, safe for a terminal."""
     return without_controls(" ".join(text.split()))
-
-
-def width_of(text: str) -> int:
-    """The columns that a text takes on a terminal: a wide character takes two."""
-    if text.isascii():
-        return len(text)
-    return sum(_columns(character) for character in text)
-
-
-def fitted(text: str, width: int) -> str:
-    """The text in exactly `width` columns: cut, with … at the end, or filled."""
-    if text.isascii() and len(text) <= width:
-        return text.ljust(width)
-    if width_of(text) <= width:
-        return text + " " * (width - width_of(text))
-    kept, used = [], 0
-    for character in text:
-        if used + _columns(character) > width - 1:
-            break
-        kept.append(character)
-        used += _columns(character)
-    return ("".join(kept) + "…" + " " * (width - 1 - used))[: max(0, width)] if width > 0 else ""
-
-
-def _columns(character: str) -> int:
-    if unicodedata.combining(character):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.cli.console import without_controls
-from orchestrator.cli.footer import number_text
+from orchestrator.cli.numbers import number_text
 from orchestrator.run import RunRecord, RunState
 from orchestrator.usecases.durations import clock
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from orchestrator.cli import options
+from orchestrator.cli.columns import cut
 from orchestrator.cli.console import (
     ProgressLine,
     inform,
@@ -25,14 +27,14 @@ from orchestrator.cli.console import (
     without_controls,
 )
 from orchestrator.cli.failure import print_failure
-from orchestrator.cli.overview_text import fitted, headline, summary
+from orchestrator.cli.overview_text import headline, summary
 from orchestrator.errors import CTRL_C, NodeError, UsageError
+from orchestrator.node.number_text import format_numbers
 from orchestrator.records.runs import find_run, is_sweep
 from orchestrator.usecases.durations import clock
 
 if TYPE_CHECKING:
-    from orchestrator.usecases.runs.look import Look, Looks
-    from orchestrator.usecases.runs.refresh import NodeObservation
+    from orchestrator.usecases.runs.look import Look, Looks, NodeView
 
 COLUMNS = ("NODE", "RANKS", "AGENT", "STEP", "PHASE", "SEEN")
 LEAST_S, MOST_S = 0.5, 86400.0
@@ -107,7 +109,7 @@ def _watch(looks: Looks, interval_s: float) -> int:
                 look = looks.look()
                 if screen is not None:
                     width, height = screen.size
-                    screen.draw([fitted(line, width).rstrip() for line in _lines(look)[:height]])
+                    screen.draw([cut(line, width) for line in _lines(look)[:height]])
                 elif not look.overview.is_over:
                     print_text("\n".join(_lines(look)) + "\n\n")
                 if look.overview.is_over:
@@ -165,27 +167,34 @@ def _head(look: Look) -> list[str]:
 
 
 def _warnings(look: Look) -> Iterator[str]:
-    refreshed = look.refreshed
-    if warning := refreshed.not_being_ended() or refreshed.unsupervised():
-        yield warning
-    yield from refreshed.stopped_agents()
-    recorded = (refreshed.record.replicas, refreshed.record.slow)
+    yield from look.refreshed.warnings()
+    recorded = (look.refreshed.record.replicas, look.refreshed.record.slow)
     for finding in look.overview.findings:
         if finding.text not in recorded:  # which are among the lines above
             yield finding.text + (f" (for {clock(finding.age_s)})" if finding.age_s is not None else "")
 
 
 def _rows(look: Look) -> list[tuple[object, ...]]:
-    """The answers of the nodes, and the last known values of those that did not answer, with their age."""
-    rows = [_row(node) for node in look.refreshed.nodes]
-    answered = {node.node for node in look.refreshed.nodes}
-    for node in look.overview.nodes:
-        if node.problem and node.node not in answered:
-            ranks = _ranges([rank.rank for rank in node.ranks]) or None
-            step = None if node.steps is None else node.steps[1]
-            age_text = None if node.age_s is None else f"{clock(node.age_s)} ago"
-            rows.append((node.node, ranks, "no answer", step, ", ".join(node.phases), age_text))
-    return rows
+    """The nodes, with the newest progress that a rank reported; of a node that does not answer, the last known one."""
+    return [_row(node) for node in look.overview.nodes]
+
+
+def _row(node: NodeView) -> tuple[object, ...]:
+    newest = min(node.ranks, key=lambda rank: math.inf if rank.age_s is None else rank.age_s, default=None)
+    if newest is None:
+        step = phase = age_s = None
+    else:
+        step = newest.step if newest.steps is None else f"{newest.step}/{newest.steps}"
+        phase, age_s = newest.phase, newest.age_s
+    age_s = node.age_s if age_s is None else age_s
+    return (
+        node.node,
+        format_numbers(rank.rank for rank in node.ranks),
+        "no answer" if node.problem else node.agent,
+        step,
+        phase,
+        age_s if age_s is None else f"{clock(age_s)} ago",
+    )
 
 
 def _ready(look: Look) -> list[str]:
@@ -226,37 +235,3 @@ def _more(look: Look) -> str:
     if record.summary:
         lines.append("  ".join(f"{name}={value}" for name, value in record.summary.items()))
     return "\n".join(lines)
-
-
-def _row(node: NodeObservation) -> tuple[object, ...]:
-    """The cells of the newest progress that a rank of the node reported; values that no rank reports are empty cells."""
-    newest = max(node.progress.values(), key=lambda progress: _written_s(progress) or 0.0, default={})
-    step, steps, written_s = newest.get("step"), newest.get("steps"), _written_s(newest)
-    return (
-        node.node,
-        _ranges(sorted(int(rank) for rank in node.ranks)),
-        _agent(node),
-        step if steps is None else f"{step}/{steps}",
-        newest.get("phase"),
-        None if written_s is None else f"{max(0.0, time.time() - written_s):.0f} s ago",
-    )
-
-
-def _written_s(progress: Mapping[str, Any]) -> float | None:
-    """When a program wrote its progress file, in seconds since the epoch; None if the file has no valid time."""
-    try:
-        return float(progress["time"])
-    except (KeyError, OverflowError, TypeError, ValueError):
-        return None
-
-
-def _agent(node: NodeObservation) -> str:
-    if node.finished is not None:
-        return str(node.finished.state)
-    if node.stopped:
-        return "stopped"
-    return "running" if node.alive else "not started" if node.agent is None else "gone"
-
-
-def _ranges(ranks: list[int]) -> str:
-    return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else "".join(map(str, ranks))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli import options
-from orchestrator.cli.console import ProgressLine, inform, print_error, print_json, print_text
+from orchestrator.cli.console import ProgressLine, has_colour, inform, print_error, print_json, print_text
 from orchestrator.cli.screen import Screen
 from orchestrator.cli.top_frame import Row, Selection, frame, press, rows
 from orchestrator.errors import CTRL_C, NodesError, OrchError, UsageError
@@ -48,7 +47,7 @@ def top(run: str, *, once: bool, as_json: bool) -> int:
             look = looks.look(progress.update)
         size = shutil.get_terminal_size()
         height = size.lines if sys.stdout.isatty() else _whole(look.overview)
-        selection = Selection(colour=_has_colour(), has_keys=False)
+        selection = Selection(colour=has_colour(sys.stdout), has_keys=False)
         print_text("\n".join(frame(look.overview, size.columns, height, selection)) + "\n")
         return 0
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -78,10 +77,6 @@ def _left(look: Look, code: int) -> int:
 def _whole(found: Overview) -> int:
     """The lines that show every node where no terminal limits them."""
     return len(found.nodes) + 24
-
-
-def _has_colour() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 class Live:
@@ -122,7 +117,7 @@ class View:
     live: Live
     screen: Screen
     run_id: str
-    selection: Selection = field(default_factory=lambda: Selection(colour=_has_colour()))
+    selection: Selection = field(default_factory=lambda: Selection(colour=has_colour(sys.stdout)))
     _drawn: object = None
     """The look, selection, note and size of the last frame."""
 

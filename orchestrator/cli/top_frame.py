@@ -8,18 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from orchestrator.cli.columns import filled, width_of
 from orchestrator.cli.overview_text import (
     attempt_text,
     card_age,
     cards_text,
-    fitted,
     safe,
     saved_text,
     space_text,
     training_text,
-    width_of,
 )
-from orchestrator.names.hostlist import fold
+from orchestrator.node.number_text import format_numbers
 from orchestrator.usecases.durations import clock
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class Selection:
     """False for a frame that is printed: no row is marked, and no keys are shown."""
 
 
-# The columns in the order of the screen, with their importance: where not all fitted, the least important are left out.
+# The columns in the order of the screen, with their importance: where not all fit, the least important are left out.
 COLUMNS = {
     "NODE": 0,
     "STATE": 1,
@@ -102,7 +101,7 @@ def frame(found: Overview, width: int, height: int, selection: Selection) -> lis
     timeline = ["", *timeline] if timeline else []
     body_height = max(0, height - len(header) - len(footer) - len(timeline))
     body = (
-        [fitted(line, width) for line in HELP][:body_height]
+        [filled(line, width) for line in HELP][:body_height]
         if selection.is_help
         else _table(found, width, body_height, selection)
     )
@@ -161,8 +160,8 @@ def _header(found: Overview, width: int, selection: Selection) -> list[str]:
     values.append(f"attempt {attempt_text(found)}")
     values.append(f"cards {cards_text(*found.cards)}" if found.cards is not None else "")
     return [
-        _styled(fitted(title, width), BOLD, selection),
-        *(_styled(fitted(line, width), COLOURS[found.health], selection) for line in lines),
+        _styled(filled(title, width), BOLD, selection),
+        *(_styled(filled(line, width), COLOURS[found.health], selection) for line in lines),
         *_flowed([value for value in values if value], width),
         "",
     ]
@@ -177,30 +176,30 @@ def _flowed(parts: Sequence[str], width: int) -> list[str]:
             lines.append(part)
         else:
             lines[-1] = joined
-    return [fitted(line, width) for line in lines]
+    return [filled(line, width) for line in lines]
 
 
 def _table(found: Overview, width: int, height: int, selection: Selection) -> list[str]:
     listed = rows(found, selection.open)
     if not listed or height < 1:
-        return [fitted("no node has been seen yet", width)][:height]
+        return [filled("no node has been seen yet", width)][:height]
     margin = "  " if selection.has_keys and not selection.colour else ""  # the marked row has > there
     columns = _columns(listed, width - len(margin))
-    header = "  ".join(fitted(name, columns[name]) for name in columns)
+    header = "  ".join(filled(name, columns[name]) for name in columns)
     marked = min(selection.row, len(listed) - 1) if selection.has_keys else -1
     shown = max(1, height - 1)
     first = max(0, min(marked - shown // 2, len(listed) - shown))
-    lines = [_styled(fitted(margin + header, width), DIM, selection)]
+    lines = [_styled(filled(margin + header, width), DIM, selection)]
     for index, row in enumerate(listed[first : first + shown], start=first):
-        cells = "  ".join(fitted(row.cells.get(name, ""), columns[name]) for name in columns)
-        text = fitted((">" + margin[1:] if margin and index == marked else margin) + cells, width)
+        cells = "  ".join(filled(row.cells.get(name, ""), columns[name]) for name in columns)
+        text = filled((">" + margin[1:] if margin and index == marked else margin) + cells, width)
         style = REVERSE if index == marked else COLOURS["failing"] if row.is_bad else 0
         lines.append(_styled(text, style, selection))
     return lines[:height]
 
 
 def _columns(listed: Sequence[Row], width: int) -> dict[str, int]:
-    """The columns that have a value and fitted, with their widths: the most important ones first."""
+    """The columns that have a value and fit, with their widths: the most important ones first."""
     chosen: dict[str, int] = {}
     used = -2
     for name in sorted(COLUMNS, key=COLUMNS.__getitem__):
@@ -222,13 +221,13 @@ def _timeline(found: Overview, width: int) -> list[str]:
         f"{time.strftime('%m-%d %H:%M:%S', time.localtime(moment.time_s))}  {moment.text}"
         for moment in found.moments[-MOST_MOMENTS:]
     ]
-    return [fitted(safe(line), width) for line in lines]
+    return [filled(safe(line), width) for line in lines]
 
 
 def _footer(selection: Selection, width: int) -> str:
     if selection.note:
-        return _styled(fitted(safe(selection.note), width), BOLD, selection)
-    return _styled(fitted(KEYS, width), DIM, selection)
+        return _styled(filled(safe(selection.note), width), BOLD, selection)
+    return _styled(filled(KEYS, width), DIM, selection)
 
 
 def _styled(text: str, style: int, selection: Selection) -> str:
@@ -241,7 +240,7 @@ def _styled(text: str, style: int, selection: Selection) -> str:
 def _node_row(node: NodeView) -> Row:
     ranks = node.ranks
     cells = {
-        "NODE": node.node + (f" ({_folded(ranks)})" if ranks else ""),
+        "NODE": node.node + (f" ({format_numbers(rank.rank for rank in ranks)})" if ranks else ""),
         "STATE": "no answer" if node.problem else node.agent,
         "STEP": "-".join(dict.fromkeys(map(str, node.steps))) if node.steps else "",
         "PHASE": ",".join(node.phases),
@@ -310,14 +309,6 @@ def _age_text(node: NodeView) -> str:
         return f"{clock(node.age_s)} ago"
     ages_s = [rank.age_s for rank in node.ranks if rank.age_s is not None]
     return clock(min(ages_s)) if ages_s and node.agent == "running" else ""
-
-
-def _folded(ranks: Sequence[RankView]) -> str:
-    """The numbers of the ranks, as 0-7."""
-    numbers = [rank.rank for rank in ranks]
-    if numbers[-1] - numbers[0] == len(numbers) - 1:  # nearly always; ClusterShell takes a hundred times as long
-        return "-".join(dict.fromkeys(map(str, (numbers[0], numbers[-1]))))
-    return fold(map(str, numbers)).strip("[]")
 
 
 def _largest(values: Sequence[float | None], text: Callable[[float], str]) -> str:

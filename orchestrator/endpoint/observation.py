@@ -153,6 +153,15 @@ class NodeObservation:
     peer_answered: bool = False
     machine: MachineBody | None = None
 
+    @property
+    def agent_state(self) -> str:
+        """The state of the agent in a word: running, stopped, gone, not started, or that in which it has finished."""
+        if self.finished is not None:
+            return str(self.finished.state)
+        if self.stopped:
+            return "stopped"
+        return "running" if self.alive else "not started" if self.agent is None else "gone"
+
     @classmethod
     def of(cls, body: NodeBody, clock: ClockBounds) -> NodeObservation:
         correction_s = clock.correction_s(body["clock_ahead_s"])

@@ -85,7 +85,7 @@ class Transfer:
         self._on_share = on_share
         self._total = max(1, sum(entry["size"] for entry in entries))
         self._block_bytes = self._free_bytes = FIRST_BYTES
-        """Of a block, and what the present one has not."""
+        """The size of a block, and the bytes by which the present one is smaller."""
         self.done_bytes = 0
         self.sent_bytes = 0
 

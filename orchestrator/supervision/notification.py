@@ -25,9 +25,9 @@ class Notification:
     folder: str
     """The run's record on that machine."""
     condition: str | None = None
-    """What is wrong with a run that continues, such as NO_PROGRESS; None: the notification is about a new state."""
+    """The name of a condition of a run that continues, such as NO_PROGRESS; None for a notification about a new state."""
     evidence: str = ""
-    """That of the condition; empty if it is over."""
+    """The evidence of the condition; empty if the condition is over."""
 
     @property
     def events(self) -> Sequence[str]:

@@ -52,7 +52,7 @@ class Known:
     """The nodes that did not answer, with the reason."""
     findings: Sequence[Finding] = ()
     waits: str = ""
-    """What the next attempt waits for, and until when; empty if there is no such wait."""
+    """The nodes for which the next attempt waits, and until when; empty if it waits for none."""
     queue: JobStatus | None = None
     position: str = ""
     """The position of a waiting Slurm job in the queue."""

@@ -22,7 +22,7 @@ class LiveRun:
     nodes: str = ""
     """A host list."""
     waits: str | None = None
-    """What it waits for, and until when: nodes for a restart, or the reason of Slurm's queue; None if it waits for nothing."""
+    """The nodes for which a restart waits, and until when, or the reason of Slurm's queue; None if the run does not wait."""
     training: Training | None = None
     """None before the first step, and of a program that reports none."""
 

@@ -47,9 +47,9 @@ class Cards:
     low_percent: float
     high_percent: float
     memory_mib: float | None
-    """Of the card that uses most."""
+    """The memory in use on the card that uses most."""
     hottest_c: float | None
-    """Of the hottest card, if that is hot."""
+    """The temperature of the hottest card, if that card is hot."""
     age_s: float
     each: tuple[CardView, ...] = ()
 
@@ -62,6 +62,8 @@ class RankView:
     state: str
     phase: str | None
     step: int | None
+    steps: int | None
+    """How many there will be."""
     age_s: float | None
     behind: int | None = None
     late_s: float | None = None
@@ -242,7 +244,7 @@ def _node_views(known: Known) -> list[NodeView]:
         age_s = None if observed.is_current else max(0.0, known.now_s - observed.at_s)
         rate = known.rates.get(node.node)
         views.append(
-            NodeView(node.node, _agent(node), ranks, _cards(node, known.now_s), node.machine, rate, age_s, problem)
+            NodeView(node.node, node.agent_state, ranks, _cards(node, known.now_s), node.machine, rate, age_s, problem)
         )
     shown = {view.node for view in views}
     return [
@@ -255,12 +257,13 @@ def _rank_view(
     rank: int, node: NodeObservation, *, now_s: float, late: Mapping[int, float], enqueued: Mapping[int, int]
 ) -> RankView:
     progress = node.progress.get(rank, {})
-    step, phase, training = progress.get("step"), progress.get("phase"), training_of({rank: progress})
+    phase, training = progress.get("phase"), training_of({rank: progress})
     return RankView(
         rank,
         state=node.ranks.get(rank, ""),
         phase=phase if isinstance(phase, str) else None,
-        step=step if isinstance(step, int) else None,
+        step=None if training is None else training.step,
+        steps=None if training is None else training.steps,
         age_s=None if training is None else training.age_s(now_s),
         behind=max(enqueued.values()) - enqueued[rank] if rank in enqueued else None,
         late_s=late.get(rank),
@@ -300,14 +303,6 @@ def _card_view(card: Mapping[str, Any]) -> CardView:
 def _values(node: NodeObservation, name: str) -> list[float]:
     cards = node.cards["cards"] if node.cards else []
     return [value for card in cards if isinstance(value := card.get(name), int | float)]
-
-
-def _agent(node: NodeObservation) -> str:
-    if node.finished is not None:
-        return str(node.finished.state)
-    if node.stopped:
-        return "stopped"
-    return "running" if node.alive else "not started" if node.agent is None else "gone"
 
 
 def _found(finding: Finding, known: Known) -> Found:

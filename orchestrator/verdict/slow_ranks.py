@@ -64,17 +64,9 @@ def slow_ranks(nodes: Sequence[NodeObservation]) -> SlowRanks | None:
 
     At most half of the ranks are late: the time of the others is the reference, the low median.
     """
-    reports = {
-        rank: report for node in nodes for rank, progress in node.progress.items() if (report := _report(progress))
-    }
-    count = next((report["count"] for report in reports.values()), 0)
-    if not reports or len(reports) != count:
+    measured = _measurements(nodes)[-CONFIRMATIONS:]
+    if len(measured) < CONFIRMATIONS:
         return None
-    common = set.intersection(*(set(report["steps"]) for report in reports.values()))
-    newest = sorted((step for step in common if step.isdecimal()), key=int)[-CONFIRMATIONS:]
-    if len(newest) < CONFIRMATIONS:
-        return None
-    measured = [{rank: report["steps"][step] for rank, report in reports.items()} for step in newest]
     late = [_late(at_step) for at_step in measured]
     always = set.intersection(*map(set, late))
     if always:
@@ -82,6 +74,36 @@ def slow_ranks(nodes: Sequence[NodeObservation]) -> SlowRanks | None:
             tuple(sorted(always)), _finding({rank: late[-1][rank] for rank in always}, measured[-1], nodes)
         )
     return None if any(late) else SlowRanks()
+
+
+def newest_lateness(nodes: Sequence[NodeObservation]) -> dict[int, float]:
+    """The seconds by which each rank arrived later than most in the newest measurement of all ranks; empty without one."""
+    measured = next(iter(_measurements(nodes)[-1:]), {})
+    try:
+        step_s = median_low(float(each["step_s"]) for each in measured.values())
+        found = _lateness(measured, step_s)
+    except (KeyError, TypeError, ValueError):  # no measurement, or values that are no numbers
+        return {}
+    return {rank: max(pair.late_s for pair in pairs) for rank, pairs in found.items() if pairs}
+
+
+def newest_cpu_wait(progress: Mapping[str, Any]) -> float | None:
+    """The share of the time for which a rank waited for a CPU, by its newest measurement; None if that is unknown."""
+    report = _report(progress) or {"steps": {}}
+    newest = max(filter(str.isdecimal, report["steps"]), key=int, default=None)
+    return None if newest is None else next(iter(_numbers([report["steps"][newest]], "cpu_wait")), None)
+
+
+def _measurements(nodes: Sequence[NodeObservation]) -> list[dict[int, Measurement]]:
+    """The measurements that all ranks have reported, by rank, the newest last; empty until every rank has reported one."""
+    reports = {
+        rank: report for node in nodes for rank, progress in node.progress.items() if (report := _report(progress))
+    }
+    if len(reports) != next((report["count"] for report in reports.values()), -1):
+        return []
+    common = set.intersection(*(set(report["steps"]) for report in reports.values()))
+    steps = sorted(filter(str.isdecimal, common), key=int)
+    return [{rank: report["steps"][step] for rank, report in reports.items()} for step in steps]
 
 
 def _report(progress: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -177,30 +199,3 @@ def _card(card: Mapping[str, Any]) -> str:
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.2f} s" if round(seconds * 1000) >= SECOND_MS else f"{seconds * 1000:.0f} ms"
-
-
-def newest_lateness(nodes: Sequence[NodeObservation]) -> dict[int, float]:
-    """The seconds by which each rank arrived later than most in the newest measurement of all ranks; empty without one."""
-    reports = {
-        rank: report for node in nodes for rank, progress in node.progress.items() if (report := _report(progress))
-    }
-    common = set.intersection(*(set(report["steps"]) for report in reports.values())) if reports else set()
-    newest = max(filter(str.isdecimal, common), key=int, default=None)
-    if newest is None or len(reports) != next(iter(reports.values()))["count"]:
-        return {}
-    try:
-        measured = {rank: report["steps"][newest] for rank, report in reports.items()}
-        step_s = median_low(float(each["step_s"]) for each in measured.values())
-        return {
-            rank: max(pair.late_s for pair in pairs) for rank, pairs in _lateness(measured, step_s).items() if pairs
-        }
-    except (KeyError, TypeError, ValueError):
-        return {}
-
-
-def newest_cpu_wait(progress: Mapping[str, Any]) -> float | None:
-    """The share of the time for which a rank waited for a CPU, by its newest measurement; None if that is unknown."""
-    report = _report(progress)
-    newest = max(filter(str.isdecimal, report["steps"]), key=int, default=None) if report else None
-    waits = _numbers([report["steps"][newest]], "cpu_wait") if report and newest is not None else []
-    return waits[0] if waits else None

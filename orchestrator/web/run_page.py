@@ -34,8 +34,7 @@ LOOK_S = 2.0
 RECORD_S = 1.0  # a file on this machine
 MOST_RUNS = 200
 MOST_LINES = 1000
-MOST_CHARACTERS = 4000
-"""Of a line of a log."""
+MOST_CHARACTERS = 4000  # of a line of a log
 
 
 class Row(Protocol):
@@ -120,7 +119,7 @@ class RunPage:
         self._attempt = 0
         self._metrics = MetricsReader()
         self._looked = Curves()
-        """Of what the looks have shown, for programs without metrics.jsonl."""
+        """The curves of the steps that the looks have shown, for programs without metrics.jsonl."""
 
     def record(self) -> Source:
         """The source of the state, the outcome and the diagnosis."""

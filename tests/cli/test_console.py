@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from orchestrator.cli.console import LogView, ProgressLine, size_text
+from orchestrator.cli.console import LogView, ProgressLine
 from orchestrator.cli.footer import ERASE_LINE
+from orchestrator.cli.numbers import size_text
 from orchestrator.logs.lines import LogLines, NodeLines
 from orchestrator.logs.selection import Selection
 from orchestrator.progress import Progress, Reporter

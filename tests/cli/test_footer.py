@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.cli import footer
 from orchestrator.cli.console import LogView
-from orchestrator.cli.footer import Footer, Losses, columns_of, cut, footer_text, number_text, rate_text, sparkline
+from orchestrator.cli.footer import Footer, Losses, footer_text, sparkline
 from orchestrator.cli.result import result_lines
 from orchestrator.logs.lines import LogLines
 from orchestrator.logs.selection import Selection
@@ -30,14 +30,17 @@ DONE = RunRecord("t-1", "ssh", RunState.DONE, "", {}, {}, {}, {}, started=True)
 @pytest.mark.parametrize(
     ("live", "text"),
     [
-        (LIVE, "RUNNING 2m07s · step 93/100 · loss 2.41 · 3.6k tok/s · ETA 8s · n0,n1"),
+        (LIVE, "RUNNING 2m07s · step 93/100 · loss 2.41 · 3.6k tokens/s · ETA 8s · n0,n1"),
         (replace(LIVE, training=None), "RUNNING 2m07s · 45% bar · n0,n1"),
         (replace(LIVE, training=Training(7, phase="eval")), "RUNNING 2m07s · step 7 · eval · n0,n1"),
         (
             replace(LIVE, training=Training(7, loss=math.nan, step_s=0.5)),
             "RUNNING 2m07s · step 7 · loss nan · 2 steps/s · n0,n1",
         ),
-        (replace(LIVE, attempt=2), "RUNNING 2m07s · attempt 2 · step 93/100 · loss 2.41 · 3.6k tok/s · ETA 8s · n0,n1"),
+        (
+            replace(LIVE, attempt=2),
+            "RUNNING 2m07s · attempt 2 · step 93/100 · loss 2.41 · 3.6k tokens/s · ETA 8s · n0,n1",
+        ),
         (
             replace(LIVE, waits="attempt 2 begins when n1 answers"),
             "RUNNING 2m07s · attempt 2 begins when n1 answers · n0,n1",
@@ -58,23 +61,6 @@ def test_remaining_time_counts_down_between_two_reports() -> None:
         ["ETA 5s"],
         [],
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "columns", "shown"),
-    [
-        ("abc", 3, "abc"),
-        ("abcd", 3, "ab…"),
-        ("训练中", 6, "训练中"),
-        ("训练中", 5, "训练…"),
-        ("训练中", 4, "训…"),
-        ("e\u0301e\u0301", 2, "e\u0301e\u0301"),
-        ("ab", 0, ""),
-    ],
-)
-def test_wide_and_combining_characters_are_counted_as_a_terminal_does(text: str, columns: int, shown: str) -> None:
-    assert cut(text, columns) == shown
-    assert columns_of(shown) <= columns
 
 
 @pytest.mark.parametrize(
@@ -103,23 +89,6 @@ def test_losses_of_repeated_steps_are_replaced_and_their_number_is_bounded(monke
         losses.add(step, float(step))
     assert len(losses._by_step) <= 8
     assert losses.text().endswith("█ 99")
-
-
-def test_numbers_have_one_format() -> None:
-    assert [number_text(value) for value in (6561, 6560.998, 5.5098, 0.0003121, True, "x")] == [
-        "6,561",
-        "6,561",
-        "5.51",
-        "0.000312",
-        "True",
-        "x",
-    ]
-    assert [rate_text(rate, "steps") for rate in (0.08, 1.0, 12.5, 2500.0)] == [
-        "12.5 s/step",
-        "1 steps/s",
-        "12.5 steps/s",
-        "2.5k steps/s",
-    ]
 
 
 class Terminal(io.StringIO):

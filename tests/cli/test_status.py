@@ -55,7 +55,7 @@ def test_last_known_values_are_shown_with_their_age_if_no_node_answers(
     out, err = capsys.readouterr()
     assert out.startswith("a-run  RUNNING  unknown: n0 does not answer: no route to host; the values are 10m0")
     assert "step        93/100, loss 2.5" in out
-    assert re.search(r"n0 +0 +no answer +93 +step +10m0\ds ago", out)
+    assert re.search(r"n0 +0 +no answer +93/100 +step +10m0\ds ago", out)
     assert "no route to host" in err
 
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli.overview_text import fitted, rate_text, width_of
+from orchestrator.cli.columns import width_of
 from orchestrator.cli.screen import changes, keys_of
 from orchestrator.cli.top_frame import Selection, frame, press, rows
 from orchestrator.run import RunState
 from orchestrator.verdict.health import Known, Observed
 from orchestrator.verdict.overview import Overview, overview
-from orchestrator.verdict.training import Training
 from tests.verdict.test_overview import NOW_S, REPORT, STUCK, node, observed, record
 
 CARDS: Any = {
@@ -181,32 +180,3 @@ def test_only_lines_that_have_changed_are_written() -> None:
 )
 def test_keys_of_typed_characters(typed: str, keys: list[str]) -> None:
     assert keys_of(typed) == keys
-
-
-@pytest.mark.parametrize(
-    ("text", "width", "expected"),
-    [
-        ("abc", 5, "abc  "),
-        ("abcdef", 4, "abc…"),
-        ("節點", 5, "節點 "),
-        ("節點", 3, "節…"),
-        ("節點", 4, "節點"),
-        ("節點", 2, "… "),
-        ("abc", 0, ""),
-    ],
-)
-def test_text_is_fitted_by_its_columns(text: str, width: int, expected: str) -> None:
-    assert fitted(text, width) == expected
-
-
-@pytest.mark.parametrize(
-    ("training", "text"),
-    [
-        (Training(1, step_s=0.5), "2 steps/s"),
-        (Training(1, step_s=4.0), "4 s/step"),
-        (Training(1, step_s=1.0, per_step=3600, unit="tokens"), "3.6k tokens/s"),
-        (Training(1, step_s=1.0, per_step=12_345_678, unit="tokens"), "12.3M tokens/s"),
-    ],
-)
-def test_rates_have_three_digits(training: Training, text: str) -> None:
-    assert rate_text(training) == text

@@ -15,7 +15,7 @@ from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import trainer_setting
 
 MOST_POINTS = 400
-"""Of a curve; a chart has hardly more columns of pixels."""
+"""The points of a curve at most; a chart has hardly more columns of pixels."""
 PART_BYTES = 1 << 22
 SAMPLES, SAMPLE_BYTES = 64, 1 << 15
 """The parts of a large file that are read first, for curves that are shown until the file was read."""
@@ -118,7 +118,7 @@ class MetricsReader:
 
     def __init__(self) -> None:
         self.curves = Curves()
-        """Of what was read; of samples of the file until it was read once."""
+        """The curves of the lines that were read; until the whole file was read once, of samples."""
         self.is_found = False
         self._whole = Curves()
         self._file = ("", "")

@@ -78,7 +78,7 @@ class Looks:
             waits=refreshed.waits,
             queue=queue,
             position=refreshed.status.position if refreshed.status is not None else "",
-            warnings=list(_warnings(refreshed)),
+            warnings=[*refreshed.warnings(), *filter(None, [refreshed.unwritten])],
             events=self._folder.events(),
             is_launching=is_launching(record),
             rates=self._rates,
@@ -144,11 +144,3 @@ def _findings(refreshed: Refreshed, record: RunRecord) -> Iterator[Finding]:
     yield from refreshed.findings()
     if record.slow:
         yield Finding(Severity.WARN, "slow-rank", record.slow)
-
-
-def _warnings(refreshed: Refreshed) -> Iterator[str]:
-    if warning := refreshed.not_being_ended() or refreshed.unsupervised():
-        yield warning
-    yield from refreshed.stopped_agents()
-    if refreshed.unwritten:
-        yield refreshed.unwritten

@@ -105,6 +105,11 @@ class Refreshed:
             return []
         return observe.stopped_agents(self.nodes, self.record.id)
 
+    def warnings(self) -> list[str]:
+        """The warnings about the supervision and about stopped agents."""
+        supervision = self.not_being_ended() or self.unsupervised()
+        return [*filter(None, [supervision]), *self.stopped_agents()]
+
     def findings(self) -> list[Finding]:
         """The findings about the ranks and their hardware; slow ranks and copies of the model that differ, until they are recorded."""
         differing = None if self.record.replicas else differing_replicas(self.nodes)
