@@ -25,6 +25,7 @@ VERBS = {
     "status": "Show the state of a run; ends with the run's exit code.",
     "top": "Show a run live: its verdict, step and loss, and its nodes, ranks and cards, those first that hold up the others.",
     "web": "Show runs in a browser: state, curves of loss and rate, nodes, log; live during the run.",
+    "metrics": "Print the values of a run for Prometheus, or write them for the textfile collector of node_exporter.",
     "list": "List the runs started from this machine, newest last.",
     "attach": "Reconnect to a run after a reboot or a killed orch, and watch it.",
     "env": "Show the environment variables that ranks get from orch.",
@@ -81,7 +82,21 @@ _INSTEAD = {
     **dict.fromkeys(("help", "commands"), "orch --help lists the commands"),
 }
 # The only commands that are proposed by their spelling: they change nothing.
-_HARMLESS = ("logs", "status", "top", "list", "env", "diff", "stats", "lint", "diagnose", "check", "nodes", "inventory")
+_HARMLESS = (
+    "logs",
+    "status",
+    "top",
+    "metrics",
+    "list",
+    "env",
+    "diff",
+    "stats",
+    "lint",
+    "diagnose",
+    "check",
+    "nodes",
+    "inventory",
+)
 
 
 class LazyGroup(Group):

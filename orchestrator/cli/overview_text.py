@@ -69,8 +69,8 @@ def saved_text(found: Overview) -> str:
     if found.is_over:
         return saved
     lost = counted(training.unsaved, "step")
-    if training.step_s is not None and training.unsaved:
-        lost += f", {clock(training.unsaved * training.step_s)} of work"
+    if training.unsaved_s:
+        lost += f", {clock(training.unsaved_s)} of work"
     return f"{saved}; a kill now loses {lost if training.unsaved else 'nothing'}"
 
 

@@ -17,12 +17,13 @@ from orchestrator.names.hostlist import expand, fold_by_value
 LOCK_POLL_S = 0.002
 
 
-def write_file(path: Path, content: str | bytes, *, sync: bool = True) -> None:
-    """Replace a private file atomically: readers get the complete old or new content, with `sync` also after a crash of the machine."""
+def write_file(path: Path, content: str | bytes, *, sync: bool = True, mode: int = 0o600) -> None:
+    """Replace a file atomically: readers get the complete old or new content, with `sync` also after a crash of the machine."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
+            os.fchmod(handle, mode)
             file.write(content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape"))
             if sync:
                 file.flush()

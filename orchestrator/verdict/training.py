@@ -60,6 +60,11 @@ class Training:
         """The steps that are lost if the run ends now; None if the program does not report what it saves."""
         return None if self.saved is None else max(0, self.step - self.saved)
 
+    @property
+    def unsaved_s(self) -> float | None:
+        """The time that these steps took; None if that is unknown."""
+        return None if self.unsaved is None or self.step_s is None else self.unsaved * self.step_s
+
     def age_s(self, now_s: float) -> float | None:
         """The age of these values."""
         return None if self.written_s is None else max(0.0, now_s - self.written_s)
