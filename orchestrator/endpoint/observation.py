@@ -78,12 +78,17 @@ class ReportedExit:
     kind: str | None = None
     missing: str | None = None
     """The path of a FileNotFoundError that the node does not have."""
+    lost_peer: bool = False
+    """The rank has failed because another rank ended, or closed its connection."""
+    exception: str | None = None
+    """The error with which the rank's standard error ends, unless it has lost a peer."""
 
     @classmethod
     def of(cls, event: RankResult) -> ReportedExit:
         """From a rank-exited event or the exit of an agent-finished event."""
         code, signal, error = event.get("code"), event.get("signal"), event.get("error")
-        return cls(event["rank"], code, signal, error, event.get("kind"), event.get("missing"))
+        more = (event.get("kind"), event.get("missing"), event.get("lost_peer", False), event.get("exception"))
+        return cls(event["rank"], code, signal, error, *more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,10 @@ class Finished:
     """Every rank of the node had reported that its work was done."""
     left: Mapping[str, int] = field(default_factory=dict)
     """The folders of the program's own files in its working folder, and their bytes."""
+    lost: str = ""
+    """The failure of a rank that the program of the node has started by hand."""
+    lost_peer: bool = False
+    """That rank has failed because a rank of another node ended, or closed its connection."""
 
     @classmethod
     def of(cls, event: Event, correction_s: float) -> Finished:
@@ -120,6 +129,8 @@ class Finished:
             None if signalled_s is None else signalled_s + correction_s,
             event.get("reported_done", False),
             event.get("left", {}),
+            event.get("lost", ""),
+            event.get("lost_peer", False),
         )
 
 

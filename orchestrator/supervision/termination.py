@@ -56,6 +56,7 @@ class Termination:
 
         Lost connections are not replaced: the login to a node that is cut off would delay the record until its timeout.
         """
+        is_by_nodes = verdict == judge(self._plan, self._poller.observations(), None)
         if verdict.state is RunState.LOST:
             verdict = replace(verdict, state=RunState.FAILED, failure=OF_NODE)
         refusing = [name for name, state in self._states.items() if isinstance(state.failure, NotListening)]
@@ -70,7 +71,7 @@ class Termination:
         lost = silent | {name for name, outcome in outcomes.items() if _is_worth_a_retry(outcome)}
         unreached = [node for node in self._plan.nodes if node.name in lost]
         last = judge(self._plan, self._poller.observations(), None)
-        if last.state is RunState.FAILED and last.exit is not None:
+        if last.state is RunState.FAILED and (last.exit is not None or is_by_nodes):
             verdict = last
         verdict = explain_by_nodes(verdict, self._plan, connected, self._plan.attempt)
         if refused:

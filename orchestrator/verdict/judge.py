@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -88,8 +88,27 @@ class Evidence:
 
     @property
     def first_exit(self) -> RankExit | None:
-        failed = ((node, finished.exit) for node, finished in self.finished_as(State.FAILED))
-        return next((diagnose_hang(_exit_of(node, exit_), self.nodes) for node, exit_ in failed if exit_), None)
+        """The exit of the rank that failed first: of one that lost its connection to another rank only if no other failure is reported."""
+        failed = [(node, finished.exit) for node, finished in self.finished_as(State.FAILED) if finished.exit]
+        found = failed[0] if failed else None
+        if found is not None and found[1].lost_peer:
+            found = next((entry for entry in [*failed, *self._own_errors()] if not entry[1].lost_peer), found)
+        return None if found is None else diagnose_hang(_exit_of(*found), self.nodes)
+
+    def _own_errors(self) -> list[tuple[str, ReportedExit]]:
+        """The ranks that report an error, on nodes which were stopped because ranks of other nodes noticed their end."""
+        stopped = {node for node, _ in self.finished_as(State.STOPPED)}
+        exits = ((node.node, node.first_failure) for node in self.nodes if node.node in stopped)
+        return [(node, exit_) for node, exit_ in exits if exit_ is not None and exit_.exception]
+
+    @property
+    def failure_by_hand(self) -> str:
+        """The failure of a rank that the program of a node has started by hand, if the first node that failed reports only a lost connection."""
+        failed = self.finished_as(State.FAILED)
+        if not failed or not failed[0][1].lost_peer:
+            return ""
+        causes = [(node, finished) for node, finished in self.finished if finished.lost and not finished.lost_peer]
+        return f"{causes[0][0]}: {causes[0][1].lost}" if causes else ""
 
 
 Check = Callable[[Evidence], "Verdict | None"]
@@ -158,11 +177,11 @@ def a_node_failed(evidence: Evidence) -> Verdict | None:
     failed = evidence.finished_as(State.FAILED)
     if not failed:
         return None
-    node, finished = failed[0]
+    _, finished = failed[0]
     if finished.exit is None:
-        return Verdict(RunState.FAILED, message=finished.text, is_refused=finished.is_refused)
-    first_failure = diagnose_hang(_exit_of(node, finished.exit), evidence.nodes)
-    return Verdict(RunState.FAILED, first_failure, str(first_failure))
+        message = evidence.failure_by_hand or finished.text
+        return Verdict(RunState.FAILED, message=message, is_refused=finished.is_refused)
+    return Verdict(RunState.FAILED, evidence.first_exit, str(evidence.first_exit))
 
 
 def stopped_by_orch(evidence: Evidence) -> Verdict | None:
@@ -386,6 +405,10 @@ def _canceller(queue: JobStatus) -> str | None:
 
 
 def _exit_of(node: str, reported: ReportedExit) -> RankExit:
+    if (
+        reported.exception and reported.signal == "SIGTERM"
+    ):  # by orch, as it took longer to end than the ranks that noticed it
+        reported = replace(reported, code=1, signal=None, error=reported.error or reported.exception)
     result = (reported.rank, reported.code, reported.signal, reported.error)
     is_program = reported.rank is None
     return RankExit(node, *result, kind=reported.kind, per_node=is_program, missing=reported.missing)

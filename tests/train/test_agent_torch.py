@@ -41,6 +41,22 @@ def main():
     time.sleep(300)
 main()
 """
+CLOSES_FIRST = """
+import logging, os, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+unused = dist.new_group([0, 1], backend="gloo")
+try:
+    dist.all_reduce(torch.ones(1))
+    if os.environ["RANK"] == "1":
+        raise ValueError("bad sample 17")
+    dist.all_reduce(torch.ones(1))
+except ValueError:
+    logging.exception("the training failed")
+    dist.destroy_process_group()
+    time.sleep(300)  # as what is uploaded at the end
+    sys.exit(1)
+"""
 PRINT_NAMES = "import json, os; print(json.dumps(sorted(os.environ)))"
 # A minimal environment: all other variables of a rank come from its launcher.
 BARE = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
@@ -70,6 +86,13 @@ def test_exception_under_record_is_the_error_of_the_event(ground: Ground) -> Non
     assert ground.run(timeout_s=90)[0] == 1
     failure = {"rank": 1, "code": 1, "signal": None, "error": "ValueError: bad thing"}
     assert ground.finished()["exit"].items() >= failure.items()
+
+
+@pytest.mark.slow
+def test_rank_that_raised_is_named_although_its_peer_ends_first(ground: Ground) -> None:
+    ground.job("-c", CLOSES_FIRST, program={"python": True}, ranks=[2])
+    assert ground.run(timeout_s=90)[0] == 1
+    assert ground.finished()["exit"].items() >= {"rank": 1, "exception": "ValueError: bad sample 17"}.items()
 
 
 @pytest.mark.slow

@@ -93,6 +93,39 @@ def test_first_failure_is_the_earliest_and_names_rank_and_node() -> None:
     assert str(verdict.exit) == "rank 1 on n1 exited 7"
 
 
+def _lost_peer(rank: int) -> ReportedExit:
+    return ReportedExit(rank, 1, None, "another rank had ended (Connection closed by peer)", lost_peer=True)
+
+
+def _failing(node: NodeObservation, exit_: ReportedExit, state: StateName = "FAILED") -> NodeObservation:
+    finished = Finished(state, 1.0, exit_ if state == "FAILED" else None)
+    return replace(node, finished=finished, first_failure=exit_)
+
+
+@pytest.mark.parametrize("launcher", ["ssh", "slurm"])
+def test_first_failure_is_that_of_a_rank_which_lost_no_connection(launcher: LauncherName) -> None:
+    """Its node may have been stopped, because the ranks of another node noticed its end earlier than its agent did."""
+    suffers = _failing(_node("n0"), _lost_peer(0))
+    raised = ReportedExit(1, None, "SIGTERM", None, exception="ValueError: bad sample")
+    killed = ReportedExit(1, None, "SIGKILL", None)
+    for failing, text in (
+        (_failing(_node("n1"), raised, "STOPPED"), "rank 1 on n1 exited 1: ValueError: bad sample"),
+        (_failing(_node("n1"), killed), "rank 1 on n1 was killed by SIGKILL"),
+    ):
+        verdict = judge(_plan(launcher), [suffers, failing], OVER if launcher == "slurm" else None)
+        assert (verdict.state, verdict.message) == (RunState.FAILED, text)
+    stopped = replace(_node("n1", "STOPPED"), first_failure=ReportedExit(1, None, "SIGTERM", None))
+    verdict = judge(_plan(launcher), [suffers, stopped], OVER if launcher == "slurm" else None)
+    assert verdict.message == "rank 0 on n0 exited 1: another rank had ended (Connection closed by peer)"
+
+
+def test_error_of_a_rank_started_by_hand_precedes_those_that_lost_their_connection() -> None:
+    suffers = replace(_node("n0"), finished=Finished("FAILED", 1.0, None, "n0: rank 0 failed", lost_peer=True))
+    stopped = replace(_node("n1"), finished=Finished("STOPPED", 2.0, None, lost="rank 1 failed (ValueError: bad)"))
+    assert judge(_plan("ssh"), [suffers, stopped], None).message == "n1: rank 1 failed (ValueError: bad)"
+    assert judge(_plan("ssh"), [suffers, _node("n1", "STOPPED")], None).message == "n0: rank 0 failed"
+
+
 def test_one_failed_node_fails_the_run_while_others_run() -> None:
     assert judge(_plan("ssh"), [_node("n0", "FAILED"), _node("n1")], None).state is RunState.FAILED
 

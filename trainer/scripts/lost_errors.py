@@ -52,15 +52,10 @@ def watch_groups(module: Any) -> None:
         result = make(*args, **kwargs)
         _RANK["is_joined"] = True
         _warn_on_failure(_path("joined").touch)
+        _write_note(None)  # `note` removes it, unless a signal ends the rank
         return result
 
     module.init_process_group = make_and_remember
-
-
-def begin() -> None:
-    """Note at its first step that a rank of a process group has begun; `note` removes that, unless a signal ends the rank."""
-    if is_by_hand() and _RANK["is_joined"]:
-        _write_note(None)
 
 
 def note() -> None:

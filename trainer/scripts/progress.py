@@ -100,7 +100,6 @@ class StepCount:
         self.progress.extra["saved"] = saved if isinstance(saved, int) else None
         atexit.register(self.finish)
         lost_errors.remember_exit_code(functools.partial(setattr, self, "exit_code"))
-        lost_errors.begin()
         self.on_first_step()
 
     def follow(self, step: int, total: Optional[int] = None) -> None:

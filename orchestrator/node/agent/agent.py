@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from orchestrator.node.agent.card_sampler import CardSampler
-from orchestrator.node.agent.failure import ended_early, exit_of, lost_error
+from orchestrator.node.agent.failure import HIDDEN_FAILURE, ended_early, exit_of, lost_error, lost_peer
 from orchestrator.node.agent.finish import left_folders, report_done, settle_memory
 from orchestrator.node.agent.hang_watch import HangWatch
 from orchestrator.node.agent.log_index import LogIndex
@@ -188,14 +188,16 @@ class Agent:
             self.done.append(rank)
         elif code == REQUEUE and self.job.slurm:
             self.termination.request_restart(text)
-        elif self.termination.outcome is None:  # a failure after a stop is its consequence, not the cause
+        elif self.termination.outcome is None:
             self.termination.stop(Outcome(State.FAILED, exit=result), text)
+        else:
+            self.termination.add_late_exit(result)
 
     def is_program_done(self, code: int | None, text: str, *, is_done: bool) -> bool:
         """True if a program that starts its ranks is done, as are those of other nodes than the first with --until-head."""
         lost = lost_error(self.folder) if code == 0 else ""
         if lost:
-            self.termination.fail(lost)
+            self.termination.fail(f"{lost}{HIDDEN_FAILURE}")
             return False
         if code == 0 and (warning := ended_early(self.folder)):
             self.events.write_message(warning)
@@ -321,6 +323,8 @@ class Agent:
         end: Keys = {"state": outcome.state, "exit": outcome.exit, "no_retry": outcome.no_retry, "oom_kills": kills}
         end["signalled_s"] = self.termination.signalled_s
         end["reported_done"] = all(map(self.has_reported_done, self.job.processes))
+        if self.job.is_per_node and outcome.state != State.DONE and (lost := lost_error(self.folder)):
+            end["lost"], end["lost_peer"] = lost, bool(lost_peer(lost))
         was_started = self.cwd != self.folder
         if was_started and (left := left_folders(self.job, self.cwd)):
             end["left"] = left

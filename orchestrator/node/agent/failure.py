@@ -18,6 +18,17 @@ if TYPE_CHECKING:
 TAIL_BYTES = 16 << 10
 # The last line of a traceback, to which torch adds the rank.
 EXCEPTION = r"^(?:\[rank\d+\]: )?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*)$"
+# A rank reports the end of another one so, through gloo, NCCL or the store of rank 0.
+LOST_PEER = (
+    r"gloo/transport/.*?((?:Connection (?:closed|reset) by peer|Broken pipe)(?: \[[^\]]*\]:\d+)?)"
+    r"|(remote process exited|ncclRemoteError|Connection was likely closed|got 0 bytes)"
+)
+BY_SIGNAL = ("KeyboardInterrupt", "SystemExit", "SignalException")  # exceptions with which programs end after a signal
+HIDDEN_FAILURE = (
+    ", but the program ended with 0: a shell's `wait` without a pid hides failures; "
+    "wait for each pid, or start the ranks with torchrun"
+)
+AFTER_EXCEPTION = r"\s|$|(?:\[rank\d+\]:)?\[[WI]|.*Warning: "  # lines that Python and torch write at the exit
 MISSING_FILE = r"""FileNotFoundError: .*No such file or directory: ['"]([^'"\\]+)['"]$"""
 
 
@@ -44,6 +55,10 @@ def exit_of(
     if code:
         missing_error, missing = missing_file_of(os.path.join(folder, f"{output_stem(rank)}.err"), error, cwd)
         error = error or missing_error
+    exception = "" if code == 0 or rank is None else last_exception(os.path.join(folder, f"{output_stem(rank)}.err"))
+    lost = lost_peer(exception)
+    if lost and error is None:
+        error = f"another rank had ended, or had closed its connection ({lost})"
     core = core_file(cwd, pid) if os.WCOREDUMP(status) else None
     if core is not None:
         error = f"{error}; core file: {core}" if error else f"core file: {core}"
@@ -52,6 +67,10 @@ def exit_of(
     result: RankResult = {"time": exited_s, "rank": rank, "code": code, "signal": name, "error": error, "kind": kind}
     if missing:
         result["missing"] = missing
+    if lost:
+        result["lost_peer"] = True
+    elif exception:
+        result["exception"] = exception
     return result, text
 
 
@@ -69,18 +88,37 @@ def error_of(path: str) -> tuple[str | None, str | None]:
     return None if message is None else str(message), None if kind is None else str(kind)
 
 
+def last_exception(path: str) -> str:
+    """The exception with which a rank's standard error ends, in one line; empty if it ends otherwise."""
+    import re  # slow to import
+
+    for line in reversed(tail(path, TAIL_BYTES).splitlines()):
+        if not re.match(AFTER_EXCEPTION, line):
+            found = re.match(EXCEPTION, line)
+            return "" if found is None or found.group(1).startswith(BY_SIGNAL) else found.group(1)[:300]
+    return ""
+
+
+def lost_peer(exception: str) -> str:
+    """The words of an exception that report the end of another rank; empty if it is the rank's own failure."""
+    import re  # slow to import
+
+    found = re.search(LOST_PEER, exception)
+    return "" if found is None else found.group(1) or found.group(2)
+
+
 def lost_error(folder: str) -> str:
-    """The error of a rank that the program of this node started by hand, and whose failure it did not notice; empty if there is none."""
+    """The failure of a rank that the program of this node started by hand, before those that only lost the connection to it; empty if there is none."""
     reports = lost_reports(folder)
     if not reports and not _error_files(folder, "joined-"):  # no rank of the node has got as far as its process group
         reports = lost_reports(folder, "unjoined-")
-    found = next((report for report in reports if report.get("error")), None)
-    if found is None:
-        return ""
-    return (
-        f"rank {found.get('rank')} failed ({found.get('error')}), but the program ended with 0: "
-        "a shell's `wait` without a pid hides failures; wait for each pid, or start the ranks with torchrun"
-    )
+    errors = [report for report in reports if report.get("error")]
+    cause = next((report for report in errors if not lost_peer(str(report["error"]))), None)
+    silent = next((report for report in reports if not report.get("error")), None)
+    if cause is None and errors and silent is not None:
+        return f"rank {silent.get('rank')} was ended by a signal or os._exit(), and others lost the connection to it"
+    found = cause or next(iter(errors), None)
+    return "" if found is None else f"rank {found.get('rank')} failed ({found.get('error')})"
 
 
 def ended_early(folder: str) -> str:
@@ -98,10 +136,11 @@ def lost_reports(folder: str, begin: str = "lost-") -> list[dict[str, Any]]:  # 
 
 
 def _error_files(folder: str, begin: str) -> list[str]:
-    """The files of the node's folder of errors whose names begin so, sorted."""
+    """The files of the node's folder of errors whose names begin so, in the order of their writing."""
     errors = os.path.join(folder, "error")
     try:
-        return [os.path.join(errors, name) for name in sorted(os.listdir(errors)) if name.startswith(begin)]
+        paths = [os.path.join(errors, name) for name in sorted(os.listdir(errors)) if name.startswith(begin)]
+        return sorted(paths, key=os.path.getmtime)
     except OSError:
         return []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from orchestrator.node.run.events import NO_RETRY, Kind, State
+from orchestrator.node.run.events import NO_RETRY, Kind, State, precedes
 from orchestrator.node.system.fast_stdlib import signal, suppress
 from orchestrator.node.system.processes import descendants, send, signal_descendants, signal_name
 
@@ -52,7 +52,7 @@ class Termination:
         self._requests: list[tuple[int, float]] = []  # signal and time; a second one kills at once
         self._kill_at_s: float | None = None  # monotonic; ranks and descendants alive then are killed
         self._terminated: set[tuple[int, int]] = set()  # descendants that have been sent SIGTERM
-        self._is_warned = self._has_named_survivors = False
+        self._is_warned = self._has_named_survivors = self._has_killed = False
 
     def stop(self, outcome: Outcome, reason: str) -> None:
         """End the ranks within the grace."""
@@ -76,6 +76,17 @@ class Termination:
         """Kill the ranks, also those that are being stopped."""
         self._begin(Outcome(State.FAILED, reason=reason), reason, 0.0)
         self._kill_at_s = time.monotonic()
+
+    def add_late_exit(self, result: RankResult) -> None:
+        """
+        A rank has ended after the stop, which is mostly a consequence.
+
+        It failed first if the known failure is only that a rank lost its connection: another rank may take longer to end.
+        """
+        first = self.outcome and self.outcome.exit
+        is_crash = result["signal"] not in (None, "SIGTERM") and not self._has_killed
+        if first and (precedes(result, first) or (first.get("lost_peer") and is_crash)):
+            self.outcome = Outcome(State.FAILED, exit=result)
 
     def request_restart(self, text: str) -> None:
         """A rank has saved and requests another attempt, whether or not it was stopped."""
@@ -151,6 +162,7 @@ class Termination:
         is_forced = len(self._requests) > 1
         if self._kill_at_s is None or not (is_forced or time.monotonic() >= self._kill_at_s):
             return
+        self._has_killed = True
         for pid in self._running:
             send(pid, signal.SIGKILL, group=True)
         # A rank that hangs in the kernel must not keep alive what other ranks left running.

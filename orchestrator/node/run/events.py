@@ -27,7 +27,8 @@ if TYPE_CHECKING:
         The exit of a rank: its code or the name of a signal, and the message and kind in its error file, if any.
 
         `rank` is None for a program that runs once per node and starts the node's ranks itself. `missing` is the path of a
-        FileNotFoundError that this node does not have.
+        FileNotFoundError that this node does not have. `lost_peer` is True if the rank has failed because another one ended,
+        `exception` the error with which its standard error ends, if it is another one.
         """
 
         rank: Optional[int]
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
         error: Optional[str]
         kind: Optional[str]
         missing: str
+        lost_peer: bool
+        exception: str
         time: float
 
     class Keys(RankResult, total=False):
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
         reported_done: bool  # every rank of the node had reported that its work was done, before or after such a signal
         refused: bool  # by the check of the nodes, before the first attempt
         reason: str
+        lost: str  # the failure of a rank that the program of the node has started by hand
         left: Dict[str, int]  # folders of the program's own files in its working folder, with their bytes
         dropped: List[str]
 
@@ -219,7 +223,7 @@ class NodeHistory:
         if event.get("done"):
             self.done += [] if self.stops_s else [event["rank"]]
             return
-        if code != 0 and self.first_failure is None:
+        if code != 0 and (self.first_failure is None or precedes(event, self.first_failure)):
             self.first_failure = event
         self.no_retry |= code == NO_RETRY
         if code == REQUEUE:
@@ -228,6 +232,11 @@ class NodeHistory:
 
 def read_history(folder: str) -> NodeHistory:
     return NodeHistory(read_events(folder))
+
+
+def precedes(later: RankResult, first: RankResult) -> bool:
+    """True if the rank that ended later failed first: the other one only lost its connection to a rank, this one reports an error."""
+    return bool(first.get("lost_peer") and later.get("exception"))
 
 
 def cause_s(finished: Event) -> float:

@@ -143,6 +143,29 @@ def test_cause_is_the_first_failure_not_a_consequence_of_the_stop(ground: Ground
     assert ground.finished()["exit"].items() >= {"rank": 1, "code": None, "signal": "SIGSEGV", "error": None}.items()
 
 
+GLOO_CLOSED = (
+    "[rank0]: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
+    "[127.0.0.1]:5274. This is typically caused by a remote worker crashing."
+)
+
+
+def test_rank_that_lost_its_connection_is_not_the_first_failure(ground: Ground) -> None:
+    """A rank that closes its group and then ends slowly has failed before the ranks that notice it."""
+    first = "echo 'ValueError: bad sample' >&2; trap 'exit 1' TERM; echo up; sleep 300 & wait"
+    then = f"until grep -q up \"{RUN}\"/attempt-1/n0/rank-1.out; do :; done; echo '{GLOO_CLOSED}' >&2; exit 1"
+    ground.job(*sh(f"if [ $RANK = 1 ]; then {first}; fi; {then}"), ranks=[2])
+    assert ground.run()[0] == 1
+    assert ground.finished()["exit"].items() >= {"rank": 1, "exception": "ValueError: bad sample"}.items()
+
+
+def test_rank_that_lost_its_connection_is_the_first_failure_if_no_other_rank_reports_one(ground: Ground) -> None:
+    then = f"until grep -q up \"{RUN}\"/attempt-1/n0/rank-1.out; do :; done; echo '{GLOO_CLOSED}' >&2; exit 1"
+    ground.job(*sh(f"if [ $RANK = 1 ]; then {WAIT}; fi; {then}"), ranks=[2])
+    assert ground.run()[0] == 1
+    error = "another rank had ended, or had closed its connection (Connection closed by peer [127.0.0.1]:5274)"
+    assert ground.finished()["exit"].items() >= {"rank": 0, "code": 1, "lost_peer": True, "error": error}.items()
+
+
 @pytest.mark.parametrize(
     ("written", "error", "kind"),
     [

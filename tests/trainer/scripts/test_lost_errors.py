@@ -55,8 +55,6 @@ def _note(folder: Path) -> dict[str, Any]:
         ("sys.exit('no data')", "no data"),
         ("sys.exit(0)", None),
         ("", None),
-        ("lost.begin(); sys.exit(1)", "exit code 1"),
-        ("lost.begin()", None),
     ],
 )
 def test_error_of_a_joined_rank_is_noted(tmp_path: Path, end: str, error: str | None) -> None:
@@ -64,12 +62,12 @@ def test_error_of_a_joined_rank_is_noted(tmp_path: Path, end: str, error: str | 
     assert _end(tmp_path, "") is None, "a later process of the rank has not failed"
 
 
-def test_rank_that_a_signal_ends_leaves_the_note_of_its_first_step(tmp_path: Path) -> None:
-    _end(tmp_path, "lost.begin(); os.kill(os.getpid(), 9)")
+def test_rank_that_a_signal_ends_leaves_the_note_that_it_has_joined(tmp_path: Path) -> None:
+    _end(tmp_path, "os.kill(os.getpid(), 9)")
     assert _note(tmp_path) == {"rank": "3", "error": None}
     _end(tmp_path, "")
     assert _note(tmp_path) == {}
-    _end(tmp_path, "lost.begin(); os.kill(os.getpid(), 9)", joins=False)
+    _end(tmp_path, "os.kill(os.getpid(), 9)", joins=False)
     assert _note(tmp_path) == {}
 
 
@@ -96,6 +94,31 @@ def test_error_before_a_rank_joined_a_group_counts_only_if_no_rank_of_the_node_j
     assert lost_error(str(errors.parent)) == "", "another rank has joined: this process may be a helper of the script"
     assert run("joins; import no_such_module") == ["joined-0.json", "joined-3.json", "lost-3.json", "unjoined-3.json"]
     assert lost_error(str(errors.parent)).startswith("rank 3 failed (ModuleNotFoundError: ")
+
+
+CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:5274. GLHF!"
+
+
+@pytest.mark.parametrize(
+    ("errors", "begin"),
+    [
+        ({0: CLOSED, 1: CLOSED, 2: "ValueError: bad"}, "rank 2 failed (ValueError: bad)"),
+        ({0: CLOSED, 1: None, 2: CLOSED}, "rank 1 was ended by a signal or os._exit(), and others lost the connection"),
+        ({1: "KeyError: 'a'", 0: "ValueError: later"}, "rank 1 failed (KeyError: 'a')"),
+        ({1: CLOSED}, "rank 1 failed (RuntimeError: [gloo"),
+        ({0: None}, ""),
+    ],
+)
+def test_rank_that_lost_its_connection_is_not_named_before_the_one_that_failed(
+    tmp_path: Path, errors: dict[int, str | None], begin: str
+) -> None:
+    (tmp_path / "error").mkdir()
+    for moment, (rank, error) in enumerate(errors.items()):
+        note = tmp_path / "error" / f"lost-{rank}.json"
+        note.write_text(json.dumps({"rank": str(rank), "error": error}))
+        os.utime(note, (moment, moment))
+    assert lost_error(str(tmp_path)).startswith(begin)
+    assert bool(begin) == bool(lost_error(str(tmp_path)))
 
 
 def test_error_of_a_process_that_joined_no_group_or_that_torchrun_watches_is_not_noted(tmp_path: Path) -> None:
