@@ -25,6 +25,7 @@ from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord, RunState
 from orchestrator.usecases.launch.plan_launch import plan_launch
 from orchestrator.usecases.launch_arguments import LaunchArguments
+from orchestrator.usecases.owner.reporter import start_reporter
 from orchestrator.usecases.owner.viewer import Owner
 from orchestrator.usecases.runs import stop
 from orchestrator.usecases.runs.refresh import is_kept_up_to_date, refresh
@@ -234,8 +235,8 @@ def _launched(arguments: LaunchArguments) -> Run:
         return Run(run, tuple(warnings))
     planned = plan_launch(arguments)
     warnings += planned.warnings
-    with started(planned, warnings.append):
-        pass
+    with started(planned, warnings.append) as launched:
+        start_reporter(launched.folder)
     return Run(planned.plan.run_id, tuple(warnings))
 
 

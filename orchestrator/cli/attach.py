@@ -28,6 +28,7 @@ from orchestrator.usecases.owner.viewer import Owner
 def attach(run: str, *, follow: bool, watched: WatchedLines, tail: int, wait_for_nodes: str | None) -> int:
     """Reconnect to a run after a reboot or a killed orch, and watch it."""
     from orchestrator.usecases.launch.attach import attached, end_remaining, plan_wait_for_nodes, require_unsupervised
+    from orchestrator.usecases.owner.reporter import start_reporter
 
     folder = find_run(run)
     record = folder.read()
@@ -37,6 +38,7 @@ def attach(run: str, *, follow: bool, watched: WatchedLines, tail: int, wait_for
         print_failure(record)
         return record.exit_code
     if record.launcher == "slurm":  # which supervises its jobs itself
+        start_reporter(folder)
         if not follow:
             print_text(f"{record.id}\n")
             return 0

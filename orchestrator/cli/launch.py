@@ -23,6 +23,7 @@ def launch(
     from orchestrator.launch.start import started  # the owner of a run over SSH imports what a launch needs
     from orchestrator.usecases.launch import transcript  # as above
     from orchestrator.usecases.launch.plan_launch import plan_launch  # as above
+    from orchestrator.usecases.owner.reporter import start_reporter  # as above
 
     with ProgressLine() as progress:
         planned = plan_launch(arguments, progress.update)
@@ -42,6 +43,7 @@ def launch(
         return 0
     with ProgressLine() as progress, started(planned, progress.warn, progress.update) as launched:
         progress.end()
+        start_reporter(launched.folder)
         if launched.terminal_closed:
             return 0
         if not follow:

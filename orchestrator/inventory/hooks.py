@@ -29,8 +29,8 @@ HookEvent: TypeAlias = Literal[
 """
 States, and conditions that may be wrong with a run that continues: reported when one begins and when it is over.
 
-Not PENDING, which no process watches, and not LOST: nothing is left that could run a hook. RESTARTED is STARTING of another attempt than
-the first.
+Not PENDING, which no process watches, and not LOST: nothing is left that could run a hook. RESTARTED is the first state of another
+attempt than the first.
 """
 _KINDS = ("command", "webhook_file", "webhook_variable", "email", "apprise_file")
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")

@@ -115,7 +115,7 @@ def make_plan(
         required=inventory.checks.model_dump(mode="json", exclude_defaults=True),
         keep=inventory.keep if (name := _kept_name(run_id, folder, request)) else (),
         kept_name=name if inventory.keep else "",
-        hooks=() if by_slurm or request.is_trial else tuple(hook.model_dump(mode="json") for hook in inventory.hooks),
+        hooks=() if request.is_trial else tuple(hook.model_dump(mode="json") for hook in inventory.hooks),
     )
 
 

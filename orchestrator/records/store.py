@@ -38,6 +38,7 @@ LOCK_WAIT_S = 1.0
 # Files in a run's folder, the first three of them in the folder of the plan.
 PLAN, ENVIRONMENT, CODE = "plan.json", "environment.json", "code.json"
 STATS, SOFTWARE, STOP, LOCK = "stats.json", "software.json", "stop-asked", "supervisor.lock"
+REPORTER_LOCK = "reporter.lock"
 OBSERVED = "observed.json"
 EVENTS_BYTES = 1 << 16
 RECORD_WAIT_S = 5.0  # the longest delay by a process that is stopped (SIGSTOP) while it changes the record
@@ -174,8 +175,19 @@ class RunFolder:
     @contextmanager
     def supervision(self) -> Iterator[bool]:
         """Take the lock of the run's only supervisor; yields False if another process has it."""
+        with self._held(LOCK) as is_ours:
+            yield is_ours
+
+    @contextmanager
+    def reporting(self) -> Iterator[bool]:
+        """Take the lock of the only process that runs the hooks of a job of Slurm; yields False if another process has it."""
+        with self._held(REPORTER_LOCK) as is_ours:
+            yield is_ours
+
+    @contextmanager
+    def _held(self, name: str) -> Iterator[bool]:
         # a lock of the kernel: it ends with the process, however the process ends, and no pids are compared
-        with open_private(self.path / LOCK, "a+") as lock:
+        with open_private(self.path / name, "a+") as lock:
             is_ours = take_lock(lock, LOCK_WAIT_S)
             if is_ours:
                 with suppress(OSError):  # a full disk must not end the supervision; the file has no pid then
@@ -184,8 +196,15 @@ class RunFolder:
             yield is_ours
 
     def supervisor(self) -> SupervisorProcess | None:
+        return self._holder(LOCK)
+
+    def reporter(self) -> SupervisorProcess | None:
+        """The process that runs the hooks of a job of Slurm."""
+        return self._holder(REPORTER_LOCK)
+
+    def _holder(self, name: str) -> SupervisorProcess | None:
         try:
-            with (self.path / LOCK).open("r", encoding="utf-8") as lock:
+            with (self.path / name).open("r", encoding="utf-8") as lock:
                 return None if take_lock(lock, 0.0, fcntl.LOCK_SH) else SupervisorProcess.parse(lock.read())
         except FileNotFoundError:
             return None

@@ -46,12 +46,12 @@ class Hooks:
         """Report the state of the record, if it is not the last one that was reported, and conditions that have begun or are over."""
         state = f"{record.state.value} {record.attempt}"
         if state != self._reported:
-            attempt = (self._reported or state).split()[1]
+            is_restart = (self._reported or state).split()[1] != str(record.attempt)
             self._reported = state
-            if attempt != str(record.attempt) or record.state.ended:
+            if is_restart or record.state.ended:
                 self._conditions = ()  # of another attempt: its end is reported as a state
             self._keep(reported_state=state, reported_conditions=self._conditions)
-            self._add(self._notification(record))
+            self._add(replace(self._notification(record), is_restart=is_restart))
         elif self._has_conditions and nodes:
             self._observe_conditions(record, conditions(record, nodes))
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from email.message import EmailMessage
 from typing import Any
 
-from orchestrator.run import RunRecord, RunState
+from orchestrator.run import RunRecord
 from orchestrator.verdict.conditions import WORDS
 
 _MAX_VARIABLE = 4000  # characters: a long message must not exceed the system's limit for the environment
@@ -28,6 +28,8 @@ class Notification:
     """The name of a condition of a run that continues, such as NO_PROGRESS; None for a notification about a new state."""
     evidence: str = ""
     """The evidence of the condition; empty if the condition is over."""
+    is_restart: bool = False
+    """True for the first state of another attempt."""
 
     @property
     def events(self) -> Sequence[str]:
@@ -35,7 +37,7 @@ class Notification:
         if self.condition is not None:
             return (self.condition,)
         state = self.record.state
-        return (state.value, "RESTARTED") if state is RunState.STARTING and self.record.attempt > 1 else (state.value,)
+        return (state.value, "RESTARTED") if self.is_restart and not state.final else (state.value,)
 
     @property
     def sentence(self) -> str:

@@ -24,10 +24,11 @@ from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.records.store import RunFolder
-from orchestrator.run import RunRecord, RunState
+from orchestrator.run import RunState
 from orchestrator.supervision.answers import Answers
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.supervision.queries import Queries, make_folder
+from orchestrator.supervision.rank_findings import RankFindings
 from orchestrator.supervision.restart import DirectAttempt, OnRecord, Restarts, saves_per_node
 from orchestrator.supervision.silence import RETRY_S, Silence
 from orchestrator.supervision.spares import Spares
@@ -37,12 +38,9 @@ from orchestrator.verdict.hangs import positions_without_progress, ras_facts
 from orchestrator.verdict.judge import Verdict, judge
 from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.record_outcome import record_outcome_if_writable
-from orchestrator.verdict.replicas import differing_replicas
 from orchestrator.verdict.separate import SeparateWatch
-from orchestrator.verdict.slow_ranks import NONE_SLOW, SlowRankWatch
 
 TICK_S = 0.5
-SLOW_RANKS_EVERY_S = 5.0  # the comparison reads the progress of all ranks
 FIRST_KEPT_S, KEEP_EVERY_S = 10.0, 60.0  # of the observations, all of which are written
 BACK_EVERY_S = 5.0  # between two decisions whether the run can be restarted without the nodes that are lost
 BOOT_S = 15.0  # from when a node that boots is reached until it answers
@@ -80,8 +78,7 @@ class Supervisor:
         self._polled_until_s = 0.0
         """When the last heartbeat was sent, by time.monotonic()."""
         self._separate_watch = SeparateWatch(self._plan)
-        self._slow_ranks = SlowRankWatch()
-        self._slow_ranks_due_s = 0.0
+        self._rank_findings = RankFindings(folder)
         self._keep_due_s = time.monotonic() + FIRST_KEPT_S
         self._silence = Silence(folder, self._plan, launcher, self._poller)
         self._termination = Termination(folder, self._plan, launcher, self._poller)
@@ -330,8 +327,7 @@ class Supervisor:
             if record.state.ended:
                 return Verdict(record.state, record.exit, record.message)
             self._on_record(record, self._poller.observations())
-            self._report_replicas(record)
-            self._report_slow_ranks(record)
+            self._rank_findings.record(record, self._poller.observations())
             self._keep_observations()
             if self._answers.is_stopping:
                 continue
@@ -363,28 +359,6 @@ class Supervisor:
         if verdict.state is RunState.LOST and len(nodes) < len(self._states):
             return None
         return verdict
-
-    def _report_replicas(self, record: RunRecord) -> None:
-        """Record, once, that ranks have different copies of the model; the run continues."""
-        differing = None if record.replicas else differing_replicas(self._poller.observations())
-        if differing is None:
-            return
-        with contextlib.suppress(OSError):  # a full disk must not end the supervision
-            self._folder.update(replicas=str(differing))
-        self._folder.add_event("replicas-differ", str(differing))
-
-    def _report_slow_ranks(self, record: RunRecord) -> None:
-        """Record the ranks that the others wait for in each step, when they change; the run continues."""
-        if time.monotonic() < self._slow_ranks_due_s:
-            return
-        self._slow_ranks_due_s = time.monotonic() + SLOW_RANKS_EVERY_S
-        change = self._slow_ranks.change(self._poller.observations())
-        if change is None or (change.text is None and record.slow is None):
-            return
-        names = change.finding.nodes if change.finding else ()
-        with contextlib.suppress(OSError):  # a full disk must not end the supervision
-            self._folder.update(slow=change.text, slow_nodes=tuple(dict.fromkeys((*record.slow_nodes, *names))))
-        self._folder.add_event("slow-ranks", change.text or NONE_SLOW)
 
     def _keep_observations(self) -> None:
         """Keep the last observation of each node from time to time, for commands that the node does not answer later."""

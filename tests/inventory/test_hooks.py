@@ -82,4 +82,6 @@ def test_plan_and_dry_run_name_the_file_of_a_webhook_and_not_its_url(tmp_path: P
     assert "# Hook on DONE, FAILED, STOPPED: command page\n" in shown
     assert PATH_OF_URL not in f"{plan}{shown}"
     job = make_plan(inventory, Request("slurm", program), run_id="here-20260102-030405-0abc", bundle="b")
-    assert job.hooks == ()
+    assert job.hooks == plan.hooks
+    trial = make_plan(inventory, Request("ssh", program, is_trial=True), run_id="here-20260102-030405-0abc", bundle="b")
+    assert trial.hooks == ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 import signal
@@ -130,55 +129,6 @@ def _running(path: Path) -> RunFolder:
 def _supervisor(folder: RunFolder) -> Supervisor:
     """A supervisor that has polled no node yet."""
     return Supervisor(folder, DirectLauncher(folder.read_plan(), lambda node: LocalTransport(node.name)))
-
-
-def test_differing_replicas_are_recorded_once_and_the_run_continues(tmp_path: Path) -> None:
-    folder = _running(tmp_path)
-    supervisor = _supervisor(folder)
-    steps = [{"50": {"parameters": text}} for text in "aba"]
-    progress = {rank: {"replicas": {"count": 3, "steps": of_rank}} for rank, of_rank in enumerate(steps)}
-    node = NodeObservation("n0", None, alive=True, same_boot=True, finished=None, first_failure=None, progress=progress)
-    supervisor._states["n0"].observation = node  # nothing is polled here
-    for _ in range(2):
-        supervisor._report_replicas(folder.read())  # as in each round
-    [event] = map(json.loads, (tmp_path / "events.jsonl").read_text("utf-8").splitlines())
-    assert event["event"] == "replicas-differ"
-    assert event["text"].startswith("n0: rank 1 differs from the 2 others in the parameters after step 50")
-    assert folder.read().replicas == event["text"]
-    assert folder.read().state is RunState.RUNNING
-
-
-def test_slow_ranks_are_recorded_when_they_change_and_the_run_continues(tmp_path: Path) -> None:
-    folder = _running(tmp_path)
-    supervisor = _supervisor(folder)
-
-    def report(*arrivals_s: float, is_due: bool = True) -> None:
-        measured = [{"step_s": 0.5, "calls": 1, "at_s": [at], "error_s": 0.01} for at in arrivals_s]
-        steps = [{"20": of_rank, "40": of_rank} for of_rank in measured]
-        progress = {rank: {"arrivals": {"count": 3, "steps": of_rank}} for rank, of_rank in enumerate(steps)}
-        node = NodeObservation(
-            "n0", None, alive=True, same_boot=True, finished=None, first_failure=None, progress=progress
-        )
-        supervisor._states["n0"].observation = node  # nothing is polled here
-        supervisor._slow_ranks_due_s = 0.0 if is_due else math.inf
-        supervisor._report_slow_ranks(folder.read())  # as in each round
-
-    for arrivals_s in ((0.2, 0.4, 0.2), (0.2, 0.45, 0.2), (0.2, 0.2, 0.2), (0.2, 0.2, 0.2)):
-        report(*arrivals_s)
-    slow, none = map(json.loads, (tmp_path / "events.jsonl").read_text("utf-8").splitlines())
-    assert slow["event"] == none["event"] == "slow-ranks"
-    assert slow["text"].startswith("n0: rank 1 is slow: it arrives 200 ms later than most")
-    assert none["text"] == "no rank is slow any more"
-    assert (folder.read().slow, folder.read().slow_nodes) == (None, ("n0",))
-    report(0.4, 0.2, 0.2, is_due=False)
-    assert folder.read().slow is None
-    report(0.4, 0.2, 0.2)
-    assert str(folder.read().slow).startswith("n0: rank 0 is slow")
-    # a second supervisor, as of `orch attach`
-    supervisor = _supervisor(folder)
-    report(0.2, 0.2, 0.2)
-    assert folder.read().slow is None
-    assert folder.read().state is RunState.RUNNING
 
 
 @pytest.mark.processes

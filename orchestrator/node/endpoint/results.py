@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # The names of the files that orch writes, by folder. A file that is missing here counts as a result, so its run is never removed: see test_results.py.
 OWN_IN_RUN = re.compile(r"(config|comm)\.json|facts|heartbeat|code\.new-.+|\.claimed")
 OWN_IN_RECORD = re.compile(  # the same folder if the workdir is $ORCH_HOME
-    r"(run|findings|software|stats|observed)\.json|run\.lock|supervisor\.(lock|log)|hooks\.log|stop-asked|events\.jsonl|plan|queries"
+    r"(run|findings|software|stats|observed)\.json|run\.lock|supervisor\.(lock|log)|reporter\.lock|hooks\.log|stop-asked|events\.jsonl|plan|queries"
 )
 RECORD = "run.json"
 OWN_IN_ATTEMPT = re.compile(

@@ -94,11 +94,12 @@ def _planned(
         from orchestrator.usecases.launch.keep_folders import require_unused  # few inventories keep folders
 
         require_unused(plan, arguments.after)
+    for hook in () if arguments.is_trial else inventory.hooks:
+        hook.require_deliverable(os.environ)
     record = replace(_record(plan, request, inventory, now), note=arguments.note, tags=arguments.tags)
     record = replace(record, rerun_of=arguments.rerun_of)
     warnings = (
         *warnings,
-        *_hook_warning(inventory, arguments),
         *bundle.warnings,
         *_environment_warning(inventory),
         *plan.warnings,
@@ -140,22 +141,6 @@ def _environment_warning(inventory: Inventory) -> tuple[str, ...]:
     from orchestrator.usecases.checks.lint import environment_warning  # the table takes 20 ms to import
 
     return environment_warning(inventory)
-
-
-def _hook_warning(inventory: Inventory, arguments: LaunchArguments) -> tuple[str, ...]:
-    """
-    The warning that hooks are not run under Slurm.
-
-    Raises:
-        UsageError: a hook of a run over SSH could not be delivered, as without its program.
-    """
-    if inventory.hooks and arguments.launcher == "slurm":
-        return (
-            "hooks: are run over SSH only, by the supervisor; Slurm sends mail itself: slurm.mail_type, slurm.mail_user",
-        )
-    for hook in () if arguments.is_trial else inventory.hooks:
-        hook.require_deliverable(os.environ)
-    return ()
 
 
 def _home_of_slurm(inventory: Inventory) -> str | None:

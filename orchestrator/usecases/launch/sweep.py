@@ -98,6 +98,9 @@ def plan_sweep(arguments: LaunchArguments, axes: Sequence[str], at_once: int | N
         if first.plan.keep:
             text = "keep: of the inventory is for single runs: the runs of a sweep would write to the same folders, so each has its own"
             first = replace(first, warnings=(*first.warnings, text))
+    if first.plan.hooks:  # each run would need another process on this machine
+        text = "hooks: of the inventory is for single runs; Slurm sends mail itself: slurm.mail_type, slurm.mail_user"
+        first = replace(first, plan=replace(first.plan, hooks=()), warnings=(*first.warnings, text))
     now, tokens = datetime.now(timezone.utc), set[str]()
     while len(tokens) < 1 + len(swept):
         tokens.add(os.urandom(2).hex())

@@ -32,7 +32,7 @@ class OwnerProcess:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL if sys.__stderr__ is None else None,  # None: closed from the beginning
                 cwd="/",  # so that nothing is imported from the user's folder
-                env=_environment(Path(__file__).parents[2]),
+                env=environment_of_orch(),
                 pass_fds=(far.fileno(),),
                 start_new_session=True,
             )
@@ -93,8 +93,9 @@ def _sigint_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _environment(root: Path) -> dict[str, str]:
-    """The environment of the owner; it imports orch from `root`, which may be a checkout that is only the working folder here."""
+def environment_of_orch() -> dict[str, str]:
+    """The environment of a process in another working folder that imports this orch, which may be a checkout in the present one."""
+    root = Path(__file__).parents[3]
     if root.name in ("site-packages", "dist-packages"):
         return dict(os.environ)
     inherited = os.environ.get("PYTHONPATH")

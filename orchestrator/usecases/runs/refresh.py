@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 
@@ -124,11 +124,19 @@ class Refreshed:
         text = waits(self.record)
         return text if text and not self.record.state.final and self.folder.supervisor() is not None else ""
 
-    def unsupervised(self) -> str:
-        """The warning that nobody supervises a run over SSH, or some nodes; empty if there is no such case."""
-        record = self.record
-        if not record.started or record.state.final or record.launcher != "ssh":  # Slurm supervises its jobs itself
+    def _unreported(self) -> str:
+        """The warning that no process runs the hooks of a run under Slurm; empty if one does, or there are none."""
+        if not self.folder.read_plan().hooks or self.folder.reporter() is not None:
             return ""
+        return f"no process runs the hooks of this run; `orch attach {self.record.id} --detach` starts one"
+
+    def unsupervised(self) -> str:
+        """The warning that nobody supervises a run over SSH, or some nodes, or runs the hooks of a job; empty if there is no such case."""
+        record = self.record
+        if not record.started or record.state.final:
+            return ""
+        if record.launcher != "ssh":  # Slurm supervises its jobs itself
+            return self._unreported()
         if self.folder.supervisor() is None:
             return f"nobody supervises this run, and it continues; `orch attach {record.id}` supervises it again"
         if not record.unsupervised:
@@ -152,6 +160,7 @@ def refresh(
     terminal: Terminal | None = None,
     on_progress: OnProgress = no_progress,
     *,
+    launcher: Launcher | None = None,
     diagnoses: bool = False,
 ) -> Refreshed:
     """
@@ -160,6 +169,7 @@ def refresh(
     Args:
         queue: the scheduler's answer, if it was queried already.
         terminal: answers the prompts of logins.
+        launcher: that of the run, which stays connected; without it, one is made and closed.
         diagnoses: if the run has failed and nothing has diagnosed it, do so now.
 
     Raises:
@@ -172,15 +182,15 @@ def refresh(
     plan = folder.read_plan()
     if plan.launcher == "ssh" and (refreshed := _refreshed_by_owner(folder, plan, record)):
         return refreshed
-    with closing(launcher_for(plan, terminal, on_progress)) as launcher:
+    with nullcontext(launcher) if launcher else closing(launcher_for(plan, terminal, on_progress)) as connected:
         try:
             if queue is None and plan.launcher != "ssh":
-                status = _status_of_job(folder, plan, launcher, record.slurm_job)
+                status = _status_of_job(folder, plan, connected, record.slurm_job)
             else:
-                status = observe.observe_reachable(folder, plan, launcher, queue)
+                status = observe.observe_reachable(folder, plan, connected, queue)
             verdict = _recordable(folder, plan, status)
             if status.is_decided and verdict.state.final and not record.state.ended:
-                verdict = with_last_lines(verdict, launcher, status.attempt)
+                verdict = with_last_lines(verdict, connected, status.attempt)
         except NodesError as exc:
             if not record.state.final:
                 raise
@@ -191,7 +201,7 @@ def refresh(
         if diagnoses and record.is_undiagnosed and not is_kept_up_to_date(folder):
             from orchestrator.usecases.diagnose.failure import diagnose_failure  # only if a run has failed
 
-            record = diagnose_failure(folder, launcher, lambda _warning: None) or record
+            record = diagnose_failure(folder, connected, lambda _warning: None) or record
     return Refreshed(folder, record, status, status.missing, unwritten)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import code
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import orchestrator
 from orchestrator.errors import RunNotFound
 from orchestrator.usecases.owner import start as owner_process
-from orchestrator.usecases.owner.start import OwnerProcess, early_owner, launches
+from orchestrator.usecases.owner.start import OwnerProcess, early_owner, environment_of_orch, launches
 from orchestrator.usecases.owner.viewer import Owner
 
 
@@ -30,6 +34,17 @@ from orchestrator.usecases.owner.viewer import Owner
 )
 def test_only_a_command_line_that_launches_over_ssh_starts_one(line: str, *, expected: bool) -> None:
     assert launches(line.split()) is expected
+
+
+@pytest.mark.processes
+def test_owner_imports_orch_and_the_standard_library_in_any_folder() -> None:
+    """Packages of orch are named like modules of the standard library: code, for example."""
+    program = "import code, orchestrator; print(code.__file__); print(orchestrator.__file__)"
+    argv = [sys.executable, "-S", "-c", program]
+    done = subprocess.run(argv, env=environment_of_orch(), cwd="/", check=True, capture_output=True, text=True)
+    standard, package = done.stdout.split()
+    assert standard == code.__file__
+    assert package == orchestrator.__file__
 
 
 @pytest.mark.processes
