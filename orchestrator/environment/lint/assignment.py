@@ -34,7 +34,7 @@ class Assignment:
     is_of_command: bool = False
     """Set for one command only, as in `NAME=VALUE python train.py`."""
     branches: tuple[tuple[int, int], ...] = ()
-    """The branches of `if` and `case` around it: offset of the statement, number of the branch."""
+    """The branches of `if` and `case` around it: a number for the statement, number of the branch."""
 
     def excludes(self, second: Assignment) -> bool:
         """True if at most one of the two runs: they are in different branches of one statement."""
@@ -106,7 +106,8 @@ class Script:
     """
     The assignments and commands of a shell script, in the order in which they run.
 
-    `embedded` are the scripts within it: texts of `bash -c`, here-documents that are run or written to a file.
+    `embedded` are the scripts within it: texts of `bash -c`, here-documents that are run or written to a file. `sourced` are the commands
+    of the files that it sources, whose assignments are among its own. `file` is the file that it is in.
     """
 
     assignments: tuple[Assignment, ...]
@@ -120,3 +121,7 @@ class Script:
     """The exported variables at the end of the script, as patterns; None for files that are no scripts."""
     unset: tuple[Word, ...] = ()
     """The names that the script removes."""
+    sourced: tuple[Script, ...] = ()
+    unread_files: tuple[Word, ...] = ()
+    """The files that it sources and that could not be read here."""
+    file: str = ""

@@ -29,9 +29,9 @@ def name_of(word: Word) -> str:
 
 
 def starts_ranks(script: Script) -> bool:
-    """True if a launcher, which numbers the ranks itself, is among the commands of the script or of those within it."""
+    """True if a launcher, which numbers the ranks itself, is among the commands of the script, of those within it and that it sources."""
     return any(name_of(word) in LAUNCHERS for command in script.commands for word in command) or any(
-        map(starts_ranks, script.embedded)
+        map(starts_ranks, (*script.embedded, *script.sourced))
     )
 
 

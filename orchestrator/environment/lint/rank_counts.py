@@ -9,7 +9,7 @@ from orchestrator.environment.lint.assignment import Script, Word
 from orchestrator.environment.lint.expand import Variables
 from orchestrator.environment.lint.launch import LAUNCHERS, name_of
 from orchestrator.environment.lint.sbatch import options
-from orchestrator.environment.lint.shell import read_shell
+from orchestrator.environment.lint.shell import SourcedText, nothing, read_shell
 from orchestrator.names.hostlist import fold
 
 EXPECTED = "NPROC_PER_NODE"
@@ -18,19 +18,22 @@ EXPECTED = "NPROC_PER_NODE"
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A launcher in a script, its line, and the number of ranks that it starts on a node; None: not written as a number."""
+    """A launcher in a script, its place, and the number of ranks that it starts on a node; None: not written as a number."""
 
     launcher: str
+    file: str
     line: int
     count: int | None
 
 
-def started_ranks(text: str, file: str, given: Mapping[str, str]) -> list[Started]:
-    """The launchers of a script that starts with the variables `given`."""
-    return list(_launchers(read_shell(text, file, variables=Variables(dict(given)))))
+def started_ranks(text: str, file: str, given: Mapping[str, str], sourced: SourcedText = nothing) -> list[Started]:
+    """The launchers of a script that starts with the variables `given`, and of the files that it sources."""
+    return list(_launchers(read_shell(text, file, variables=Variables(dict(given)), sourced=sourced)))
 
 
-def rank_remarks(text: str, file: str, given: Mapping[str, Mapping[str, str]]) -> list[str]:
+def rank_remarks(
+    text: str, file: str, given: Mapping[str, Mapping[str, str]], sourced: SourcedText = nothing
+) -> list[str]:
     """
     Sentences about a script that starts other numbers of ranks than the launch has; `given` are the variables of each node.
 
@@ -38,7 +41,7 @@ def rank_remarks(text: str, file: str, given: Mapping[str, Mapping[str, str]]) -
     """
     found: dict[tuple[Started, str], list[str]] = {}
     for node, variables in given.items():
-        started = started_ranks(text, file, variables)
+        started = started_ranks(text, file, variables, sourced)
         expected = variables[EXPECTED]
         if started and not {entry.count for entry in started} & {None, int(expected)}:
             found.setdefault((started[-1], expected), []).append(node)
@@ -47,7 +50,7 @@ def rank_remarks(text: str, file: str, given: Mapping[str, Mapping[str, str]]) -
         "; torchrun and DDP need the same number on all nodes, or a launcher that is given each" if differs else ""
     )
     return [
-        f"{file}:{entry.line} starts {entry.count} ranks on {fold(nodes)} ({entry.launcher}), and the launch has {expected} there"
+        f"{entry.file}:{entry.line} starts {entry.count} ranks on {fold(nodes)} ({entry.launcher}), and the launch has {expected} there"
         f"{unequal}; write ${EXPECTED} in the script, or correct devices: in the inventory, or -j"
         for (entry, expected), nodes in found.items()
     ]
@@ -58,8 +61,8 @@ def _launchers(script: Script) -> Iterator[Started]:
         start = next((index for index, word in enumerate(command) if name_of(word) in LAUNCHERS), None)
         if start is not None:
             name = name_of(command[start])
-            yield Started(name, command[start].line, _count(name, command[start + 1 :]))
-    for inner in script.embedded:
+            yield Started(name, script.file, command[start].line, _count(name, command[start + 1 :]))
+    for inner in (*script.embedded, *script.sourced):
         yield from _launchers(inner)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+import zlib
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from orchestrator.environment.lint.assignment import Assignment, Word, hole, known
@@ -20,18 +22,35 @@ _NOT_EXPORTED = "is not exported, so the training does not get it"
 
 
 class Recorder:
-    """The assignments of one text; `around` are the branches that are followed now."""
+    """The assignments of a script and of the files that it sources; `around` are the branches that are followed now."""
 
     def __init__(self, text: str, file: str, first_line: int) -> None:
         self.exported: set[str] = set()
         self.exports_all = False
         self.around: tuple[tuple[int, int], ...] = ()
-        self._text, self._file, self._first_line = text, file, first_line
-        self._lines = [0, *(match.end() for match in re.finditer("\n", text))]
         self._assignments: list[Assignment] = []
-        self._plain: list[int] = []
-        """Indices of the assignments of the shell alone."""
-        self._recorded: set[tuple[int, str]] = set()
+        self._plain: list[tuple[int, str]] = []
+        """Indices of the assignments of the shell alone, with the corrected text of each."""
+        self._recorded: set[tuple[str, int, str]] = set()
+        self._enter(text, file, first_line)
+
+    def _enter(self, text: str, file: str, first_line: int) -> None:
+        self._text, self.file, self._first_line = text, file, first_line
+        self._lines = [0, *(match.end() for match in re.finditer("\n", text))]
+
+    def unique(self, offset: int) -> int:
+        """A number for this offset that none of another file has."""
+        return offset + (zlib.crc32(self.file.encode()) << 32)
+
+    @contextmanager
+    def within(self, text: str, file: str) -> Iterator[None]:
+        """Record what a file that the script sources assigns."""
+        before = self._text, self.file, self._first_line
+        self._enter(text, file, 1)
+        try:
+            yield
+        finally:
+            self._enter(*before)
 
     def line(self, offset: int) -> int:
         return bisect_right(self._lines, offset) + self._first_line - 1
@@ -51,25 +70,25 @@ class Recorder:
         if not is_of_command:
             variables.values[name] = value
             variables.arrays.pop(name, None)
-        if (word.start, value) in self._recorded:
+        if (self.file, word.start, value) in self._recorded:
             return
-        self._recorded.add((word.start, value))
-        if not is_exported:
-            self._plain.append(len(self._assignments))
-        elif not is_of_command:
-            self.exported.add(name)
+        self._recorded.add((self.file, word.start, value))
         is_whole = self._text.startswith(name, word.start) or self._text[word.start : word.start + 1] in "'\""
         start, end = (word.start, word.end) if is_whole else (None, None)
-        found = Assignment(name, None if match[2] else known(value), self._file, word.line, start=start, end=end)
+        if not is_exported:
+            self._plain.append((len(self._assignments), self._text[start:end] if is_whole else ""))
+        elif not is_of_command:
+            self.exported.add(name)
+        found = Assignment(name, None if match[2] else known(value), self.file, word.line, start=start, end=end)
         self._assignments.append(replace(found, pattern=value, is_of_command=is_of_command, branches=self.around))
 
     def assign_default(self, name: str, value: str, offset: int) -> None:
         """Record `${NAME:=VALUE}`."""
-        if (offset, value) not in self._recorded:
-            self._recorded.add((offset, value))
-            self._plain.append(len(self._assignments))
+        if (self.file, offset, value) not in self._recorded:
+            self._recorded.add((self.file, offset, value))
+            self._plain.append((len(self._assignments), ""))
             line = self.line(offset)
-            found = Assignment(name, known(value), self._file, line, pattern=value, branches=self.around)
+            found = Assignment(name, known(value), self.file, line, pattern=value, branches=self.around)
             self._assignments.append(found)
 
     def export_list(self, value: str, line: int, variables: Variables) -> None:
@@ -79,7 +98,7 @@ class Recorder:
             if equals and NAME.fullmatch(name):
                 self.exported.add(name)
                 variables.values[name] = given
-                self._assignments.append(Assignment(name, known(given), self._file, line, pattern=given))
+                self._assignments.append(Assignment(name, known(given), self.file, line, pattern=given))
 
     def blanks(self, words: Sequence[Word], *, is_export: bool) -> None:
         """Record `export NAME = VALUE`, or `NAME = VALUE` for a known name, as a fault."""
@@ -93,18 +112,18 @@ class Recorder:
         export = "" if is_export else "export "
         mended = f"{export}{name.pattern}={shlex.quote(value)}" if known(value) is not None else None
         fault = _BLANKS_OF_EXPORT if is_export else _BLANKS
-        found = Assignment(name.pattern, known(value), self._file, name.line, (), name.start, end.end, fault, mended)
+        found = Assignment(name.pattern, known(value), self.file, name.line, (), name.start, end.end, fault, mended)
         self._assignments.append(replace(found, pattern=value))
 
     def assignments(self) -> tuple[Assignment, ...]:
         """All of them, with marks for those that the shell keeps for itself, and a fault for the known ones among these."""
-        for index in () if self.exports_all else self._plain:
+        for index, text in () if self.exports_all else self._plain:
             found = self._assignments[index]
             if found.name in self.exported:
                 continue
             self._assignments[index] = replace(found, is_exported=False)
             row = VARIABLES.get(found.name)
             if row is not None and row.library != "launchers":  # which set it themselves
-                mended = None if found.start is None else f"export {self._text[found.start : found.end]}"
+                mended = f"export {text}" if text else None
                 self._assignments[index] = replace(found, is_exported=False, fault=_NOT_EXPORTED, replacement=mended)
         return tuple(self._assignments)

@@ -38,7 +38,7 @@ def lint_whole(script: Script, file: str, *, is_part: bool = False) -> Iterator[
     for found in lint_script(script, file):
         is_doubtful = is_part and found.finding.check == "script"  # documents leave out parts of what they show
         yield found if not is_doubtful else replace(found, finding=replace(found.finding, severity=Severity.INFO))
-    yield from lint_propagation(script.assignments, script.commands)
+    yield from lint_propagation(script.assignments, script.commands, file)
 
 
 def lint_script(script: Script, file: str) -> Iterator[LintFinding]:
@@ -145,7 +145,9 @@ def _out_of_range(last: Mapping[str, Assignment]) -> Iterator[_Conflict]:
         yield _Conflict(name, second, Severity.FAIL, text, "")
 
 
-def lint_propagation(assignments: Sequence[Assignment], commands: Sequence[Sequence[Word]]) -> Iterator[LintFinding]:
+def lint_propagation(
+    assignments: Sequence[Assignment], commands: Sequence[Sequence[Word]], file: str
+) -> Iterator[LintFinding]:
     """Find the variables that the DeepSpeed launcher does not pass to other nodes."""
     names = sorted(
         {found.name for found in assignments if found.name in VARIABLES and not found.name.startswith(_PASSED)}
@@ -159,7 +161,7 @@ def lint_propagation(assignments: Sequence[Assignment], commands: Sequence[Seque
                 f"deepspeed: passes variables that begin with NCCL, PYTHON and UCX to other nodes, and not {not_passed}"
             )
             remedy = "write them into .deepspeed_env, as KEY=VALUE lines; or start the program with orch"
-            location, source = (assignments[0].file, command[0].line), "DeepSpeed, launcher/runner.py"
+            location, source = (file, command[0].line), "DeepSpeed, launcher/runner.py"
             yield _finding(location, Severity.WARN, "deepspeed", text, remedy=remedy, source=source)
             return
 

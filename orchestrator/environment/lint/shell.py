@@ -9,9 +9,9 @@ that are no shell are named, and the others are read.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from orchestrator.environment.lint import syntax
 from orchestrator.environment.lint.assignment import Directive, Script, Unread, Word, hole, known, without_holes
@@ -40,6 +40,9 @@ _DECLARERS = frozenset(("declare", "typeset", "local", "readonly"))
 _VARIABLE_OPTIONS = ("-e", "-x", "--env", "-env", "-genv")
 _SLURM = frozenset(("srun", "sbatch", "salloc"))
 _PRINTERS = frozenset(("echo", "printf"))
+_SOURCES = frozenset(("source", "."))
+SourcedText: TypeAlias = Callable[[str], "tuple[str, str] | None"]
+"""Returns name and text of a file that a script sources, by the path that it writes; None: that file is not read."""
 _SUBSHELLS = frozenset(("subshell", "pipeline", "command_substitution", "process_substitution"))
 _SEQUENCES = _SUBSHELLS | frozenset(
     "program compound_statement list negated_command do_group else_clause ERROR variable_assignments".split()
@@ -47,21 +50,38 @@ _SEQUENCES = _SUBSHELLS | frozenset(
 _COMPOUNDS = frozenset("if_statement case_statement for_statement while_statement c_style_for_statement".split())
 
 
+def nothing(_path: str) -> None:
+    """Read no file that a script sources."""
+
+
 def read_shell(
-    text: str, file: str, *, first_line: int = 1, variables: Variables | None = None, depth: int = 0
+    text: str,
+    file: str,
+    *,
+    first_line: int = 1,
+    variables: Variables | None = None,
+    depth: int = 0,
+    sourced: SourcedText = nothing,
 ) -> Script:
-    """Read a script that begins at this line of the file; `depth` is the number of scripts that it is within."""
+    """
+    Read a script.
+
+    Args:
+        first_line: where it begins in the file.
+        depth: the number of scripts that it is within.
+        sourced: reads the files that it sources.
+    """
     if syntax.is_too_long(text):
         return Script((), unread=(Unread(first_line, is_rest=True),))
     recorder = Recorder(text, file, first_line)
-    return _Reader(text, file, recorder, depth).read(variables or Variables())
+    return _Reader(text, recorder, depth, sourced).read(variables or Variables())
 
 
 class _Reader:
     """One walk over the tree of a script."""
 
-    def __init__(self, text: str, file: str, recorder: Recorder, depth: int) -> None:
-        self._text, self._file, self._depth = text, file, depth
+    def __init__(self, text: str, recorder: Recorder, depth: int, sourced: SourcedText) -> None:
+        self._text, self._file, self._depth, self._sourced_text = text, recorder.file, depth, sourced
         self._recorder = recorder
         self._commands: list[tuple[Word, ...]] = []
         self._background: list[int] = []
@@ -73,8 +93,20 @@ class _Reader:
         self._functions: dict[str, Node] = {}
         self._called: set[str] = set()
         self._calls, self._level = 0, 0
+        self._sourced: list[Script] = []
+        self._unread_files: list[Word] = []
 
     def read(self, variables: Variables) -> Script:
+        """Read the whole text; the variables are changed as it changes them."""
+        self._follow(variables)
+        values = self._variables.values
+        return replace(
+            self._commands_alone(),
+            assignments=self._recorder.assignments(),
+            exported={name: values[name] for name in self._recorder.exported if name in values},
+        )
+
+    def _follow(self, variables: Variables) -> None:
         self._expander = Expander(self._text, variables, self._assign_default, self._visit)
         root = syntax.parse(self._text)
         self._find_errors(root)
@@ -82,16 +114,19 @@ class _Reader:
         self._visit(root)
         while uncalled := [name for name in self._functions if name not in self._called]:
             self._call(uncalled[0], None)
-        values = self._variables.values
+
+    def _commands_alone(self) -> Script:
         return Script(
-            self._recorder.assignments(),
+            (),
             tuple(self._commands),
             frozenset(self._background),
             tuple(self._unread),
             tuple(self._directives),
             tuple(self._embedded),
-            {name: values[name] for name in self._recorder.exported if name in values},
-            tuple(self._unset),
+            unset=tuple(self._unset),
+            sourced=tuple(self._sourced),
+            unread_files=tuple(self._unread_files),
+            file=self._file,
         )
 
     @property
@@ -195,7 +230,7 @@ class _Reader:
         results = []
         for number, nodes in enumerate(branches):
             self._variables = before.copy()
-            self._recorder.around = (*around, (statement, number))
+            self._recorder.around = (*around, (self._recorder.unique(statement), number))
             for child in nodes:
                 self._visit(child)
             results.append(self._variables)
@@ -261,9 +296,24 @@ class _Reader:
         self._recorder.exports_all |= name == "set" and is_all
         self._recorder.blanks(words, is_export=name in _EXPORTERS | _DECLARERS)
         self._declare(name, words[1:])
+        if name in _SOURCES and len(words) > 1:
+            self._source_file(words[1])
         if self._depth < MAX_EMBEDDED:
             for word in texts_of_command(words):
                 self._embed_text(word, "shell")
+
+    def _source_file(self, path: Word) -> None:
+        """Follow a file that the script sources, in its place; its functions are read, but not called."""
+        found = self._sourced_text(path.pattern) if self._depth < MAX_EMBEDDED else None
+        if found is None or found[0] == self._file or syntax.is_too_long(found[1]):
+            self._unread_files.append(path)
+            return
+        name, text = found
+        with self._recorder.within(text, name):
+            reader = _Reader(text, self._recorder, self._depth + 1, self._sourced_text)
+            reader._follow(self._variables)
+        self._variables = reader._variables
+        self._sourced.append(reader._commands_alone())
 
     def _declare(self, command: str, arguments: Sequence[Word]) -> None:
         """Record assignments among the arguments, as of export, env, `mpirun -x` and `docker run -e`."""

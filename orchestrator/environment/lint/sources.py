@@ -12,7 +12,7 @@ from orchestrator.environment.lint.dockerfile import read_dockerfile
 from orchestrator.environment.lint.embedded import placed
 from orchestrator.environment.lint.files import read_env_file, read_nccl_conf
 from orchestrator.environment.lint.markdown import Block, blocks
-from orchestrator.environment.lint.shell import read_shell
+from orchestrator.environment.lint.shell import SourcedText, nothing, read_shell
 from orchestrator.environment.lint.yaml_env import read_yaml
 
 _ENV_NAMES = (".env", ".deepspeed_env")
@@ -40,8 +40,8 @@ def is_inventory(text: str) -> bool:
     return _INVENTORY.search(text) is not None and _OTHER_YAML.search(text) is None
 
 
-def sources(file: PurePath, text: str, name: str) -> Iterator[Source]:
-    """The scripts of a file, which `name` names in findings."""
+def sources(file: PurePath, text: str, name: str, sourced: SourcedText = nothing) -> Iterator[Source]:
+    """The scripts of a file, which `name` names in findings; `sourced` reads the files that a shell script sources."""
     lower = file.name.lower()
     if lower.endswith("nccl.conf"):
         yield Source(Script(read_nccl_conf(text, name)), is_quoted=False)
@@ -56,7 +56,7 @@ def sources(file: PurePath, text: str, name: str) -> Iterator[Source]:
     elif _is_env_file(file, text):
         yield Source(Script(read_env_file(text, name)), is_quoted=False)
     else:
-        yield Source(read_shell(text, name))
+        yield Source(read_shell(text, name, sourced=sourced))
 
 
 def _block_scripts(block: Block, name: str) -> tuple[Script, ...]:

@@ -167,7 +167,9 @@ def with_overrides(explanation: Explanation, script: Path, text: str) -> Explana
     """Add what a launch script does with the variables, and a warning for each one that it replaces."""
     from orchestrator.environment.lint.inherited import read_inherited
     from orchestrator.environment.lint.rank_counts import EXPECTED, rank_remarks
+    from orchestrator.usecases.checks.lint import sourced_texts
 
+    sourced = sourced_texts(script)
     nodes_of: dict[tuple[Setting, str | None, str], list[str]] = {}
     given_to: dict[str, Mapping[str, str]] = {}
     warnings: dict[str, None] = {}
@@ -176,20 +178,21 @@ def with_overrides(explanation: Explanation, script: Path, text: str) -> Explana
         given = {name: variable.value for name, variable in known.items() if variable.value is not None}
         if EXPECTED in given:
             given_to[node] = given
-        inherited = read_inherited(text, str(script), given)
+        inherited = read_inherited(text, str(script), given, sourced)
         for setting in inherited.settings:
             variable = known.get(setting.name)
             if variable is not None or setting.name in TABLE:
                 origin = "" if variable is None else variable.origin.value
                 value = None if variable is None else variable.value
                 nodes_of.setdefault((setting, value, origin), []).append(node)
-        warnings |= {f"{script}:{line} sources {file}, which was not read": None for file, line in inherited.sourced}
-        warnings |= {f"{script}:{line}: not understood as shell": None for line in inherited.unread}
+        for path, file, line in inherited.unread_files:
+            warnings[f"{file}:{line} sources {path}, which was not read"] = None
+        warnings |= {f"{file}:{line}: not understood as shell": None for file, line in inherited.unread}
     overrides = [
         Override(
             setting.name,
             REDACTED if is_secret(setting.name) else setting.value,
-            str(script),
+            setting.file,
             setting.line,
             value,
             origin,
@@ -199,7 +202,7 @@ def with_overrides(explanation: Explanation, script: Path, text: str) -> Explana
         for (setting, value, origin), nodes in nodes_of.items()
     ]
     texts = [override.text() for override in overrides]
-    remarks = rank_remarks(text, str(script), given_to)
+    remarks = rank_remarks(text, str(script), given_to, sourced)
     return replace(explanation, overrides=overrides, warnings=[*explanation.warnings, *texts, *warnings, *remarks])
 
 

@@ -33,6 +33,7 @@ from orchestrator.usecases.inventory import load_inventory
 
 if TYPE_CHECKING:
     from orchestrator.environment.lint.assignment import Script
+    from orchestrator.environment.lint.shell import SourcedText
 
 MAX_FILE_BYTES = 1024 * 1024
 MOST_NAMED = 5  # variables in the warning of a launch
@@ -99,9 +100,12 @@ def lint(inventory: str | None, files: Sequence[Path], options: LintOptions, *, 
         linted.append(_lint_inventory(loaded, documents.read(Path(loaded.file)), context))
         context = _with_inventory(context, {(node.accelerator, node.network) for node in loaded.nodes})
     linted += [_lint_file(file, context) for file in files]
+    findings = dict.fromkeys(
+        found for result in linted for found in sorted(result.findings, key=lambda found: found.line)
+    )
     return LintResult(
-        tuple(result.file for result in linted),
-        tuple(found for result in linted for found in sorted(result.findings, key=lambda found: found.line)),
+        tuple(dict.fromkeys([*(result.file for result in linted), *(found.file for found in findings)])),
+        tuple(findings),
         {result.file: result.fixed for result in linted if result.fixed},
     )
 
@@ -171,11 +175,11 @@ def _lint_file(file: Path, context: Context) -> _Linted:
         return _Linted(name, findings, strict)
     found_here: list[LintFinding] = []
     is_quoted = True
-    for source in sources(file, text, name):
+    for source in sources(file, text, name, sourced_texts(file)):
         is_quoted = source.is_quoted
         found_here += _lint_script(source.script, name, context, is_part=source.is_part)
-    unique = {(found.line, found.finding.text): found for found in found_here}
-    fixed = fixed_text(text, unique.values(), quoted=is_quoted)
+    unique = {(found.file, found.line, found.finding.text): found for found in found_here}
+    fixed = fixed_text(text, (found for found in unique.values() if found.file == name), quoted=is_quoted)
     return _Linted(name, list(unique.values()), fixed)
 
 
@@ -197,6 +201,8 @@ def _lint_script(script: Script, name: str, context: Context, *, is_part: bool) 
     yield from lint_whole(script, name, is_part=is_part)
     for inner in script.embedded:
         yield from _lint_script(inner, name, context, is_part=is_part)
+    for sourced in script.sourced:
+        yield from _lint_script(sourced, sourced.file, context, is_part=True)
 
 
 def _is_of_launcher(found: LintFinding) -> bool:
@@ -207,6 +213,30 @@ def _is_of_launcher(found: LintFinding) -> bool:
 def _public(assignments: Sequence[Assignment]) -> Iterator[Assignment]:
     """Leave out secrets: no finding shows the value of one."""
     return (assignment for assignment in assignments if not is_secret(assignment.name))
+
+
+def sourced_texts(script: Path) -> SourcedText:
+    """
+    Return a function that reads a file which the script sources, by a relative path.
+
+    It is looked for in the folder in which orch runs, then in that of the script; a path that begins with a command, as
+    `$(dirname "$0")/env.sh` does, in that of the script. A virtual environment is not read.
+    """
+
+    def read(path: str) -> tuple[str, str] | None:
+        from orchestrator.environment.lint.assignment import HOLE
+
+        relative = path.removeprefix(f"{HOLE}{HOLE}/")
+        folders = [script.parent] if relative != path else [Path(), script.parent]
+        if HOLE in relative or relative.startswith(("/", "~")) or relative.endswith("bin/activate"):
+            return None
+        file = next((found for folder in folders if (found := folder / relative).is_file()), None)
+        try:
+            return None if file is None else (os.path.normpath(file), read_text(file))
+        except UsageError:
+            return None
+
+    return read
 
 
 def read_text(file: Path) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.environment.lint.rank_counts import EXPECTED, rank_remarks
 from orchestrator.errors import UsageError
-from orchestrator.usecases.checks.lint import read_text
+from orchestrator.usecases.checks.lint import read_text, sourced_texts
 
 if TYPE_CHECKING:
     from orchestrator.plan.plan import LaunchPlan
@@ -28,7 +28,11 @@ def script_warnings(plan: LaunchPlan, folder: Path) -> list[str]:
         node.name: {**node.defaults, **node.env, **numbers, "NODE_RANK": str(index), EXPECTED: str(counts(node.name))}
         for index, node in enumerate(nodes)
     }
-    return [] if text is None else rank_remarks(text, script or "the command", given)
+    return (
+        []
+        if text is None
+        else rank_remarks(text, script or "the command", given, sourced_texts(folder / (script or "command")))
+    )
 
 
 def _script(words: tuple[str, ...], folder: Path) -> str | None:

@@ -34,4 +34,4 @@ def test_settings(text: str, settings: list[tuple[str, str | None, bool]]) -> No
 
 def test_files_and_lines_that_are_not_read_are_named() -> None:
     found = read_inherited("source env.sh\n. $X/b.sh\nA=)\n", "f", {})
-    assert (found.sourced, found.unread) == ((("env.sh", 1), ("${X}/b.sh", 2)), (3,))
+    assert (found.unread_files, found.unread) == ((("env.sh", "f", 1), ("${X}/b.sh", "f", 2)), (("f", 3),))

@@ -318,7 +318,7 @@ def test_mended_script_is_clean_where_the_remedy_is_certain() -> None:
 )
 def test_variables_together(text: str, found: str) -> None:
     script = read_shell(text, "file")
-    findings = [*lint_combinations(script.assignments), *lint_propagation(script.assignments, script.commands)]
+    findings = [*lint_combinations(script.assignments), *lint_propagation(script.assignments, script.commands, "file")]
     assert ", ".join(f"{entry.finding.severity.value} {entry.finding.check}" for entry in findings) == found
 
 
