@@ -27,3 +27,9 @@ def by_rank(problems: Mapping[int, str]) -> str:
 def gigabytes(size: float) -> str:
     """12.34 GB; below 0.1 GB with two digits that are not 0, such as 0.0012 GB."""
     return f"{size / 1e9:.2{'f' if size >= 1e8 else 'g'}} GB"  # noqa: PLR2004 -- as the docstring says
+
+
+def hours(seconds: float) -> str:
+    """4000.4 -> "1:06:40"."""
+    minutes, second = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{second:02}"

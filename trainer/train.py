@@ -220,11 +220,13 @@ class Trainer:
         self, state: TrainState, result: StepResult, evaluated: Mapping[str, float], *, last: bool
     ) -> TrainState:
         """Report the numbers of the step that `state` follows; returns the state with its loss."""
-        self.metrics.add(state.step, result, evaluated, total=state.tokens, last=last)
+        measured = self.metrics.add(
+            state.step, result, evaluated, total=state.tokens, last=last, eta_s=self.progress.eta_s(state.step)
+        )
         self.saver.add_loss(result.loss)
         loss = {"loss": result.loss} if math.isfinite(result.loss) else {}
         self.progress.keep(
-            {**loss, **self.replicas.read(state.step, result.grad_norm, roll_backs=self.roll_back.count)}
+            {**loss, **measured, **self.replicas.read(state.step, result.grad_norm, roll_backs=self.roll_back.count)}
         )
         return state.with_loss(result.loss, skipped=self.outcomes.skips.in_a_row)
 

@@ -36,6 +36,9 @@ def test_loss_falls_under_torchrun(torchrun: Torchrun, tmp_path: Path) -> None:
         [5e-3, 1e-2, *(Schedule(OptimConfig(warmup_steps=2), 1e-2, 60).rate(step) for step in range(3, 61))]
     )
     assert len(re.findall(r"^step=20 loss=\d\.\d{4}", done.stdout, re.MULTILINE)) == 2
+    assert re.search(
+        r"^step=20 .* data_wait_s=\S+ peak_memory_gb=\d\.\d{3} eta=0:\d\d:\d\d$", done.stdout, re.MULTILINE
+    )
     summary = re.search(r"^summary steps=60 first_loss=(\S+) last_loss=(\S+) tokens/s=\d+ wall_s=\S+ .*checkpoint=(\S+)$",
                         done.stdout, re.MULTILINE)  # fmt: skip
     assert summary is not None

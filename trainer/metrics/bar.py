@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from datetime import timedelta
 from typing import Callable, TextIO
 
 from trainer.console import ERASE_LINE, is_terminal
+from trainer.text import hours
 
 CELLS = 20
 PAUSE_S = 0.1
@@ -19,20 +19,17 @@ class Bar:
     def __init__(self, stream: TextIO, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream if is_terminal(stream) else None
         self._steps, self._clock, self._due = steps, clock, 0.0
-        self._first: tuple[int, float] | None = None
 
-    def show(self, step: int, loss: float, rate: str) -> None:
+    def show(self, step: int, loss: float, rate: str, eta_s: float | None) -> None:
         """Redraw the bar, at most every PAUSE_S."""
         now = self._clock()
         if self._stream is None or now < self._due:
             return
         self._due = now + PAUSE_S
-        self._first = self._first or (step, now)
         done = "#" * (CELLS * step // self._steps)
         text = f"{step}/{self._steps} [{done:{CELLS}}] loss {loss:.4f}  {rate}"
-        if step > self._first[0]:
-            seconds = (now - self._first[1]) / (step - self._first[0]) * (self._steps - step)
-            text += f"  {timedelta(seconds=round(seconds))} left"
+        if eta_s is not None:
+            text += f"  {hours(eta_s)} left"
         columns = os.get_terminal_size(self._stream.fileno()).columns or 80
         self._write(f"{ERASE_LINE}{text[: columns - 1]}\r")
 

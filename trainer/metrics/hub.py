@@ -80,8 +80,25 @@ class MetricsHub:
         """The tokens or samples of one step on all ranks, with their unit."""
         return f"{self.per_step} {self.unit}"
 
-    def add(self, step: int, result: StepResult, evaluated: Mapping[str, float], *, total: int, last: bool) -> None:
-        """Record one step, its evaluation, if any, and the tokens or samples of all steps so far."""
+    def add(
+        self,
+        step: int,
+        result: StepResult,
+        evaluated: Mapping[str, float],
+        *,
+        total: int,
+        last: bool,
+        eta_s: float | None = None,
+    ) -> Dict[str, Any]:
+        """
+        Record one step, its evaluation, if any, and the tokens or samples of all steps so far.
+
+        Args:
+            eta_s: the time that the remaining steps take; None if unknown.
+
+        Returns:
+            With a log line, its MFU and peak memory as far as they are known, for the progress file.
+        """
         self._seconds.append(result.seconds)
         self._waited_s += result.data_wait_s
         if self._metrics:
@@ -89,9 +106,14 @@ class MetricsHub:
             record = {key: value if math.isfinite(value) else None for key, value in numbers.items()}  # JSON has no NaN
             self._metrics.write(record)
             self._for_each_reporter(lambda reporter: reporter.write(record))
-        self._log.add(step, result, last=last)
+        self._log.add(result)
+        measured: Dict[str, Any] = {}
+        if self._log.is_due(step, last=last):
+            measured = {"mfu": self._mfu(self._log.rate), "peak_memory_bytes": self.group.accelerator.peak_memory()}
+            self._log.write(step, result, eta_s=eta_s, **measured)
         if self.is_main:
-            self._bar.show(step, result.loss, f"{self.per_step / result.seconds:.0f} {self.unit}/s")
+            self._bar.show(step, result.loss, f"{self.per_step / result.seconds:.0f} {self.unit}/s", eta_s)
+        return {key: value for key, value in measured.items() if value is not None}
 
     def flush(self) -> None:
         """Call before a checkpoint is written, so that no step it covers can be missing later."""

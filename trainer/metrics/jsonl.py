@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Mapping, Sequence
 from trainer.console import log_line
 from trainer.errors import StorageError
 from trainer.io import replace_text
+from trainer.text import hours
 
 # Torch's names for allocations that were retried after cached memory was freed, and for out-of-memory errors.
 ALLOCATOR_COUNTS = ("num_alloc_retries", "num_ooms")
@@ -107,22 +108,34 @@ class StepLog:
         self.every, self.per_step, self.unit, self.rank = every, per_step, unit, rank
         self.steps, self.seconds, self.waited_s = 0, 0.0, 0.0
 
-    def add(self, step: int, result: StepResult, *, last: bool) -> None:
-        """Count the step, print when it is time."""
+    def add(self, result: StepResult) -> None:
         self.steps += 1
         self.seconds += result.seconds
         self.waited_s += result.data_wait_s
-        if not (step == 1 or last or step % self.every == 0):
-            return
+
+    def is_due(self, step: int, *, last: bool) -> bool:
+        return step == 1 or last or step % self.every == 0
+
+    @property
+    def rate(self) -> float:
+        """Tokens or samples per second since the previous line."""
+        return self.steps * self.per_step / self.seconds
+
+    def write(
+        self, step: int, result: StepResult, *, mfu: float | None, peak_memory_bytes: int | None, eta_s: float | None
+    ) -> None:
+        """Print a line about the steps since the previous one; values that are not known are left out."""
         if self.rank == 0:
-            rate = self.steps * self.per_step / self.seconds
+            share = "" if mfu is None else f" mfu={mfu:.4f}"
+            memory = "" if peak_memory_bytes is None else f" peak_memory_gb={peak_memory_bytes / 1e9:.3f}"
+            eta = "" if eta_s is None else f" eta={hours(eta_s)}"
             log_line(
                 f"step={step} loss={result.loss:.4f} lr={result.lr:.3e} grad_norm={result.grad_norm:.4f} "
-                f"{self.unit}/s={rate:.0f} step_time_s={self.seconds / self.steps:.4f} "
-                f"data_wait_s={self.waited_s / self.steps:.4f}"
+                f"{self.unit}/s={self.rate:.0f} step_time_s={self.seconds / self.steps:.4f} "
+                f"data_wait_s={self.waited_s / self.steps:.4f}{share}{memory}{eta}"
             )
         else:
-            log_line(f"step={step} loss={result.losses[self.rank]:.4f}")
+            log_line(f"step={step} loss={result.losses[self.rank]:.4f}")  # the form that orch hides on a terminal
         self.steps, self.seconds, self.waited_s = 0, 0.0, 0.0
 
 

@@ -79,6 +79,12 @@ class Progress:
             self.extra.update(extra)
             self._write()
 
+    def eta_s(self, step: int) -> Optional[float]:
+        """The time that the steps after `step` take, with saves and evaluations; None if it is not known."""
+        if self.steps is None or self._pace.step_s is None:
+            return None
+        return (self.steps - step) * self._pace.step_s
+
     def _write_steps(self) -> None:
         """Write the newest step once a second, so that no rank waits for its file system and none seems to stand still."""
         while not self.broken:
@@ -92,7 +98,8 @@ class Progress:
         if self.rank.progress_dir is None or self.broken:
             return
         total = {} if self.steps is None else {"steps": self.steps}
-        pace = {} if self._pace.step_s is None else {"step_s": self._pace.step_s}
+        known = {"step_s": self._pace.step_s, "eta_s": self.eta_s(self.step)}
+        pace = {key: value for key, value in known.items() if value is not None}
         record = {"step": self.step, **total, "phase": self.phase, "time": time.time(), **pace, **self.extra}
         try:
             replace_text(self.rank.progress_dir / f"{self.rank.global_rank}.json", json.dumps(record))

@@ -112,6 +112,26 @@ def test_mfu_is_the_share_of_the_peak_and_absent_if_that_is_unknown(tmp_path: Pa
     assert totals["mfu"] == pytest.approx(2 * 1024 * 1000 / 1.5 / 1e9)
 
 
+def test_log_line_and_progress_have_mfu_of_the_steps_since_the_last_one_and_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = load_config(words=["report=", "peak_tflops=0.001", "log_steps=3"])
+    measures = MetricsHub(_group_of_one(), config, tmp_path, config.model.context)
+    measures.begin(0, 1000 * config.model.context)
+    kept = [
+        measures.add(step, StepResult([2.0], 1e-3, 0.5, seconds), {}, total=step, last=False, eta_s=90.0)
+        for step, seconds in ((1, 9.0), (2, 0.5), (3, 1.5))
+    ]
+    measures.close(1)
+    mfu = 2 * 1024 * 1000 / 2 / 1e9
+    assert [set(values) for values in kept] == [{"mfu", "peak_memory_bytes"}, set(), {"mfu", "peak_memory_bytes"}]
+    assert kept[2]["mfu"] == pytest.approx(mfu)
+    memory = kept[2]["peak_memory_bytes"]
+    assert memory > 10 << 20
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step=3 ")]
+    assert line.endswith(f" mfu={mfu:.4f} peak_memory_gb={memory / 1e9:.3f} eta=0:01:30")
+
+
 def test_summary_has_percentiles_data_wait_and_memory_of_the_attempt(tmp_path: Path) -> None:
     totals = _measured(tmp_path, load_config(words=["report="]))
     assert totals["tokens_per_s"] == pytest.approx(2 * 1024 / 1.5)
@@ -273,7 +293,7 @@ def test_bar_is_shown_on_a_terminal_only_and_the_next_output_replaces_it(
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     plain = io.StringIO()
-    Bar(plain, 10).show(1, 2.5, "1000 tokens/s")
+    Bar(plain, 10).show(1, 2.5, "1000 tokens/s", None)
     assert plain.getvalue() == ""
     log_line("in a log")
     assert capsys.readouterr().out == "in a log\n"
@@ -281,9 +301,9 @@ def test_bar_is_shown_on_a_terminal_only_and_the_next_output_replaces_it(
     master, slave = os.openpty()
     with os.fdopen(master, "r") as screen, os.fdopen(slave, "w") as terminal:
         bar = Bar(terminal, 10, lambda: next(times))
-        bar.show(5, 2.5, "1000 tokens/s")
-        bar.show(6, 2.5, "1000 tokens/s")  # too soon
-        bar.show(7, 2.25, "1000 tokens/s")
+        bar.show(5, 2.5, "1000 tokens/s", None)
+        bar.show(6, 2.5, "1000 tokens/s", 20.0)  # too soon
+        bar.show(7, 2.25, "1000 tokens/s", 15.0)
         with contextlib.redirect_stdout(terminal):
             log_line("above the bar")
         assert screen.readline() == ("\x1b[K5/10 [##########          ] loss 2.5000  1000 tokens/s\n")

@@ -62,6 +62,18 @@ def test_progress_file_is_where_the_agent_reads_it_and_keeps_extra_values(tmp_pa
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
+def test_progress_file_has_the_time_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 50.0, 52.0])
+    monkeypatch.setattr("trainer.runtime.progress.time.monotonic", lambda: next(times))
+    progress = Progress(Rank.from_env(_orch(tmp_path)), steps=9)
+    assert progress.eta_s(0) is None
+    for step in range(3):  # the first one compiles
+        progress.write("step", step)
+    record = json.loads((tmp_path / "attempt-1" / "n1" / "progress" / "1.json").read_text())
+    assert (record["step_s"], record["eta_s"]) == (2.0, 14.0)
+    assert progress.eta_s(9) == 0.0
+
+
 def test_progress_that_cannot_be_written_warns_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "attempt-1").write_text("a file where a folder must be")
     progress = Progress(Rank.from_env(_orch(tmp_path)), steps=9)
