@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from orchestrator.cli.console import (
     print_text,
     without_controls,
 )
-from orchestrator.cli.failure import RETRY, RETRY_UNKNOWN, labelled
+from orchestrator.cli.failure import RETRY, RETRY_UNKNOWN, labelled, print_failure
 from orchestrator.cli.numbers import size_text
-from orchestrator.errors import UsageError
+from orchestrator.errors import NodesError, UsageError
 from orchestrator.names.hostlist import counted, ranks_on_nodes
+from orchestrator.records.runs import find_run
 from orchestrator.run import RunState
 from orchestrator.usecases.diagnose.log_files import Diagnosed, diagnose_files, is_run
 
@@ -110,7 +112,12 @@ def _diagnosed(words: Sequence[str], signatures: Path | None) -> Diagnosed:
 
 def print_diagnosis(words: Sequence[str], signatures: Path | None, *, as_json: bool) -> int:
     """Print the diagnosis of a run or of log files; returns 0, also if the cause is unknown: docs/decisions/049."""
-    result = _diagnosed(words, signatures)
+    try:
+        result = _diagnosed(words, signatures)
+    except NodesError:
+        if not as_json:
+            _print_recorded(words[0] if words else "latest")
+        raise
     if result.run is not None:
         if result.state == RunState.DONE.value:
             has_lines = bool(result.diagnosis.cause or result.diagnosis.errors)
@@ -127,6 +134,13 @@ def print_diagnosis(words: Sequence[str], signatures: Path | None, *, as_json: b
         return 0
     print_error(result.missing)
     return result.missing.exit_code
+
+
+def _print_recorded(run: str) -> None:
+    """Print the outcome of a run and the diagnosis in its record, if no node can be reached."""
+    record = find_run(run).read()
+    inform(record.outcome)
+    print_failure(record, sys.stdout)
 
 
 def _report(result: Diagnosed) -> Iterator[str]:

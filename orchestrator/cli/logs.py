@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 import click
 
 from orchestrator.cli import options
 from orchestrator.cli.console import LogView, ProgressLine, inform, print_error, warn
 from orchestrator.errors import CTRL_C, NodesError, UsageError
+
+if TYPE_CHECKING:
+    from orchestrator.usecases.reports.logs import Recorded  # at run time it would load what reads the nodes
 
 
 @click.command()
@@ -45,15 +49,15 @@ def logs(
         Filter,
         batch_log,
         find_on_nodes,
+        lines_without_nodes,
         missing_logs,
         recorded_run,
         selection,
     )
 
-    for option, is_given in (("--fold", fold), ("--timestamps", timestamps)):
-        if is_given and as_json:
-            hint = "--json prints each line with its time, node and rank"
-            raise UsageError(f"{option} and --json exclude each other", hint=hint)
+    if as_json and (fold or timestamps):
+        hint = "--json prints each line with its time, node and rank"
+        raise UsageError(f"{'--fold' if fold else '--timestamps'} and --json exclude each other", hint=hint)
     is_live = follow and not as_json and options.is_live()
     progress = ProgressLine()
     if inventory is None:
@@ -74,8 +78,12 @@ def logs(
             if lines.stream == "batch":
                 view.write(batch_log(launcher, chosen, tail))
                 return 0
-            with progress:
-                reader = LogReader(launcher, plan, view, chosen, only_wanted_nodes=not follow, is_live=is_live)
+            try:
+                with progress:
+                    reader = LogReader(launcher, plan, view, chosen, only_wanted_nodes=not follow, is_live=is_live)
+            except NodesError as unreachable:
+                found = lines_without_nodes(folder, unreachable, chosen, tail)
+                return _print_known(found, unreachable, view, follow=follow)
             reader.past(tail=tail, unfinished=not follow)
             if not follow and not reader.has_every_agent and lines == Filter():
                 view.write(batch_log(launcher, chosen, tail))  # the job may have failed before it started that agent
@@ -94,3 +102,15 @@ def logs(
     error = NodesError(list(reader.unreadable.values()), reader.folder_count)
     print_error(error)
     return error.exit_code
+
+
+def _print_known(found: Recorded, unreachable: NodesError, view: LogView, *, follow: bool) -> int:
+    """Print the lines that are known although no node can be reached; return the exit code."""
+    view.write(found.lines)
+    if found.is_newest and not follow:
+        warn(found.remark)
+        return 0
+    if found.remark:
+        inform(found.remark)
+    print_error(unreachable)
+    return unreachable.exit_code

@@ -1,15 +1,19 @@
-"""The owner's answers to the queries of commands: it observes and stops the nodes over its connections."""
+"""The owner's answers to the queries of commands: it observes and stops the nodes, and reads their logs, over its connections."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from orchestrator.errors import Unreachable
+from orchestrator.launchers.base import AttemptFolder
 from orchestrator.launchers.direct import DirectLauncher
+from orchestrator.logs.follow import Feed
+from orchestrator.logs.history import history, reposition
+from orchestrator.logs.lines import last
 from orchestrator.plan.plan import GRACE_S, LaunchPlan
 from orchestrator.supervision.poller import NodeState
-from orchestrator.supervision.queries import OBSERVE, STOP, Answer, Json, observations_json
+from orchestrator.supervision.queries import LINES, MOST_LINES, OBSERVE, STOP, Answer, Json, observations_json
 from orchestrator.verdict.observe import STRAGGLER_S, observe_folders
 
 
@@ -28,17 +32,28 @@ class Answers:
     @property
     def by_kind(self) -> Mapping[str, Answer]:
         """The answer to each kind of query."""
-        return {OBSERVE: self._observe, STOP: self._stop}
+        return {OBSERVE: self._observe, STOP: self._stop, LINES: self._lines}
 
     def _observe(self) -> Json | None:
         """Query all nodes but those that do not answer."""
         if self._is_refused:
             return None
-        folders = [
+        return observations_json(*observe_folders(self._folders(), straggler_s=STRAGGLER_S))
+
+    def _folders(self) -> list[AttemptFolder]:
+        return [
             replace(folder, failure=_unreachable(self._states[folder.name]))
             for folder in self._launcher.attempt_folders(self._plan.attempt, connect=False)
         ]
-        return observations_json(*observe_folders(folders, straggler_s=STRAGGLER_S))
+
+    def _lines(self) -> Json | None:
+        """Read the last lines of the attempt on all nodes but those that do not answer."""
+        if self._is_refused:
+            return None
+        feeds = [Feed(folder) for folder in self._folders() if folder.failure is None]
+        limit = int(self._plan.ssh["fanout"])
+        reposition(feeds, lambda feed: feed.begin_at_last(MOST_LINES), limit=limit)
+        return {"lines": [asdict(group) for group in last(history(feeds, limit=limit), MOST_LINES)]}
 
     def _stop(self) -> Json | None:
         """End the processes of the run on all nodes but those that do not answer, which the command tries itself."""

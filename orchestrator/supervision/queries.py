@@ -1,7 +1,7 @@
 """
 Queries of other commands to the owner of a run, over files in the run's folder: its open connections answer instead of new logins.
 
-A command writes `queries/TOKEN.observe` or `.stop`; the owner renames that file to `TOKEN.taken`, answers in `TOKEN.json`,
+A command writes `queries/TOKEN.observe`, `.stop` or `.lines`; the owner renames that file to `TOKEN.taken`, answers in `TOKEN.json`,
 and removes `TOKEN.taken` even if it cannot answer. Nothing listens, only the user can write there, and a query has no
 content: the owner acts on the recorded run alone. If it is on another machine, of another version, stopped (SIGSTOP), ending
 or dead, or its disk is full, there is no answer, and the command logs in itself.
@@ -25,17 +25,20 @@ from typing import Any, TypeAlias
 
 from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import NodesError, Unreachable
+from orchestrator.logs.lines import LogLines
 from orchestrator.records.files import write_file
 from orchestrator.records.store import RunFolder
 from orchestrator.verdict.observe import stopped_pid
 
-OBSERVE, STOP = "observe", "stop"
+OBSERVE, STOP, LINES = "observe", "stop", "lines"
 TAKEN, ANSWER = ".taken", ".json"
 POLL_S = 0.1  # of the owner
 ANSWER_POLL_S = 0.02
 TAKEN_S = 20.0  # in which an owner that is not stuck takes a query, also on a machine that 150 processes share: logins take longer then
 OBSERVED_S = 30.0  # until an answer; nodes that are slow are left out before
 STOPPED_S = 60.0  # until an answer; a stop may take 50 s
+MOST_LINES = 1000
+"""The last lines of a log that the owner reads."""
 
 Json: TypeAlias = dict[str, Any]
 Answer: TypeAlias = Callable[[], "Json | None"]
@@ -167,6 +170,15 @@ def observe_by_owner(folder: RunFolder) -> tuple[tuple[NodeObservation, ...], No
     except (KeyError, TypeError):  # an owner of another version
         return None
     return nodes, NodesError(failures, len(nodes) + len(failures)) if failures else None
+
+
+def lines_by_owner(folder: RunFolder) -> list[LogLines]:
+    """The last MOST_LINES lines of the newest attempt, which the owner reads; none if it does not answer."""
+    answer = _query(folder, LINES, OBSERVED_S)
+    try:
+        return [] if answer is None else [LogLines(**group) for group in answer["lines"]]
+    except (KeyError, TypeError):  # an owner of another version
+        return []
 
 
 def observations_json(nodes: tuple[NodeObservation, ...], missing: NodesError | None) -> Json:

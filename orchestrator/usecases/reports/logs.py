@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 
-from orchestrator.errors import LaunchError, RunNotFound, UsageError
+from orchestrator.errors import LaunchError, NodesError, RunNotFound, UsageError
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
 from orchestrator.logs.lines import LogLines, last
@@ -17,7 +18,9 @@ from orchestrator.node.run.run_id import RUN_ID
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.records.runs import find_run
-from orchestrator.records.store import KeptRun, UnrecordedRun
+from orchestrator.records.store import KeptRun, RunFolder, UnrecordedRun
+from orchestrator.run import RankExit, RunRecord
+from orchestrator.supervision.queries import MOST_LINES, lines_by_owner
 from orchestrator.usecases.durations import seconds
 from orchestrator.usecases.reports.log_reader import LogReader
 
@@ -81,6 +84,38 @@ def batch_log(launcher: Launcher, chosen: Selection, tail: int | None) -> Collec
         return []
     lines = chosen.of(LogLines(log.written_s, "batch", None, "batch", log.text.rstrip("\n")))
     return [] if lines is None else last([lines], lines.count if tail is None else tail)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The wanted lines that are known although no node can be reached, and a remark about them."""
+
+    lines: Collection[LogLines] = ()
+    remark: str = ""
+    is_newest: bool = False
+    """The run's supervisor has read them now."""
+
+
+def lines_without_nodes(run: KeptRun, error: NodesError, chosen: Selection, tail: int | None) -> Recorded:
+    """The wanted lines if no node can be reached: those that the run's supervisor reads, else those in the record."""
+    if not isinstance(run, RunFolder):
+        return Recorded()
+
+    def wanted(lines: Iterable[LogLines]) -> Collection[LogLines]:
+        return last(filter(None, map(chosen.of, lines)), MOST_LINES if tail is None else tail)
+
+    if read := wanted(lines_by_owner(run)):
+        remark = f"{error}; the run's supervisor has read these lines, the last {MOST_LINES} at most"
+        return Recorded(read, remark, is_newest=True)
+    record = run.read()
+    kept = wanted([] if record.exit is None else [_recorded_lines(record, record.exit)])
+    return Recorded(kept, f"{record.outcome}; these lines are in its record" if kept else record.outcome)
+
+
+def _recorded_lines(record: RunRecord, exit_: RankExit) -> LogLines:
+    """The last lines of the rank that failed first."""
+    ended_s = datetime.fromisoformat(record.ended or record.created).timestamp()
+    return LogLines(ended_s, exit_.node, exit_.rank, "err", "\n".join(exit_.lines))
 
 
 def missing_logs(run: KeptRun, plan: LaunchPlan, reader: LogReader) -> LaunchError | None:
