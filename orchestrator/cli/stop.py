@@ -9,16 +9,29 @@ import click
 
 from orchestrator.cli import completion, options
 from orchestrator.cli.console import inform, print_text, warn
-from orchestrator.errors import UsageError
+from orchestrator.errors import CTRL_C, UsageError
 from orchestrator.records.runs import all_runs, is_sweep
+from orchestrator.usecases.durations import seconds
+
+DEFAULT_GRACE = "10m"
 
 
 @click.command()
 @click.argument("run", required=False, metavar="[RUN]", shell_complete=completion.runs)
 @options.inventory_option("Find the run on these nodes: its record is gone, or elsewhere.")
 @click.option("--all", "all_runs", is_flag=True, help="End all runs recorded here that have not ended.")
-def stop(run: str | None, inventory: str | None, *, all_runs: bool) -> int:
+@click.option("--save", is_flag=True, help="Let the ranks save before, by SIGUSR2, as before a time limit of Slurm.")
+@click.option(
+    "--grace", metavar="SPAN", help="With --save: the time that the ranks have to save and end; default: 10m."
+)
+def stop(run: str | None, inventory: str | None, *, all_runs: bool, save: bool, grace: str | None) -> int:
     """End a run on every node. Without RUN: the only run that has not ended."""
+    if grace is not None and not save:
+        raise UsageError("--grace is for --save", hint=f"orch stop --save --grace {grace}")
+    if save and (all_runs or inventory is not None):
+        raise UsageError("--save is for one run that is recorded here", hint="orch stop RUN --save")
+    if save:
+        return _save(run, seconds("--grace", grace or DEFAULT_GRACE))
     if all_runs and (run is not None or inventory is not None):
         raise UsageError("--all ends every run recorded here, so RUN and -i cannot be given with it")
     if all_runs:
@@ -29,6 +42,25 @@ def stop(run: str | None, inventory: str | None, *, all_runs: bool) -> int:
         inform(stop_on_nodes(run, inventory, inform, warn).outcome)
     else:
         _stop_recorded(run)
+    return 0
+
+
+def _save(run: str | None, grace_s: float) -> int:
+    """Let a run save, stop it, and print its state."""
+    if run is not None and is_sweep(run):
+        raise UsageError(f"{run} is a sweep, and --save is for one run", hint=f"orch list --sweep {run} lists its runs")
+    if grace_s < 1:
+        raise UsageError("--grace 0s: the ranks need time to save", hint="orch stop RUN ends them without a save")
+    from orchestrator.usecases.runs.save import save_and_stop
+    from orchestrator.usecases.runs.stop import run_to_stop
+
+    folder = run_to_stop(run)
+    try:
+        inform(save_and_stop(folder, grace_s, inform).outcome)
+    except KeyboardInterrupt:
+        run_id = folder.path.name
+        inform(f"the ranks save and end without this command; `orch stop {run_id}` ends them at once")
+        return CTRL_C
     return 0
 
 

@@ -332,6 +332,11 @@ class Endpoint(Connection):
         answer = self.call(operations.STOP, request, answer_s=grace_s + STOP_MARGIN_S + ANSWER_S)
         return [StopResult.of(body) for body in answer.reply["nodes"]]
 
+    def request_save(self, attempt_dir: str, nodes: Sequence[str] | None, *, grace_s: float) -> list[str]:
+        """Request that the ranks of these nodes save and end within the grace; return the nodes whose agents take the request."""
+        request: agents.SaveRequestBody = {**_folders(attempt_dir, nodes), "grace_s": grace_s}
+        return self.call(operations.REQUEST_SAVE, request).reply["nodes"]
+
     def stand_by(self, agent: agents.AgentStart | None, folder: str) -> None:
         """Let processes wait for the attempt after the one whose agent is described, in that node folder; None: end them."""
         request: agents.StandbyRequest = {"agent": agent, "folder": folder}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -143,7 +143,7 @@ class NodeObservation:
     has stopped the agent; `cards` is the last sample of the node's cards, `network` the one that NCCL took, None if unknown; `hang` the
     report of ranks that make no progress, None if they do; `peer_answered` is True on the head once its agent has reached another
     node, so that it ends its ranks when it is isolated; `machine` the use of memory and disks now; `stacks` the innermost call of each rank that left stacks; `folder` is
-    the path on the node; `log` is the end of agent.log if the agent wrote no last event.
+    the path on the node; `saving_ranks` are the ranks that were asked to save and end, None without such a request; `log` is the end of agent.log if the agent wrote no last event.
     """
 
     node: str
@@ -163,6 +163,7 @@ class NodeObservation:
     hang: HangBody | None = None
     peer_answered: bool = False
     machine: MachineBody | None = None
+    saving_ranks: Sequence[int | None] | None = None
 
     @property
     def agent_state(self) -> str:
@@ -194,6 +195,7 @@ class NodeObservation:
             hang=body.get("hang"),
             peer_answered=body.get("peer_answered", False),
             machine=body.get("machine"),
+            saving_ranks=body.get("saving_ranks"),
         )
 
     @classmethod

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from orchestrator.endpoint.observation import Finished, NodeObservation, ReportedExit
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.launchers.job import GONE, SILENT, JobStatus
-from orchestrator.names.hostlist import fold
+from orchestrator.names.hostlist import counted, fold
 from orchestrator.node.run.events import State
+from orchestrator.node.run.retry import newest_step, saved_step
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.run import RankExit, RunState
 from orchestrator.verdict.hangs import diagnose_hang
@@ -184,10 +185,39 @@ def a_node_failed(evidence: Evidence) -> Verdict | None:
     return Verdict(RunState.FAILED, evidence.first_exit, str(evidence.first_exit))
 
 
+def still_saving(evidence: Evidence) -> Verdict | None:
+    """RUNNING while the ranks of a node save for `orch stop --save`: those of other nodes may have ended before."""
+    saving = [node for node in evidence.started if node.saving_ranks is not None]
+    is_over = evidence.all_finished or not saving or evidence.finished_as(State.FAILED)
+    alive = any(node.finished is None and (node.alive or not node.same_boot) for node in evidence.started)
+    return (
+        None
+        if is_over or not alive
+        else Verdict(RunState.RUNNING, message="the ranks save, and end then (orch stop --save)")
+    )
+
+
 def stopped_by_orch(evidence: Evidence) -> Verdict | None:
     """STOPPED if agents were stopped after `orch stop`."""
     stopped = evidence.finished_as(State.STOPPED, State.REQUEUE)
-    return Verdict(RunState.STOPPED) if stopped and evidence.stop_requested else None
+    return (
+        Verdict(RunState.STOPPED, message=saved_message(evidence.nodes))
+        if stopped and evidence.stop_requested
+        else None
+    )
+
+
+def saved_message(nodes: Sequence[NodeObservation]) -> str | None:
+    """The newest saved step of ranks that were asked to save; None if they were not."""
+    if all(node.saving_ranks is None for node in nodes):
+        return None
+    reports = [report for node in nodes for report in node.progress.values()]
+    saved = [saved_step(report) or 0 for report in reports if "saved" in report]
+    if not saved:
+        return "the program does not report what it has saved"
+    newest, reached = max(saved), newest_step(reports) or 0
+    lost = f"{counted(reached - newest, 'step')} of {reached} are lost" if newest < reached else ""
+    return "; ".join(filter(None, (f"step {newest} is saved" if newest else "nothing is saved", lost)))
 
 
 def stopped_by_another_signal(evidence: Evidence) -> Verdict | None:
@@ -224,6 +254,7 @@ DIRECT_CHECKS: tuple[Check, ...] = (
     head_done,
     every_node_done,
     a_node_failed,
+    still_saving,
     stopped_by_orch,
     stopped_by_another_signal,
     an_agent_died,
@@ -293,7 +324,8 @@ def job_stopped_by_user(evidence: Evidence, queue: JobStatus) -> Verdict | None:
     is_final = queue.over or (queue.absent and evidence.all_finished)
     by_user = evidence.stop_requested or queue.state in _STOPPED_BY_USER
     stopped = evidence.finished_as(State.STOPPED, State.REQUEUE) and not _some_never_started(evidence, queue)
-    return Verdict(RunState.STOPPED, message=_canceller(queue)) if is_final and by_user and stopped else None
+    message = saved_message(evidence.nodes) or _canceller(queue)
+    return Verdict(RunState.STOPPED, message=message) if is_final and by_user and stopped else None
 
 
 def job_stopped_by_another_signal(evidence: Evidence, queue: JobStatus) -> Verdict | None:

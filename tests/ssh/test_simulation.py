@@ -22,7 +22,7 @@ from tests.grounds.ports import silent_port
 NODES = 64
 OF_OTHER_COMMANDS = {  # than those that launch, watch, stop and diagnose a run over SSH with a small bundle
     "find", "active_runs", "file_system", "strays", "clear", "list_files", "read_file", "command_once", "lacking", "put_part",
-    "holders",  # only on nodes with cards
+    "request_save", "holders",  # only on nodes with cards
     "claim_folder", "release_folder", "offer", "digest", "put_pieces", "keep_time", "finish", "forward", "forwarded",
     "board_start", "board_connect", "board_send", "board_receive", "board_close",
 }  # fmt: skip

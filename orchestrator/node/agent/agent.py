@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from orchestrator.node.agent.card_sampler import CardSampler
 from orchestrator.node.agent.failure import HIDDEN_FAILURE, ended_early, exit_of, lost_error, lost_peer
@@ -34,6 +35,7 @@ from orchestrator.node.run.run_folder import (
     read_agent,
     started_ranks,
 )
+from orchestrator.node.run.save_request import SaveRequest
 from orchestrator.node.system.fast_stdlib import signal
 from orchestrator.node.system.files import read_json
 from orchestrator.node.system.processes import CAUGHT, TICK_S, Inherited, await_signal, descendants, reap, stat_of
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
 EXIT_CODES = {State.DONE: 0, State.FAILED: 1, State.STOPPED: 6, State.REQUEUE: 0}
 # A signal to every process, as by scancel or a host's shutdown, may end a child of a shell before it reaches the agent.
 LATE_SIGNAL_S = 0.2
+# Nodes read the requests to save at different times, and ranks that save take the others along.
+LATE_REQUEST_S = 2.0
 SHELL_TERM = 128 + signal.SIGTERM  # the exit code of a shell whose command was ended by SIGTERM
 CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")  # of a library's teardown; nobody sends these
 
@@ -67,6 +71,7 @@ class Agent:
         self.hangs = HangWatch(job, folder, events)
         self.separate = SeparateWatch(job, folder)
         self.fence = Fence(folder) if job.slurm is not None else None
+        self.save_request = SaveRequest(folder)
         self.is_fenced = False  # a later attempt of the job has begun elsewhere
         self.cwd = folder  # of the ranks, once they are started
         self.cpus: Sequence[set[int]] = ()  # of each rank; empty if they are not bound
@@ -143,6 +148,7 @@ class Agent:
             self.events.flush()
             self.logs.record()
             self.check_fence()
+            self.check_save_request()
             for check in (self.check_supervision, self.check_launchers, self.check_separate, self.watch_ranks):
                 if self.termination.outcome is None:
                     check()
@@ -163,6 +169,8 @@ class Agent:
         except ChildProcessError:
             has_children = False
         self.await_stop_request([(rank, status) for _, rank, status in ended])
+        if any(status == REQUEUE << 8 for *_, status in ended):
+            self.await_save_request()
         for process in ended:
             self.on_rank_exit(process)
         if not has_children:
@@ -186,6 +194,9 @@ class Agent:
         self.events.write(Kind.RANK_EXITED, text + text_end, pid=pid, done=is_done, **result)
         if is_done:
             self.done.append(rank)
+        elif self.termination.is_save_requested:
+            if code not in (0, REQUEUE):
+                self.termination.end_saving(text)
         elif code == REQUEUE and self.job.slurm:
             self.termination.request_restart(text)
         elif self.termination.outcome is None:
@@ -246,6 +257,20 @@ class Agent:
         if self.fence is not None and not self.is_fenced and self.fence.is_closed():
             self.is_fenced = True
             self.termination.kill("Slurm has lost this node, and has started a later attempt of the run")
+
+    def check_save_request(self, *, now: bool = False) -> None:
+        """Let the ranks save and end if `orch stop --save` requests it, and nothing else has ended them."""
+        grace_s = self.save_request.grace_s(now=now) if self.termination.outcome is None else None
+        if grace_s is not None:
+            self.termination.save(grace_s)
+
+    def await_save_request(self) -> None:
+        """A rank has saved and ended, perhaps with those of another node, whose request was read first: wait briefly for the request."""
+        deadline_s = time.monotonic() + (0.0 if self.job.slurm else LATE_REQUEST_S)
+        self.check_save_request(now=True)
+        while self.termination.outcome is None and time.monotonic() < deadline_s:
+            time.sleep(LATE_REQUEST_S / 20)
+            self.check_save_request(now=True)
 
     def check_supervision(self) -> None:
         """
@@ -331,7 +356,7 @@ class Agent:
         self.events.write(Kind.AGENT_FINISHED, text, **end)
         self.events.require_written()
         self.logs.require_written()
-        if self.is_fenced:
+        if self.is_fenced or self.termination.is_save_requested:
             # --kill-on-bad-exit would have srun end the step by its number, which the step of the later attempt has as well
             return 0
         return NO_RETRY if outcome.no_retry else EXIT_CODES[outcome.state]

@@ -7,7 +7,7 @@ import time
 
 from orchestrator.node.run.events import NO_RETRY, Kind, State, precedes
 from orchestrator.node.system.fast_stdlib import signal, suppress
-from orchestrator.node.system.processes import descendants, send, signal_descendants, signal_name
+from orchestrator.node.system.processes import descendants, handles, send, signal_descendants, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,6 +51,11 @@ class Termination:
         self.is_signalled_early = False  # SIGTERM arrived before all ranks were started
         self._requests: list[tuple[int, float]] = []  # signal and time; a second one kills at once
         self._kill_at_s: float | None = None  # monotonic; ranks and descendants alive then are killed
+        self.is_save_requested = False
+        """The ranks shall save and end, and no other attempt shall follow."""
+        self._saved_by_s: float | None = (
+            None  # monotonic; ranks alive then are terminated; None if they need not save any more
+        )
         self._terminated: set[tuple[int, int]] = set()  # descendants that have been sent SIGTERM
         self._is_warned = self._has_named_survivors = self._has_killed = False
 
@@ -88,6 +93,43 @@ class Termination:
         if first and (precedes(result, first) or (first.get("lost_peer") and is_crash)):
             self.outcome = Outcome(State.FAILED, exit=result)
 
+    def save(self, grace_s: float) -> None:
+        """Ask the ranks to save and end by SIGUSR2, as Slurm does before the time limit; end those that have not after the grace."""
+        signalled = [rank for pid, rank in self._running.items() if self._signal_to_save(pid)]
+        self.outcome, self.is_save_requested = Outcome(State.STOPPED, reason="stopped after a save"), True
+        self._saved_by_s = time.monotonic() + grace_s
+        names = (
+            "the ranks are asked"
+            if len(signalled) == len(self._running)
+            else f"{len(signalled)} of {len(self._running)} ranks are asked"
+        )
+        text = f"{names} to save and end (SIGUSR2), within {grace_s:g} s"
+        if not self._running:
+            text = "the ranks have saved and ended"
+        elif not signalled:
+            text = "no rank can be asked to save: the program does not handle SIGUSR2"
+        self._events.write(
+            Kind.STOPPING, f"orch stop --save: {text}", reason="orch stop --save", saving_ranks=signalled
+        )
+
+    def _signal_to_save(self, pid: int) -> bool:
+        """Signal the processes of a rank that handle the signal, whose default action would end the others; True if there are any."""
+        family = {pid}
+        for child, (_, parent, _) in sorted(descendants().items(), key=lambda item: item[1][2]):  # parents are older
+            if parent in family:
+                family.add(child)
+        handling = [member for member in family if handles(member, signal.SIGUSR2)]
+        for member in handling:
+            send(member, signal.SIGUSR2)
+        return bool(handling)
+
+    def end_saving(self, reason: str) -> None:
+        """End the ranks that are still saving, within the usual grace."""
+        if self._saved_by_s is not None:
+            self._saved_by_s = None
+            self._events.write_message(f"the ranks are no longer waited for: {reason}")
+            self._terminate(self._job.grace_s)
+
     def request_restart(self, text: str) -> None:
         """A rank has saved and requests another attempt, whether or not it was stopped."""
         if self.outcome is None:
@@ -116,6 +158,7 @@ class Termination:
         if self.signalled_s is None:
             self.signalled_s = self._events.clock.now()
         if self.outcome is not None:
+            self.end_saving("the end of the run is requested")
             return
         reason = f"requested by {signal_name(number)}"
         if os.getppid() != self._guard_pid:  # the guard's death sends SIGTERM, too, but is not a request
@@ -159,6 +202,8 @@ class Termination:
             )
 
     def kill_if_due(self) -> None:
+        if self._saved_by_s is not None and time.monotonic() >= self._saved_by_s:
+            self.end_saving("the time for the save is over")
         is_forced = len(self._requests) > 1
         if self._kill_at_s is None or not (is_forced or time.monotonic() >= self._kill_at_s):
             return

@@ -103,6 +103,11 @@ class Attempt:
         return not self.no_retry and self.first_request_s < math.inf and self.first_request_s <= self.first_failure_s
 
     @property
+    def is_save_requested(self) -> bool:
+        """True if the ranks were asked to save and end by `orch stop --save`."""
+        return any(node.saving_ranks is not None for node in self.nodes.values())
+
+    @property
     def stopped_first(self) -> bool:
         """True if an agent was stopped before any rank failed or requested another attempt."""
         first_stop_s = min((time_s for node in self.nodes.values() for time_s in node.stops_s), default=math.inf)

@@ -64,7 +64,8 @@ def next_attempt(path: str, status: str, ended: str) -> int:
     is_over = ended == "1" or (may_be_cancelled and signal.sigtimedwait({signal.SIGTERM}, LATE_S) is not None)
     at_limit = is_over and last.reached_time_limit(job.slurm["warn_s"], batch_host)
     is_taken = not at_limit and is_preempted(os.environ)  # a restart in these nodes would end with them
-    if is_over and not at_limit and not is_taken:  # the job was cancelled: no other attempt is wanted
+    # the job was cancelled, or its ranks were asked to save before its end: no other attempt is wanted
+    if last.is_save_requested or (is_over and not at_limit and not is_taken):
         return int(status)
     patience_s = SAVING_S if at_limit and attempts_without_progress(attempts) else LATE_S
     last = attempts[-1] = wait_for_ends(folder, len(job.ranks), patience_s)

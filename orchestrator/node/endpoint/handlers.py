@@ -41,6 +41,7 @@ MODULES = {
     "search": "search",
     "fetch": "list_files read_file",
     "stop": "stop",
+    "save": "request_save",
     "garbage": "active_runs clear",
     "strays": "strays",
     "holders": "holders",

@@ -183,6 +183,7 @@ def observe_node(node: str, folder: str) -> NodeBody:
         "network": read_json(os.path.join(folder, NETWORK_REPORT)),  # type: ignore[typeddict-item]  # as above
         "hang": read_json(os.path.join(folder, HANG_REPORT)),  # type: ignore[typeddict-item]  # as above
         "peer_answered": os.path.exists(os.path.join(folder, PEER_ANSWERED)),
+        "saving_ranks": history.saving_ranks,
         "machine": machine_use(folder),
         "stacks": innermost_calls(folder, ranks),
         "folder": folder,

@@ -24,7 +24,7 @@ OWN_IN_ATTEMPT = re.compile(
 )
 OWN_IN_NODE = re.compile(
     r"(agent|cards|network|hang|standby)\.json|agent\.log|(events|offsets)\.jsonl|(rank-\d+|program)\.(out|err)|node\.sh|DONE"
-    r"|supervised|peer-answered|fence|hostfile|port-taken|memory-kept|progress|stacks|error|channel"
+    r"|supervised|peer-answered|fence|save-request|hostfile|port-taken|memory-kept|progress|stacks|error|channel"
 )
 UNFINISHED = re.compile(r"(.+)\.tmp|\.(.+)\.[a-z0-9_]{8}")  # a file of orch that a crash has left half written
 CODE = "code"

@@ -89,6 +89,7 @@ class NodeBody(TypedDict):
     network: NotRequired[Optional[NetworkBody]]
     hang: NotRequired[Optional[HangBody]]
     peer_answered: NotRequired[bool]
+    saving_ranks: NotRequired[Optional[List[Optional[int]]]]
     machine: NotRequired[MachineBody]
     stacks: Dict[int, str]
     folder: str
@@ -120,6 +121,18 @@ class StopRequest(NodeFolders):
 
     grace_s: float
     keeps_standby: bool
+
+
+class SaveRequestBody(NodeFolders):
+    """The ranks have `grace_s` to save and end."""
+
+    grace_s: float
+
+
+class SaveReply(TypedDict):
+    """The nodes whose agents take the request."""
+
+    nodes: List[str]
 
 
 class SignalledBody(TypedDict):

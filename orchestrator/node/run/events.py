@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         reported_done: bool  # every rank of the node had reported that its work was done, before or after such a signal
         refused: bool  # by the check of the nodes, before the first attempt
         reason: str
+        saving_ranks: List[Optional[int]]  # the ranks that were asked to save and end
         lost: str  # the failure of a rank that the program of the node has started by hand
         left: Dict[str, int]  # folders of the program's own files in its working folder, with their bytes
         dropped: List[str]
@@ -196,6 +197,7 @@ class NodeHistory:
         self.done: List[Optional[int]] = []  # ranks that were done before the agent began to end its ranks
         self.ranks: Dict[Optional[int], str] = {}  # rank (None: the program of the node) -> running or exited
         self.stops_s: List[float] = []  # when the agent began to end its ranks
+        self.saving_ranks: Optional[List[Optional[int]]] = None  # ranks; None without such a request
         self.requeues_s: List[float] = []  # when ranks exited with REQUEUE
         self.no_retry = False  # a rank reported that a retry cannot help
 
@@ -214,6 +216,7 @@ class NodeHistory:
             self._add_exit(event)
         elif kind == Kind.STOPPING:
             self.stops_s.append(event["time"])
+            self.saving_ranks = event.get("saving_ranks", self.saving_ranks)
         elif kind == Kind.WARNED:
             self.warned_s = event["time"]
 

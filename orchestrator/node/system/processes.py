@@ -105,6 +105,17 @@ def session_members() -> dict[int, tuple[str, int, int]]:
     return found
 
 
+def handles(pid: int, number: int) -> bool:
+    """True if a process has a handler for a signal, or has blocked it, as one does that waits for it in a thread."""
+    bit = 1 << (number - 1)
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            masks = [int(line.split()[1], 16) for line in file if line.startswith(("SigBlk:", "SigCgt:"))]
+    except OSError:  # it has just ended
+        return False
+    return any(mask & bit for mask in masks)
+
+
 def send(pid: int, number: int, *, group: bool = False) -> None:
     """Signal a process or a whole group, if it exists."""
     try:
