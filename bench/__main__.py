@@ -26,6 +26,7 @@ from bench import (
     silent,
     startup,
     submit,
+    tokenize,
     trainer,
     wide,
 )
@@ -61,6 +62,7 @@ MEASURES: dict[str, Callable[..., Measure | list[Measure]]] = {
     "wide1024": wide.measure_1024,
     "trainer": trainer.measure,
     "trainer-cuda": trainer.measure_cuda,
+    "tokenize": tokenize.measure,
 }
 PROGRAMS = {
     "sshd": "openssh-server",

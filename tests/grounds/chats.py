@@ -23,7 +23,7 @@ MARKED = (
 TEXTS = [f"what is {first} plus {second}? it is {first + second}" for first in range(12) for second in range(12)]
 
 
-def write_tokenizer(folder: Path, template: str = TEMPLATE, size: int = TOKENS) -> Path:
+def write_tokenizer(folder: Path, template: str = TEMPLATE, size: int = TOKENS, texts: Sequence[str] = TEXTS) -> Path:
     """Train a byte-level BPE, write it as transformers does, and return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -33,7 +33,7 @@ def write_tokenizer(folder: Path, template: str = TEMPLATE, size: int = TOKENS) 
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=size, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     named = dict(zip(("bos_token", "eos_token", "pad_token"), SPECIAL, strict=True))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", **named}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence
 
+from trainer.data.json_lines import keys_of, kind_of, parse_line, reason_of
 from trainer.errors import UserError
 from trainer.values import JsonValue
 
@@ -54,9 +54,9 @@ def read_records(path: Path, key: str) -> List[Record]:
         with path.open("rb") as file:
             for number, line in ((number, line) for number, line in enumerate(file, 1) if line.strip()):
                 try:
-                    records.append(_record(_json(line), f"{path}, line {number}"))
+                    records.append(_record(parse_line(line), f"{path}, line {number}"))
                 except (ValueError, RecursionError) as exc:  # also of UTF-8 and JSON
-                    problems.append(f"line {number}: {_reason(exc)}")
+                    problems.append(f"line {number}: {reason_of(exc)}")
     except OSError as exc:
         raise UserError(f"{key}: {path}: {exc.strerror}") from exc
     if problems:
@@ -65,31 +65,15 @@ def read_records(path: Path, key: str) -> List[Record]:
     return records
 
 
-def _json(line: bytes) -> JsonValue:
-    """Raises ValueError: it is no JSON in UTF-8, or has texts that UTF-8 cannot have."""
-    value = json.loads(line.decode("utf-8-sig"))  # some editors begin a file with a byte order mark
-    if b"\\u" in line:
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
-    return value
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"not valid JSON: {error.msg} at column {error.colno}"
-    if isinstance(error, UnicodeEncodeError):
-        return f"has \\u{ord(error.object[error.start]):04x}, half of a character"
-    if isinstance(error, UnicodeDecodeError):
-        return f"not valid UTF-8 at byte {error.start + 1}"
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
-
-
 def _record(value: JsonValue, origin: str) -> Record:
     """Raises ValueError: it is no record."""
     if not isinstance(value, dict):
-        raise ValueError(f"a {_kind(value)}, no record")  # of the file, not of a type
+        raise ValueError(f"a {kind_of(value)}, no record")  # of the file, not of a type
     has_messages, has_prompt = "messages" in value, "prompt" in value or "completion" in value
     if has_messages == has_prompt:
-        raise ValueError("both messages and prompt" if has_messages else f"neither messages nor prompt: {_keys(value)}")
+        raise ValueError(
+            "both messages and prompt" if has_messages else f"neither messages nor prompt: {keys_of(value)}"
+        )
     if has_messages:
         record = Record(origin, _messages(value["messages"], "messages"), tools=value.get("tools"))
         return _with_answer(record, "messages")
@@ -114,26 +98,15 @@ def _with_answer(record: Record, name: str) -> Record:
 
 def _messages(value: JsonValue, name: str) -> Sequence[Dict[str, Any]]:
     if not isinstance(value, list) or not value:
-        raise ValueError(f"{name} is {_kind(value)}: a list of messages is needed" if value else f"{name} is empty")
+        raise ValueError(f"{name} is {kind_of(value)}: a list of messages is needed" if value else f"{name} is empty")
     for number, message in enumerate(value):
         start = f"{name}[{number}]"
         if not isinstance(message, dict):
-            raise ValueError(f"{start} is {_kind(message)}, no message")
+            raise ValueError(f"{start} is {kind_of(message)}, no message")
         if not isinstance(message.get("role"), str) or not message["role"]:
             raise ValueError(f"{start} has no role, a text such as user or {ASSISTANT}")
         content = message.get("content")
         if not isinstance(content, str) and not message.get("tool_calls"):
-            found = "no content" if content is None else f"a {_kind(content)} as content"
+            found = "no content" if content is None else f"a {kind_of(content)} as content"
             raise ValueError(f"{start} has {found}: a text is needed")
     return tuple(value)
-
-
-def _keys(value: Mapping[str, Any]) -> str:
-    return f"its keys are {', '.join(list(value)[:6])}" if value else "it is empty"
-
-
-def _kind(value: JsonValue) -> str:
-    if value is None:
-        return "null"
-    names = {bool: "true or false", int: "number", float: "number", str: "text", list: "list", dict: "mapping"}
-    return names[type(value)]

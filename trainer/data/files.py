@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import bisect
-import glob
 import hashlib
 import os
 import sysconfig
@@ -17,6 +16,7 @@ from typing import Any, BinaryIO, Dict, Iterator, List, Sequence, Tuple
 import torch
 
 from trainer.data import formats
+from trainer.data.paths import matching_files
 from trainer.errors import UserError
 
 OPEN_AT_ONCE = 64
@@ -210,24 +210,6 @@ def _literal(text: bytes) -> Dict[str, Any]:
         raise ValueError("no .npy file: its header cannot be read") from exc
     if not isinstance(found, dict):
         raise ValueError("no .npy file: its header is no mapping")  # of the file, not of a type
-    return found
-
-
-def matching_files(name: str, key: str) -> List[Path]:
-    """The files of one entry, in an order that does not depend on the folder's own order."""
-    path = Path(os.path.expanduser(name))
-    if path.is_dir():
-        inside = [file for file in path.rglob("*") if file.is_file()]
-        hidden = [file for file in inside if any(part.startswith(".") for part in file.relative_to(path).parts)]
-        found = sorted(set(inside) - set(hidden))
-        problem = "the folder holds no file"
-    elif path.exists():
-        return [path]
-    else:
-        found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True)) if os.path.isfile(name)]
-        problem = "no such file or folder"
-    if not found:
-        raise UserError(f"{key}: {name}: {problem}")
     return found
 
 

@@ -66,6 +66,12 @@ def check_text(path: Path, head: bytes) -> None:
             f"records ({path.suffix}), whose braces and keys would be trained on: chats are for task=hf:PATH and "
             f"trainer.tasks.llama:Llama; extract their text, or {REMEDY}"
         )
-    found = next((name for magic, name in BINARY.items() if head.startswith(magic)), "")
-    if found or b"\0" in head:
-        raise ValueError(f"no text but {found or 'binary data'}: {REMEDY}")
+    binary = binary_kind(head)
+    if binary:
+        raise ValueError(f"no text but {binary}: {REMEDY}")
+
+
+def binary_kind(head: bytes) -> str:
+    """The format of a file that is no text, by its first bytes, or ""."""
+    known = next((name for magic, name in BINARY.items() if head.startswith(magic)), "")
+    return known or ("binary data" if b"\0" in head else "")

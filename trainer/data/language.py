@@ -9,9 +9,9 @@ import torch
 
 from trainer.config.config import TrainConfig
 from trainer.data.conversations import load_conversations
-from trainer.data.files import matching_files
 from trainer.data.formats import RECORDS
 from trainer.data.packing import IGNORED, PackedConversations
+from trainer.data.paths import matching_files
 from trainer.data.tokenizer import Tokenizer
 from trainer.data.windows import Windows
 from trainer.errors import UserError

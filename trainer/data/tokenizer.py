@@ -51,7 +51,9 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str]) -> List[List[int]]:
         """The tokens of each text, without special ones that are not written in it."""
-        return [ids for ids, _ in self.encode_with_offsets(texts)]
+        # without offsets, which take a tenth of the time; tokenizers before 0.20.2 has no such function
+        encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
+        return [encoding.ids for encoding in encode(list(texts), add_special_tokens=False)]
 
     def encode_with_offsets(self, texts: Sequence[str]) -> List[Tuple[List[int], List[Tuple[int, int]]]]:
         """The same, with the first and the last character + 1 of each token."""

@@ -1,0 +1,1 @@
+"""Token files made of text: `python -m trainer.data tokenize`."""
