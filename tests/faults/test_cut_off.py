@@ -79,7 +79,7 @@ def test_ranks_get_the_heads_address_as_master(orch: Orch) -> None:
     assert lines == ["h0 10.77.0.1", "h1 10.77.0.1", "h2 10.77.0.1"]
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [0, pytest.param(1, marks=pytest.mark.extended)])
 def test_killed_node_fails_the_run_and_ends_it_on_all_other_nodes(orch: Orch, hosts: Hosts, index: int) -> None:
     run = _started(orch, hosts)
     hosts[index].kill()
@@ -109,7 +109,7 @@ def test_push_to_a_node_that_is_cut_off_fails_when_no_byte_is_acknowledged(hosts
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("index", [0, 2])
+@pytest.mark.parametrize("index", [0, pytest.param(2, marks=pytest.mark.extended)])
 def test_node_that_was_cut_off_ends_its_ranks_itself(orch: Orch, hosts: Hosts, index: int) -> None:
     """A head ends its ranks only if a peer has answered it before: a firewall may drop all that it sends."""
     refused = hosts[0].refused_connections()

@@ -145,6 +145,7 @@ def test_program_beside_the_workdir_in_a_shared_folder_starts_twice(hosts: Hosts
         assert [orch.recorded(record["id"]) for record in orch.records()] == ["DONE", "DONE"]
 
 
+@pytest.mark.extended
 @pytest.mark.train
 def test_ranks_reduce_over_the_bridge(orch: Orch) -> None:
     (orch.cwd / "reduce.py").write_text(ALL_REDUCE, encoding="utf-8")

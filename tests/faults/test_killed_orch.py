@@ -13,7 +13,7 @@ from tests.grounds.held_launch import HeldLaunch, held_launch
 from tests.grounds.sshd import Farm
 from tests.until import until
 
-PHASES = ["connect", "push", "start", "follow"]
+PHASES = ["push", "follow", *(pytest.param(phase, marks=pytest.mark.extended) for phase in ("connect", "start"))]
 NEVER_STARTED = "no trace of the run on n[0-1]: never started"
 
 

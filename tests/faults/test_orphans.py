@@ -31,14 +31,13 @@ exec sleep 1005
 """
 TREE_SIZE = 7  # the daemon that ignores SIGTERM is two
 ORDERS = [
-    "agent",
-    "guard",
     "rank",
-    "guard agent",
-    "agent guard",
-    "rank agent guard",
     "guard agent rank",
     "connection guard agent",
+    *(
+        pytest.param(order, marks=pytest.mark.extended)
+        for order in ("agent", "guard", "guard agent", "agent guard", "rank agent guard")
+    ),
 ]
 
 

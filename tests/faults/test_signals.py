@@ -27,7 +27,10 @@ def _check_nothing_is_left(launch: HeldLaunch, farm: Farm) -> None:
     assert launch.orch.processes_of(launch.run) == []
 
 
-@pytest.mark.parametrize("phase", ["connect", "push", "start"])
+@pytest.mark.parametrize(
+    "phase",
+    ["start", pytest.param("connect", marks=pytest.mark.extended), pytest.param("push", marks=pytest.mark.extended)],
+)
 def test_ctrl_c_ends_a_launch_at_once_and_stops_what_had_started(phase: str, farm: Farm, tmp_path: Path) -> None:
     """In any phase in which it waits for a node."""
     with held_launch(phase, farm, tmp_path) as launch:
@@ -63,7 +66,11 @@ def test_second_ctrl_c_waits_for_no_node_and_names_the_run_that_may_be_left(farm
 
 @pytest.mark.parametrize(
     ("phase", "number"),
-    [("connect", signal.SIGKILL), ("push", signal.SIGHUP), ("follow", signal.SIGHUP)],
+    [
+        ("connect", signal.SIGKILL),
+        pytest.param("push", signal.SIGHUP, marks=pytest.mark.extended),
+        ("follow", signal.SIGHUP),
+    ],
 )
 def test_closed_terminal_detaches_orch_in_any_phase(
     phase: str, number: signal.Signals, farm: Farm, tmp_path: Path

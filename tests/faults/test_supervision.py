@@ -57,7 +57,7 @@ def _has_no_process(orch: Orch, run: str) -> bool:
     return not orch.processes_of(run)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.extended)])
 def test_killed_rank_ends_all_ranks_and_is_named(orch: Orch, number: signal.Signals) -> None:
     run = _started(orch)
     os.kill(_rank_pid(orch, run, 3), number)
@@ -86,7 +86,14 @@ def test_rank_that_ignores_the_stop_delays_no_heartbeat(orch: Orch) -> None:
     assert "node-failed" not in (orch.home / "runs" / run["id"] / "events.jsonl").read_text("utf-8")
 
 
-@pytest.mark.parametrize("victims", [("agent",), ("guard",), ("guard", "agent")])
+@pytest.mark.parametrize(
+    "victims",
+    [
+        ("guard", "agent"),
+        pytest.param(("agent",), marks=pytest.mark.extended),
+        pytest.param(("guard",), marks=pytest.mark.extended),
+    ],
+)
 def test_killed_agent_ends_all_ranks_and_is_named(orch: Orch, victims: tuple[str, ...]) -> None:
     """Its own ranks end, whether agent, guard or both are killed."""
     run = _started(orch)

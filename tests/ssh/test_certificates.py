@@ -17,6 +17,8 @@ from tests.grounds.components import program
 from tests.grounds.ssh_agent import open_agent
 from tests.grounds.sshd import Farm, certify, make_key
 
+KINDS = ["ed25519", *(pytest.param(kind, marks=pytest.mark.extended) for kind in ("rsa", "ecdsa"))]
+
 
 def login_output(config: Path, *, node: str = "n0", host_keys: str = "strict") -> str:
     """Log in, run a program and return its output."""
@@ -46,7 +48,7 @@ def ssh_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         yield
 
 
-@pytest.mark.parametrize("kind", ["ed25519", "rsa", "ecdsa"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_certificate_beside_the_key_is_used(farm: Farm, authority: Path, tmp_path: Path, kind: str) -> None:
     key = make_key(tmp_path / "key", kind=kind)
     config = farm.write_ssh_config(tmp_path / "config", IdentityFile=str(key))
@@ -79,7 +81,7 @@ def test_a_certificate_for_a_key_of_the_agent_is_used(farm: Farm, authority: Pat
 
 
 @pytest.mark.usefixtures("ssh_agent")
-@pytest.mark.parametrize("kind", ["ed25519", "rsa", "ecdsa"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_certificate_that_the_agent_holds_is_used(farm: Farm, authority: Path, tmp_path: Path, kind: str) -> None:
     key = make_key(tmp_path / "key", kind=kind)
     certificate = certify(tmp_path / "key.pub", authority, "-n", farm.user)
@@ -133,7 +135,7 @@ class Host:
             return login_output(config, host_keys=host_keys)
 
 
-@pytest.mark.parametrize("kind", ["ed25519", "rsa", "ecdsa"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_host_with_a_certificate_of_a_known_authority_is_trusted(farm: Farm, tmp_path: Path, kind: str) -> None:
     assert Host(farm, tmp_path, kind).login("-h", "-n", farm.addresses(1)[0]) == "welcome\n"
 

@@ -69,6 +69,7 @@ def ground(tmp_path: Path) -> Iterator[Ground]:
     ground.close()
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_two_nodes_of_two_ranks_join_over_the_reserved_port_and_reduce(ground: Ground) -> None:
     ground.job("-c", ALL_REDUCE, program={"python": True}, ranks=[2, 2])
@@ -96,7 +97,7 @@ def test_rank_that_raised_is_named_although_its_peer_ends_first(ground: Ground) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.extended), 2])
 def test_ranks_get_exactly_the_variables_of_torchrun_and_of_orch(ground: Ground, tmp_path: Path, ranks: int) -> None:
     script = tmp_path / "names.py"
     script.write_text(PRINT_NAMES, encoding="utf-8")

@@ -25,7 +25,10 @@ DEVICE = {"t20": "xla", "s60": "gcu"}
 WORDS = ("steps=6", "save_steps=3", "accumulation=2", "log_steps=1")
 
 
-@pytest.mark.parametrize(("generation", "precision"), [("t20", "fp32"), ("s60", "fp32"), ("s60", "fp16")])
+@pytest.mark.parametrize(
+    ("generation", "precision"),
+    [("t20", "fp32"), ("s60", "fp16"), pytest.param("s60", "fp32", marks=pytest.mark.extended)],
+)
 def test_trains_and_resumes_with_the_numbers_of_the_cpu(
     start_ranks: StartRanks, tmp_path: Path, generation: str, precision: str
 ) -> None:

@@ -111,7 +111,7 @@ def _result(folder: Path) -> bytes:
     "words",
     [
         ("strategy=ddp",),
-        ("strategy=fsdp2",),
+        pytest.param(("strategy=fsdp2",), marks=pytest.mark.extended),
         pytest.param(("strategy=fsdp2", "fsdp.replicas=2"), marks=pytest.mark.slow),
     ],
 )

@@ -139,7 +139,9 @@ def test_tokens_beyond_the_vocabulary_end_all_ranks_and_others_train(start_ranks
     assert ranks[1].err == ""
 
 
-@pytest.mark.parametrize(("split", "step", "done"), [("train", 3, 1), ("validation", 1, 3)])
+@pytest.mark.parametrize(
+    ("split", "step", "done"), [("train", 3, 1), pytest.param("validation", 1, 3, marks=pytest.mark.extended)]
+)
 def test_wrong_sample_on_one_rank_during_training_is_one_error_line_on_each_rank(
     start_ranks: StartRanks, tmp_path: Path, split: str, step: int, done: int
 ) -> None:
