@@ -85,6 +85,12 @@ class Program:
         return posixpath.dirname(self.args[0]) if is_on_nodes else None
 
     @property
+    def import_folder(self) -> str:
+        """The first folder in Python's path, relative to `cwd`: that of the script, or the working folder."""
+        is_script = self.kind == "python" and self.args[0] not in ("-m", "-c")
+        return posixpath.dirname(self.args[0]) if is_script else ""
+
+    @property
     def needs_trainer(self) -> bool:
         """True if the program needs trainer/ on the nodes."""
         return self.kind == "trainer" or self.is_prepared

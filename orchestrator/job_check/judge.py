@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from orchestrator.checks.cluster import Cluster
+from orchestrator.checks.editable import SentCode, editable_warnings
 from orchestrator.checks.quick import check
 from orchestrator.environment.discovery import discover
 from orchestrator.findings import Severity
@@ -21,7 +22,7 @@ from orchestrator.node.run.events import Kind, State
 from orchestrator.node.system.files import write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from orchestrator.findings import Finding
 
@@ -49,6 +50,8 @@ def check_job(path: str, begun_s: float) -> int:
         events.write_message(text)
         return UNCHECKED
     findings = _check(job, cluster)
+    for warning in _editable_warnings(job, cluster):
+        events.write_message(f"warning: {warning}")
     left_out, remaining = without_failed(job, cluster, findings)
     for finding in remaining:
         if finding.severity is not Severity.FAIL:
@@ -80,6 +83,17 @@ def _cluster(job: JobCheck, begun_s: float) -> Cluster:
 
 def _check(job: JobCheck, cluster: Cluster) -> list[Finding]:
     return check(cluster, job.request["skipped"], python_may_differ=job.request["python_may_differ"])
+
+
+def _editable_warnings(job: JobCheck, cluster: Cluster) -> Iterator[str]:
+    """The warnings that ranks import modules from the folder of the launch, such as in a home that the nodes share."""
+    code = job.request["editable"]
+    if code is None:
+        return
+    answered = [name for name in job.nodes if name in cluster.facts]
+    folders = {name: cluster.facts[name]["software"]["import_folders"] for name in answered}
+    paths = dict.fromkeys(answered, code["python_path"])
+    yield from editable_warnings(SentCode(code["root"], code["cwd"], code["start"]), paths, folders)
 
 
 def without_failed(job: JobCheck, cluster: Cluster, findings: Sequence[Finding]) -> tuple[list[str], Sequence[Finding]]:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.checks.cluster import Cluster
+from orchestrator.checks.editable import SentCode, editable_warnings
 from orchestrator.checks.network import discovery
 from orchestrator.checks.quick import check
 from orchestrator.errors import PreflightRefused
 from orchestrator.findings import Finding, Severity
 from orchestrator.inventory.proposed import with_inventory
-from orchestrator.launch.editable import editable_warnings
 from orchestrator.launch.preflight import CheckedNode, Reach, survey
 from orchestrator.plan.resolve import Facts
 from orchestrator.records.cache.facts import KeptFacts, facts_to_keep
@@ -94,9 +94,12 @@ def facts_of(result: CheckResult, planned: Planned) -> Facts:
     cluster, plan = result.cluster, planned.plan
     warnings: tuple[str, ...] = ()
     defaults = None
-    if planned.bundle.root is not None:
-        folders = {name: facts["software"]["import_folders"] for name, facts in cluster.facts.items()}
-        warnings = tuple(editable_warnings(plan, planned.bundle.root, folders))
+    if plan.code_root:
+        answered = [node for node in plan.nodes if node.name in cluster.facts]
+        folders = {node.name: cluster.facts[node.name]["software"]["import_folders"] for node in answered}
+        paths = {node.name: node.env.get("PYTHONPATH", "") for node in answered}
+        code = SentCode(plan.code_root, plan.program.cwd or "", plan.program.import_folder)
+        warnings = tuple(editable_warnings(code, paths, folders))
     if not nothing_to_discover(plan):
         found = discovery(cluster)
         defaults = {node.name: found.environment(node.name) for node in plan.nodes}

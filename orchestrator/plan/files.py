@@ -117,6 +117,15 @@ def shared_files(plan: LaunchPlan, node: NodePlan) -> list[PlannedFile]:
     return files
 
 
+def _editable(plan: LaunchPlan) -> dict[str, str] | None:
+    """The folders by which the check finds modules that ranks import from a working folder; None if no code is sent."""
+    program = plan.program
+    if not plan.code_root or program.cwd is None:
+        return None
+    python_path = plan.head.env.get("PYTHONPATH", "") if "PYTHONPATH" not in plan.head.secrets else ""
+    return {"root": plan.code_root, "cwd": program.cwd, "start": program.import_folder, "python_path": python_path}
+
+
 def check_request(plan: LaunchPlan) -> str:
     """
     The content of the file by which the batch script checks the nodes; it has the names of variables without values.
@@ -129,6 +138,7 @@ def check_request(plan: LaunchPlan) -> str:
         "workdir": plan.head.workdir,
         "out": plan.checkpoint_folder,
         "code": plan.program.folder_on_nodes,
+        "editable": _editable(plan),
         "skipped": list(plan.skipped),
         "python_may_differ": not plan.program.runs_python,
         "usual": usual,

@@ -49,6 +49,7 @@ def make_plan(
     run_id: str,
     bundle: str,
     commit: str = "",
+    code_root: str = "",
     folder: str = "",
     home: str | None = None,
     user: str | None = None,
@@ -59,6 +60,7 @@ def make_plan(
     Args:
         bundle: digest of the bundle that the nodes need.
         commit: the commit of the code in it.
+        code_root: the root of that code on this machine; empty if no code is sent.
         folder: the folder of the launch on this machine; its runs of one name share the kept folders. Empty: none is kept.
         home: the user's home folder on the machine that runs sbatch, to expand "~/" (a container may have another home).
         user: the user's name there, to expand a folder "$USER". None: not known here.
@@ -98,6 +100,7 @@ def make_plan(
         bind=inventory.bind,
         bundle=bundle,
         commit=commit,
+        code_root=code_root,
         ssh=inventory.ssh.model_dump(mode="json"),
         max_retries=max_retries(inventory, request),
         at_any_step=bool(request.max_retries),

@@ -127,6 +127,8 @@ class LaunchPlan:
     spare_count: int = 0
     commit: str = ""
     """The git commit of the code, with `-dirty` appended if tracked files differ from it; empty if there is none."""
+    code_root: str = ""
+    """The root of the code on the machine of the launch; empty if no code is sent."""
     device: str | None = None
     """The trainer's device by the inventory; None if the user sets it, or the inventory does not name it."""
     accelerator: str = "auto"

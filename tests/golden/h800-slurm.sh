@@ -186,6 +186,7 @@ cat >/data/orch/runs/h800-20260102-030405-0abc/attempt-1/check.json <<'END_OF_FI
  "workdir": "/data/orch",
  "out": null,
  "code": null,
+ "editable": null,
  "skipped": [],
  "python_may_differ": false,
  "usual": {"ranks": 8, "accelerator": "cuda", "network": "infiniband", "env": ["NCCL_DEBUG", "NCCL_IB_TIMEOUT", "NCCL_NET", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"], "private": []},

@@ -244,6 +244,7 @@ cat >/data/orch/runs/slurm-apptainer-20260102-030405-0abc/attempt-1/check.json <
  "workdir": "/data/orch",
  "out": null,
  "code": null,
+ "editable": null,
  "skipped": [],
  "python_may_differ": false,
  "usual": {"ranks": 8, "accelerator": "cuda", "network": "auto", "env": ["LD_LIBRARY_PATH"], "private": []},

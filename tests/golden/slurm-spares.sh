@@ -192,6 +192,7 @@ cat >/data/orch/runs/slurm-spares-20260102-030405-0abc/attempt-1/check.json <<'E
  "workdir": "/data/orch",
  "out": null,
  "code": null,
+ "editable": null,
  "skipped": [],
  "python_may_differ": false,
  "usual": {"ranks": 8, "accelerator": "cuda", "network": "auto", "env": [], "private": []},

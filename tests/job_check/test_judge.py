@@ -33,15 +33,23 @@ ENVIRON = {"SLURMD_NODENAME": "n0", "SLURM_JOB_NODELIST": "n[0-2]", "SLURM_RESTA
 class Job:
     """A job on n0, n1 and n2, all of which have answered; with `has_spare`, it needs two of them."""
 
-    def __init__(self, run_dir: Path, *, has_spare: bool = False, skipped: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        has_spare: bool = False,
+        skipped: tuple[str, ...] = (),
+        program: Program = Program("trainer", ()),  # noqa: B008  it is frozen
+        code_root: str = "",
+    ) -> None:
         self.run_dir = run_dir
         nodes = [Node(name=f"n{index}", address=f"10.0.0.{index + 1}") for index in range(3)]
         if has_spare:
             nodes[2] = nodes[2].model_copy(update={"tags": ("spare",)})
         slurm = SlurmOptions(spare_nodes=int(has_spare))
         inventory = Inventory(name="here", nodes=tuple(nodes), env={"OMP_NUM_THREADS": "7"}, slurm=slurm)
-        request = Request("slurm", Program("trainer", ()), "n0,n1" if has_spare else "n0,n1,n2", skipped=skipped)
-        plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b")
+        request = Request("slurm", program, "n0,n1" if has_spare else "n0,n1,n2", skipped=skipped)
+        plan = make_plan(inventory, request, run_id="here-20260102-030405-0abc", bundle="b", code_root=code_root)
         self.facts = {name: _facts(name, address) for name, address in (("n0", 1), ("n1", 2), ("n2", 3))}
         self.folder = self.attempt(1, job_json(plan))
         (self.folder / CHECK_REQUEST).write_text(check_request(plan))
@@ -131,6 +139,19 @@ def test_failure_refuses_the_job_and_names_node_and_remedy(
     assert lines[2].startswith("      next: raise nofile in ")
     assert refused.finished in capfd.readouterr().err
     assert not (refused.folder / VARIABLES).exists()
+
+
+def test_modules_from_the_folder_of_the_launch_are_warned_of(job: Callable[..., Job], tmp_path: Path) -> None:
+    """In a home that the nodes share, an editable installation hides the code that was sent."""
+    warned = job(program=Program("python", ("train.py",), cwd=""), code_root=str(tmp_path))
+    for facts in warned.facts.values():
+        facts["software"]["import_folders"] = [str(tmp_path / "src"), "/opt/x"]
+    assert warned.check() == 0
+    (warning,) = [text for text in warned.messages() if "pip install -e" in text]
+    assert warning.startswith(
+        f"warning: n[0-2]: the ranks import modules from {tmp_path}/src, as after `pip install -e`"
+    )
+    assert "env: {PYTHONPATH: src} in the inventory" in warning
 
 
 def test_skipped_check_refuses_nothing(job: Callable[..., Job]) -> None:

@@ -29,7 +29,14 @@ def test_bundle_has_all_that_the_check_needs_on_python_3_8(tmp_path: Path) -> No
     folder = tmp_path / "run" / "attempt-1"
     folder.mkdir(parents=True)
     usual = {"ranks": 1, "accelerator": "auto", "network": "auto", "env": ["NCCL_IB_HCA"], "private": ["NCCL_IB_HCA"]}
-    request = {"workdir": str(tmp_path), "out": None, "code": None, "skipped": ["nofile"], "python_may_differ": False}
+    request = {
+        "workdir": str(tmp_path),
+        "out": None,
+        "code": None,
+        "editable": None,
+        "skipped": ["nofile"],
+        "python_may_differ": False,
+    }
     (folder / "check.json").write_text(
         json.dumps({**request, "usual": usual, "nodes": {"n1": {"address": "127.0.0.1"}}})
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,21 @@ def test_node_that_fails_a_check_is_replaced_by_a_spare(orch: Orch) -> None:
     done = orch("submit", "--nodes", "n0,n1", "--set", "slurm.spare_nodes=1", "--", "sh", "-c", "echo up on $ORCH_NODE")
     assert "the job starts without n1: n1: a process may open 1000 files" in done.stdout
     assert sorted(line.partition("up on ")[2] for line in done.stdout.splitlines() if "] up on" in line) == ["n0", "n2"]
+
+
+def test_modules_of_an_editable_installation_are_warned_of_also_in_paths_with_blanks(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    code, venv = tmp_path / "my code", tmp_path / "venv"
+    (code / "src" / "pkg").mkdir(parents=True)
+    (code / "src" / "pkg" / "__init__.py").touch()
+    (code / "train.py").write_text("import pkg; print(pkg.__file__)")
+    made = [str(cluster.python), "-m", "venv", "--without-pip", "--system-site-packages", str(venv)]
+    subprocess.run(made, check=True, timeout=60)
+    (next(venv.glob("lib/python3*/site-packages")) / "editable.pth").write_text(f"{code}/src\n")
+    defaults = {"python": str(venv / "bin" / "python"), "workdir": str(tmp_path / "my runs")}
+    cluster.inventory(code, defaults=defaults)
+    done = Orch(code, env=cluster.env, checks_jobs=True)("submit", "-j", "2x1", "--follow", "--", "train.py")
+    assert f"[n1:1] {code}/src/pkg/__init__.py" in done.stdout
+    (warning,) = [line for line in done.stdout.splitlines() if "pip install -e" in line]
+    assert f"warning: n[0-1]: the ranks import modules from {code}/src" in warning

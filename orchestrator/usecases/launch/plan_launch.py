@@ -86,6 +86,7 @@ def _planned(
         run_id=run_id,
         bundle=bundle.digest,
         commit=bundle.commit,
+        code_root="" if bundle.root is None else str(bundle.root),
         folder=str(Path.cwd()),
         home=slurm_home,
         user=slurm_user,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.checks.editable import SentCode, editable_warnings
 from orchestrator.inventory.model import Inventory, Node
-from orchestrator.launch.editable import editable_warnings
 from orchestrator.plan.make import make_plan
 from orchestrator.run import Program, Request
 
@@ -33,8 +33,11 @@ def test_folder_that_hides_the_sent_code_from_python_is_a_warning(
     inventory = Inventory(name="t", env=env, nodes=(Node(name="n0"), Node(name="n1")))
     request = Request("ssh", Program("python", words, cwd=cwd or None))
     plan = make_plan(inventory, request, run_id="t-20260102-030405-0abc", bundle="b")
+    folders = {name: [str(tmp_path / folder), "/opt/x"] for name in ("n0", "n1")}
+    paths = {node.name: node.env.get("PYTHONPATH", "") for node in plan.nodes}
+    program = plan.program
     warnings = list(
-        editable_warnings(plan, tmp_path, {name: [str(tmp_path / folder), "/opt/x"] for name in ("n0", "n1")})
+        editable_warnings(SentCode(str(tmp_path), program.cwd or "", program.import_folder), paths, folders)
     )
     assert len(warnings) == (advice is not None)
     for warning in warnings:
