@@ -16,38 +16,52 @@ from orchestrator.errors import BUG, CLOSED_PIPE, CTRL_C, OrchError, UsageError,
 from orchestrator.gc_tuning import infrequent_gc
 from orchestrator.version import __version__
 
-# Verb -> the first sentence of the help. The verb's module has the same name, and is imported when the verb runs.
-VERBS = {
-    "submit": "Start a run through Slurm.",
-    "ssh-launch": "Start a run over SSH, or on this machine (transport local).",
-    "ladder": "Run a few steps on 1 rank, 2 ranks, one full node, two nodes and all nodes, up to the first failure.",
-    "logs": "Print the merged log of all nodes and ranks.",
-    "status": "Show the state of a run; ends with the run's exit code.",
-    "top": "Show a run live: its verdict, step and loss, and its nodes, ranks and cards, those first that hold up the others.",
-    "web": "Show runs in a browser: state, curves of loss and rate, nodes, log; live during the run.",
-    "metrics": "Print the values of a run for Prometheus, or write them for the textfile collector of node_exporter.",
-    "list": "List the runs started from this machine, newest last.",
-    "attach": "Reconnect to a run after a reboot or a killed orch, and watch it.",
-    "env": "Show the environment variables that ranks get from orch.",
-    "rerun": "Launch a run again, with its command, inventory and options, but those given here.",
-    "diff": "Show the differences of two runs: code, command, environment, nodes, versions, inventory, results.",
-    "stats": "Show how the time of a run was spent: ETTR, MTTF, lost time, throughput, save interval.",
-    "lint": "Find wrong, useless and misspelt environment variables in inventories, scripts, documents, environment files, nccl.conf and DeepSpeed JSON.",
-    "settings": "List the settings of the shared trainer, those with WORD in their name: orch settings lr.",
-    "diagnose": "Name the cause of a failure, of a run or in logs of any launcher: where it began, the proof and the next steps.",
-    "check": "Check the nodes before a job.",
-    "stop": "End a run on every node.",
-    "ssh": "Log in to a node of the inventory.",
-    "exec": "Run a command once per node.",
-    "cp": "Copy files of a run from its nodes.",
-    "put": "Send files and folders to the nodes.",
-    "image": "Send container images to the nodes.",
-    "tensorboard": "Start TensorBoard on the head node of a run, for a browser on this machine.",
-    "bench": "Measure the nodes of an inventory.",
-    "nodes": "Show what the nodes have: cards, RDMA devices and versions.",
-    "gc": "End stray processes, and remove the garbage of old runs.",
-    "inventory": "Show, check or make an inventory file.",
+# Heading -> verb -> the first sentence of the help. The verb's module has the same name, and is imported when the verb runs.
+GROUPS = {
+    "Start runs": {
+        "ssh-launch": "Start a run over SSH, or on this machine (transport local).",
+        "submit": "Start a run through Slurm.",
+        "rerun": "Launch a run again, with its command, inventory and options, but those given here.",
+        "ladder": "Run a few steps on 1 rank, 2 ranks, one full node, two nodes and all nodes, up to the first failure.",
+    },
+    "Watch runs": {
+        "status": "Show the state of a run; ends with the run's exit code.",
+        "top": "Show a run live: its verdict, step and loss, and its nodes, ranks and cards, those first that hold up the others.",
+        "web": "Show runs in a browser: state, curves of loss and rate, nodes, log; live during the run.",
+        "logs": "Print the merged log of all nodes and ranks.",
+        "list": "List the runs started from this machine, newest last.",
+        "metrics": "Print the values of a run for Prometheus, or write them for the textfile collector of node_exporter.",
+        "tensorboard": "Start TensorBoard on the head node of a run, for a browser on this machine.",
+    },
+    "Control runs": {
+        "stop": "End a run on every node.",
+        "attach": "Reconnect to a run after a reboot or a killed orch, and watch it.",
+        "cp": "Copy files of a run from its nodes.",
+    },
+    "Find causes": {
+        "diagnose": "Name the cause of a failure, of a run or in logs of any launcher: where it began, the proof and the next steps.",
+        "diff": "Show the differences of two runs: code, command, environment, nodes, versions, inventory, results.",
+        "stats": "Show how the time of a run was spent: ETTR, MTTF, lost time, throughput, save interval.",
+    },
+    "Prepare and check nodes": {
+        "inventory": "Show, check or make an inventory file.",
+        "nodes": "Show what the nodes have: cards, RDMA devices and versions.",
+        "check": "Check the nodes before a job.",
+        "bench": "Measure the nodes of an inventory.",
+        "env": "Show the environment variables that ranks get from orch.",
+        "lint": "Find wrong, useless and misspelt environment variables in inventories, scripts, documents, environment files, nccl.conf and DeepSpeed JSON.",
+        "settings": "List the settings of the shared trainer, those with WORD in their name: orch settings lr.",
+    },
+    "Work on nodes": {
+        "ssh": "Log in to a node of the inventory.",
+        "exec": "Run a command once per node.",
+        "put": "Send files and folders to the nodes.",
+        "image": "Send container images to the nodes.",
+        "gc": "End stray processes, and remove the garbage of old runs.",
+    },
 }
+VERBS = {verb: text for group in GROUPS.values() for verb, text in group.items()}
+WIDEST_HELP = 160  # columns; longer lines are hard to read
 _WITH_PROGRAM = ("submit", "ssh-launch", "ladder", "rerun")
 """The verbs that accept a program after `--`."""
 # A word that other tools have for it -> the command of orch.
@@ -109,6 +123,17 @@ class LazyGroup(Group):
         """A command without options, for the list of commands."""
         return click.Command(cmd_name, help=VERBS[cmd_name]) if cmd_name in VERBS else None
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The verbs by group, in columns of one width."""
+        width = max(map(len, VERBS))
+        limit = formatter.width - width - 6
+        for heading, verbs in GROUPS.items():
+            with formatter.section(heading):
+                commands = ((verb, self.get_command(ctx, verb)) for verb in verbs)
+                formatter.write_dl(
+                    [(verb.ljust(width), command.get_short_help_str(limit)) for verb, command in commands if command]
+                )
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -128,10 +153,13 @@ def load(verb: str) -> click.Command:
     name = verb.replace("-", "_")
     module = import_module(f"orchestrator.cli.{name}")
     command: click.Command = getattr(module, name if hasattr(module, name) else f"{name}_")
+    from orchestrator.cli.examples import add_examples  # only for the command that runs
+
+    add_examples(command, verb)
     return command
 
 
-@click.group(cls=LazyGroup)
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST_HELP})
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def app() -> None:
     """

@@ -18,7 +18,7 @@ from orchestrator.usecases.owner.viewer import Owner
 @options.watch
 @click.option(
     "--tail",
-    type=click.IntRange(min=0),
+    type=options.WholeNumber(min=0),
     default=100,
     show_default=True,
     metavar="N",

@@ -17,7 +17,7 @@ from orchestrator.usecases.durations import clock
 
 @click.command("list")
 @click.option("--all", "up_to_date", is_flag=True, help="Query all unfinished runs first.")
-@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the newest N runs.")
+@click.option("--last", type=options.WholeNumber(min=1), metavar="N", help="Only the newest N runs.")
 @click.option(
     "--state",
     "states",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @options.nodes_of_run("Only these nodes.")
 @click.option("--rank", "ranks", metavar="LIST", help="Only these ranks, as in 3 or 0-7.")
 @click.option("--grep", "pattern", metavar="RE", help="Only lines that match.")
-@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
+@click.option("--tail", type=options.WholeNumber(min=0), metavar="N", help="Only the last N lines.")
 @click.option("--since", metavar="SPAN", help="Only the last 30s, 5m, 2h, 1d.")
 @click.option("--stream", metavar="out|err|event|batch", help="Only this stream.")
 @options.fold

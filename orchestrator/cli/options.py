@@ -21,6 +21,15 @@ Decorator = Callable[[Command], Command]
 PATH = click.Path(path_type=Path)
 
 
+class WholeNumber(click.IntRange):
+    """A number between two limits, which help and errors name in words instead of 0<=x<=10000."""
+
+    def _describe_range(self) -> str:
+        if self.max is None:
+            return f"{self.min} or more"
+        return f"{self.min} to {self.max}"
+
+
 def inventory_option(help_text: str) -> Decorator:
     return click.option("-i", "--inventory", metavar="FILE", shell_complete=completion.inventories, help=help_text)
 
@@ -66,7 +75,7 @@ all_ranks = click.option("--all-ranks", is_flag=True, help="Print every line of 
 timestamps = click.option("--timestamps", is_flag=True, help="Print the time before each line.")
 max_retries = click.option(
     "--max-retries",
-    type=click.IntRange(min=0, max=10_000),
+    type=WholeNumber(min=0, max=10_000),
     metavar="N",
     help="Restart a run that fails after progress, or that loses a node, up to N times.",
 )
@@ -145,7 +154,33 @@ def launch(command: Command) -> Command:
     return command
 
 
-class LaunchCommand(click.Command):
+# Heading -> options, in this order, of the commands that have many.
+PANELS = {
+    "Nodes": ("inventory", "nodes", "shape", "exclude_suspects", "share", "wait_free"),
+    "Program": ("config", "env", "debug", "per_node", "until_head", "bare"),
+    "Name": ("name", "note", "tags"),
+    "Checks before the start": ("skipped", "no_check", "dry_run", "query"),
+    "Rungs": ("steps", "limit", "is_through_slurm"),
+    "Slurm": ("partition", "time", "account", "qos", "job_name", "slurm_set", "here", "after", "sweep", "at_once"),
+    "Restarts": ("max_retries", "elastic", "wait_for_nodes", "orphan_timeout", "isolation_timeout"),
+    "Screen": ("follow", "quiet", "fold", "all_ranks", "timestamps"),
+}
+
+
+class PanelCommand(click.Command):
+    """Lists its options under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        records = {param.name: record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))}
+        for heading, names in PANELS.items():
+            if listed := [records.pop(name) for name in names if name in records]:
+                with formatter.section(heading):
+                    formatter.write_dl(listed)
+        with formatter.section("Options"):
+            formatter.write_dl(list(records.values()))
+
+
+class LaunchCommand(PanelCommand):
     """Explains a program that was typed without `--`: its options are not options of orch."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -11,7 +11,7 @@ from orchestrator.cli.launch import launch
 from orchestrator.usecases.launch_arguments import WatchedLines
 
 
-@click.command()
+@click.command(cls=options.PanelCommand)
 @click.argument("run", metavar="RUN", shell_complete=completion.runs)
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]... [-- PROGRAM ARGS...]")
 @click.option("--nodes", metavar="LIST", help="Use these nodes instead, as in n0,n[2-5].")

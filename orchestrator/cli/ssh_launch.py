@@ -38,10 +38,6 @@ def ssh_launch(
     Start a run over SSH, or on this machine (transport local).
 
     Without -- PROGRAM the shared trainer runs, with KEY=VALUE settings.
-
-    \b
-    orch ssh-launch -i h800.yaml -- train.py
-    orch ssh-launch -i local steps=20
-    """  # noqa: D301  click's mark of lines that are not wrapped
+    """
     arguments = LaunchArguments("ssh", program=program, **typed)
     return launch(arguments, dry_run=dry_run, query=query, follow=follow, watched=watched)

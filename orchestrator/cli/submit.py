@@ -26,7 +26,9 @@ from orchestrator.usecases.launch_arguments import LaunchArguments, WatchedLines
 @click.option(
     "--sweep", multiple=True, metavar="KEY=A,B", help="Start one run per combination of the values; may be repeated."
 )
-@click.option("--at-once", type=click.IntRange(min=1), metavar="N", help="Run at most N runs of the sweep at a time.")
+@click.option(
+    "--at-once", type=options.WholeNumber(min=1), metavar="N", help="Run at most N runs of the sweep at a time."
+)
 def submit(
     program: tuple[str, ...] | None,
     *,
@@ -42,11 +44,7 @@ def submit(
     Start a run through Slurm.
 
     Without -- PROGRAM the shared trainer runs, with KEY=VALUE settings.
-
-    \b
-    orch submit -i h800.yaml -- train.py
-    orch submit -i h800.yaml --time 1-0 steps=1000
-    """  # noqa: D301  click's mark of lines that are not wrapped
+    """
     arguments = LaunchArguments("slurm", program=program, **typed)
     if sweep:
         if query:

@@ -11,7 +11,10 @@ from orchestrator.cli.console import ProgressLine, inform, print_text
 @click.command()
 @options.run
 @click.option(
-    "--port", type=click.IntRange(0, 65535), metavar="N", help="Port on this machine; default: 6006, or a free one."
+    "--port",
+    type=options.WholeNumber(0, 65535),
+    metavar="N",
+    help="Port on this machine; default: 6006, or a free one.",
 )
 def tensorboard(run: str, port: int | None) -> int:
     """Start TensorBoard on the head node of a run, for a browser on this machine. Ctrl-C ends it."""

@@ -26,7 +26,7 @@ MOST_PORT = 65535
 @click.command()
 @click.argument("run", required=False, metavar="[RUN]", shell_complete=completion.runs)
 @click.option(
-    "--port", type=click.IntRange(0, MOST_PORT), metavar="N", help="Port on this machine; default: a free one."
+    "--port", type=options.WholeNumber(0, MOST_PORT), metavar="N", help="Port on this machine; default: a free one."
 )
 @click.option("--export", type=options.PATH, metavar="FILE.html", help="Write the page of RUN as one file instead.")
 def web(run: str | None, *, port: int | None, export: Path | None) -> int:

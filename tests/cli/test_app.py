@@ -5,15 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
 
 from orchestrator.cli import app, stop
+from orchestrator.cli.options import PanelCommand
 from orchestrator.errors import UsageError
 from tests.cli.two_nodes import LOADED, SLOW_MODULES, finished_run, open_gate
+from tests.docs.test_proposed_commands import error_of
 from tests.grounds.cli import Orch
 from tests.until import until
 
@@ -86,6 +91,59 @@ def test_words_of_other_tools_name_commands_that_exist() -> None:
     assert named - {"--help"} <= set(app.VERBS)
     assert not set(app._INSTEAD) & set(app.VERBS)
     assert set(app._HARMLESS) <= set(app.VERBS)
+
+
+def test_every_command_is_in_one_group_of_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    modules = {path.stem: path.read_text("utf-8") for path in Path(app.__file__).parent.glob("*.py")}
+    commands = {name for name, text in modules.items() if re.search(rf"^def {name}_?\(", text, re.MULTILINE)}
+    in_groups = [verb.replace("-", "_") for verbs in app.GROUPS.values() for verb in verbs]
+    with_command = {name for name in commands if "@click.command" in modules[name] or "@click.group" in modules[name]}
+    assert sorted(in_groups) == sorted(with_command - {"app"})
+    assert app.run(["-h"]) == 0
+    shown = capsys.readouterr().out
+    assert [heading for heading in app.GROUPS if f"\n{heading}:\n" in shown] == list(app.GROUPS)
+    assert re.findall(r"^  ([a-z][a-z-]+) {2,}", shown, re.MULTILINE) == list(app.VERBS)
+
+
+def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    yield path, command
+    for name, each in command.commands.items() if isinstance(command, click.Group) else ():
+        yield from _commands(each, f"{path} {name}")
+
+
+@pytest.mark.parametrize("verb", app.VERBS)
+def test_help_ends_with_examples_that_are_accepted(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for path, _ in _commands(app.load(verb), verb):
+        assert app.run([*path.split(), "-h"]) == 0
+        examples = capsys.readouterr().out.partition("\n  Example")[2].splitlines()[1:]
+        assert examples, path
+        for example in examples:
+            line = re.search(r"\borch ([^>]*)", example)
+            assert line, example
+            assert line[1].startswith(path), example
+            assert error_of(shlex.split(line[1])) == "", example
+
+
+@pytest.mark.parametrize("verb", app.VERBS)
+def test_no_option_of_a_command_with_many_is_without_a_heading(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run([verb, "--help"]) == 0
+    shown = capsys.readouterr().out.partition("\nOptions:\n")[2].partition("\n\n")[0]
+    options = re.findall(r"^  (-\S+)", shown, re.MULTILINE)
+    assert len(options) <= 15
+    if isinstance(app.load(verb), PanelCommand):
+        assert options == ["-h,"]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_help_is_as_wide_as_the_terminal(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for words in ([], ["ssh-launch"], ["logs"]):
+        assert app.run([*words, "-h"]) == 0
+        described = capsys.readouterr().out.partition("\n  Example")[0]
+        widest = max(map(len, described.splitlines()))
+        assert min(columns, app.WIDEST_HELP) * 0.7 < widest <= min(columns, app.WIDEST_HELP)
 
 
 @pytest.mark.parametrize("verb", app.VERBS)

@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("words", "completed"),
     [
-        (("s",), ["submit", "ssh-launch", "status", "stats", "settings", "stop", "ssh"]),
+        (("s",), ["ssh-launch", "submit", "status", "stop", "stats", "settings", "ssh"]),
         (("status", "g"), ["gpt", RUN]),
         (("stop", "latest"), ["latest"]),
         (("logs", RUN, "--node", ""), ["b0", "b1"]),

@@ -248,7 +248,7 @@ def project(tmp_path: Path) -> Project:
 def _add_verb(project: Project, name: str, sentence: str, text: str) -> None:
     _, module, row, _ = _steps("Adding a verb")
     project.write_module(module, name.replace("-", "_"), text)
-    project.add_row(row, "VERBS", f'"{name}": "{sentence}", ')
+    project.add_row(row, "GROUPS", f'"More": {{"{name}": "{sentence}"}}, ')
 
 
 @pytest.mark.processes

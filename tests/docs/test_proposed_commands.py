@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from orchestrator.cli.app import VERBS, load, run
+from orchestrator.cli.app import VERBS, app, load, run
 from orchestrator.inventory.model import Node, SshOptions
 from orchestrator.inventory.proposed import with_inventory
 from orchestrator.transports.ssh.commands import login_command
@@ -20,6 +20,8 @@ from tests.paths import ROOT
 _VERBS = "|".join(name for name in VERBS if name not in ("bench", "inventory"))
 _PROPOSED = re.compile(rf"\borch ((?:bench|inventory|{_VERBS})(?![\w-])(?!:).*)", re.DOTALL)
 _WORD = re.compile(r"[^\s`;,()]+")
+EXAMPLES = ROOT / "orchestrator/cli/examples.py"
+"""Whole command lines, which tests/cli/test_app.py tests."""
 _VALUE = "VALUE"
 """The placeholder in a message for a value that the program fills in."""
 _HARMLESS = ("list", "inventory validate -i local", "nodes --help", "check --help", "lint --help")
@@ -60,14 +62,14 @@ def _arguments(text: str) -> list[str]:
 
 
 def _proposals() -> Iterator[tuple[str, list[str]]]:
-    for path in sorted(ROOT.glob("orchestrator/**/*.py")):
+    for path in sorted(set(ROOT.glob("orchestrator/**/*.py")) - {EXAMPLES}):
         for line, text in _texts(ast.parse(path.read_text("utf-8"))):
             for start in (found.start() for found in re.finditer(r"\borch ", text)):
                 if found := _PROPOSED.match(text[start:]):
                     yield f"{path.relative_to(ROOT)}:{line}", _arguments(found[1])
 
 
-def _error(arguments: list[str]) -> str:
+def error_of(arguments: list[str]) -> str:
     """The error of the command line; empty if it accepts the words. A command that lacks only its argument is named in prose."""
     verb, *words = arguments
     command = load(verb)
@@ -79,7 +81,8 @@ def _error(arguments: list[str]) -> str:
         command = command.commands[words.pop(0)]
     words = words[: words.index("--")] if "--" in words else words
     try:
-        command.make_context(arguments[0], words, obj=("true",) if "--" in arguments else None)
+        parent = click.Context(app, **app.context_settings)  # its names of the help option are kept by the command
+        command.make_context(arguments[0], words, parent=parent, obj=("true",) if "--" in arguments else None)
     except click.MissingParameter:
         return ""
     except click.ClickException as exc:
@@ -90,7 +93,7 @@ def _error(arguments: list[str]) -> str:
 def test_every_proposed_command_is_accepted() -> None:
     proposals = list(_proposals())
     assert len(proposals) > 120
-    errors = {f"{source}: orch {' '.join(words)}": _error(words) for source, words in proposals}
+    errors = {f"{source}: orch {' '.join(words)}": error_of(words) for source, words in proposals}
     assert {source: error for source, error in errors.items() if error} == {}
 
 

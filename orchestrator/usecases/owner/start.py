@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _LAUNCH = "ssh-launch"
-_WITHOUT_START = frozenset({"--help", "--dry-run"})
+_WITHOUT_START = frozenset({"--help", "-h", "--dry-run"})
 
 
 class OwnerProcess:

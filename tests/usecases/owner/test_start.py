@@ -23,6 +23,7 @@ from orchestrator.usecases.owner.viewer import Owner
         ("ssh-launch -i cluster.yaml lr=1", True),
         ("ssh-launch -- program --help --dry-run", True),
         ("ssh-launch --help", False),
+        ("ssh-launch -h", False),
         ("ssh-launch -i cluster.yaml --dry-run -- program", False),
         ("--help", False),
         ("--version", False),
