@@ -20,6 +20,7 @@ CHECKPOINTS = ("auto", "whole", "sharded")
 ACCUMULATE = ("sharded", "whole")
 REPORTS = ("plot", "tensorboard", "wandb")
 GPT_TASK = "trainer.tasks.gpt:Gpt"
+LLAMA_TASK = "trainer.tasks.llama:Llama"
 HF_TASK = "hf:"  # followed by a folder
 FORMATS = ("auto", "bytes", "uint16", "uint32")
 OPTIMIZERS = ("adamw", "sgd", "muon")

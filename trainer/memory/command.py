@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import List, Sequence, Tuple
 
-from trainer.config.config import GPT_TASK, TrainConfig, load_config
+from trainer.config.config import LLAMA_TASK, TrainConfig, load_config
 from trainer.config.defaults import with_device
 from trainer.errors import UserError
 from trainer.memory.estimate import PARTS
-from trainer.memory.fitting import RESERVE, advice, rows
-from trainer.memory.shapes import gpt_shape
+from trainer.memory.fitting import RESERVE, Model, advice, rows
+from trainer.memory.shapes import known_shape
 
 
 def plan(words: Sequence[str]) -> str:
@@ -22,27 +22,30 @@ def plan(words: Sequence[str]) -> str:
     cards, words = _number(words, "cards", 1)
     gigabytes, words = _number(words, "card_memory", 80)
     config = load_config(None, words)
-    if config.task != GPT_TASK:
+    model = known_shape(config)
+    if model is None:
         raise UserError(
-            f"plan: knows the activations of the GPT only, not those of task={config.task}; name model.size=7b"
+            f"plan: knows the activations of the GPT and of task={LLAMA_TASK} only, not those of task={config.task}; name model.size=7b, "
+            "or that task with options.shape=config.json"
         )
     config, _ = with_device(config, "cuda" if config.device in ("auto", "cuda") else config.device, ["bf16"])
     card_bytes = gigabytes * 1e9
     table: List[Tuple[str, ...]] = [("strategy", "recompute", *PARTS, "total", "fits")]
-    for setting, moment in rows(config, cards):
+    for setting, moment in rows(config, model, cards):
         numbers = [f"{moment.parts[part] / 1e9:.1f}" for part in PARTS]
         verdict = "yes" if moment.total <= RESERVE * card_bytes else "no"
         recompute = str(setting.activation_checkpointing).lower()
         table.append((setting.strategy, recompute, *numbers, f"{moment.total / 1e9:.1f}", verdict))
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in table]
-    return "\n".join([_head(config, cards, gigabytes), *lines, advice(config, cards, card_bytes)]) + "\n"
+    return "\n".join([_head(config, model, cards, gigabytes), *lines, advice(config, model, cards, card_bytes)]) + "\n"
 
 
-def _head(config: TrainConfig, cards: int, gigabytes: int) -> str:
+def _head(config: TrainConfig, model: Model, cards: int, gigabytes: int) -> str:
+    shape, context = model
     return (
-        f"{gpt_shape(config.model).parameters / 1e9:.2f} billion parameters, {cards} cards of {gigabytes} GB, precision={config.precision} "
-        f"micro_batch={config.micro_batch} model.context={config.model.context}; GB on one card at the moment that needs the most"
+        f"{shape.parameters / 1e9:.2f} billion parameters, {cards} cards of {gigabytes} GB, precision={config.precision} "
+        f"micro_batch={config.micro_batch}, {context} tokens a sample; GB on one card at the moment that needs the most"
     )
 
 

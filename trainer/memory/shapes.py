@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Optional, Tuple
 
-from trainer.config.config import ModelConfig, TrainConfig
+from trainer.config.config import GPT_TASK, LLAMA_TASK, ModelConfig, TrainConfig
+from trainer.config.llama_shape import LlamaShape, named_shape
 from trainer.memory.estimate import Setup, Shape
+
+
+def known_shape(config: TrainConfig) -> Optional[Tuple[Shape, int]]:
+    """
+    The shape of a training's model, and the tokens of a sample; None for a task whose activations are unknown.
+
+    Raises:
+        UserError: the shape of a Llama cannot be read.
+    """
+    if config.task == GPT_TASK:
+        return gpt_shape(config.model), config.model.context
+    if config.task == LLAMA_TASK:
+        _, shape, context = named_shape(config, config.options.get("shape", ""), config.options.get("context", 0))
+        return llama_shape(shape), context
+    return None
 
 
 def gpt_shape(model: ModelConfig) -> Shape:
@@ -26,8 +42,8 @@ def gpt_shape(model: ModelConfig) -> Shape:
     )
 
 
-def llama_shape(model: Any) -> Shape:  # noqa: ANN401 -- as the docstring says
-    """The shape of the model in tasks/llama_model.py; `model` is a LlamaShape, whose module is in a package that needs torch."""
+def llama_shape(model: LlamaShape) -> Shape:
+    """The shape of the model in tasks/llama_model.py."""
     width, queries, keys = model.width, model.heads * model.head_width, model.kv_heads * model.head_width
     biases = (queries + 2 * keys if model.query_bias else 0) + (width if model.output_bias else 0)
     norms = 2 * width + (2 * model.head_width if model.head_norms else 0)

@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from trainer.config.config import HF_TASK, TrainConfig
+from trainer.config.llama_shape import CONFIG_FILE
 from trainer.data.language import count_targets, inputs_of, open_language
 from trainer.data.packing import PackedConversations
 from trainer.data.windows import Windows
@@ -22,7 +23,6 @@ from trainer.errors import UserError
 from trainer.tasks.attention import AttentionShape
 from trainer.tasks.base import Task
 from trainer.tasks.cross_entropy import IGNORED, Head
-from trainer.tasks.llama_shape import CONFIG_FILE
 from trainer.tasks.lora import add_adapters, frozen_weights
 from trainer.tasks.meta import parameters_on_cpu, parameters_on_meta
 from trainer.values import Foreign, Model

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Mapping, Sequence
 
 import torch
 
 from trainer.config.config import TrainConfig
+from trainer.config.llama_shape import named_shape
 from trainer.data.language import count_targets, inputs_of, open_language
 from trainer.data.packing import PackedConversations
 from trainer.data.windows import Windows
-from trainer.errors import UserError
 from trainer.runtime.seeds import derive_seed
 from trainer.tasks.attention import AttentionShape
 from trainer.tasks.base import Task
 from trainer.tasks.llama_model import LlamaModel
-from trainer.tasks.llama_shape import read_shape
 from trainer.values import Model
-
-CONTEXT = 2048  # unless the model allows less
 
 
 class Llama(Task):
@@ -29,22 +25,10 @@ class Llama(Task):
         """
         Args:
             config: all settings.
-            shape: options.shape, a config.json of Hugging Face, or a folder that has one; by default the folder in init=.
-            context: options.context, the tokens of a sample; by default 2048, or as many as the model allows.
+            shape, context: as for named_shape().
         """
         super().__init__(config)
-        folder = config.init if config.init and not config.init.endswith(".safetensors") else ""
-        shape = shape or folder
-        if not shape or not isinstance(shape, str):
-            raise UserError(
-                "options.shape: name a config.json of Hugging Face, or a folder that has one; init=FOLDER names both shape and weights"
-            )
-        self.shape_path = Path(shape).expanduser()
-        self.shape = read_shape(self.shape_path)
-        longest = min(self.shape.context, self.shape.window or self.shape.context)
-        self.context = context or min(CONTEXT, longest)
-        if type(self.context) is not int or not 1 <= self.context <= longest:
-            raise UserError(f"options.context={context}: allowed: 1 to {longest}, the longest of {self.shape_path}")
+        self.shape_path, self.shape, self.context = named_shape(config, shape, context)
         self.tokens_per_sample = self.context
         # Some files have a tied head, too, and those of 2023 the frequencies of the positions.
         self.unused_weights = ("*.rotary_emb.inv_freq", *(("lm_head.weight",) if self.shape.tied else ()))

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from trainer.config.llama_shape import LlamaShape
 from trainer.tasks.attention import causal_attention, document_mask
 from trainer.tasks.cross_entropy import Head, head_loss
-from trainer.tasks.llama_shape import LlamaShape
 
 
 class RMSNorm(nn.Module):

@@ -77,10 +77,18 @@ def test_estimate_for_a_gpt_is_within_ten_per_cent(words: str, ranks: int) -> No
     assert expected.total == pytest.approx(found, rel=0.1), expected
 
 
-def test_estimate_for_a_llama_is_within_ten_per_cent(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [
+        "strategy=fsdp2 micro_batch=4",
+        "strategy=fsdp2 micro_batch=4 activation_checkpointing=true",
+        "strategy=fsdp2 micro_batch=4 activation_checkpointing=selective precision=bf16",
+    ],
+)
+def test_estimate_for_a_llama_is_within_ten_per_cent(tmp_path: Path, more: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA))
-    words = ("task=trainer.tasks.llama:Llama", f"options.shape={path}", "device=cpu", "strategy=fsdp2", "micro_batch=4")
+    words = ("task=trainer.tasks.llama:Llama", f"options.shape={path}", "device=cpu", *more.split())
     config = load_config(words=words)
     task = Llama(config, shape=str(path))
     expected = peak(llama_shape(task.shape), setup_of(config, 4, task.context))

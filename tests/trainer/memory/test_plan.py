@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from trainer.__main__ import main
@@ -36,7 +39,9 @@ def test_plan_names_the_first_settings_that_fit(words: str, advice: str, capsys:
     ("words", "message"),
     [
         ("cards=0", "cards=0: allowed: a whole number above 0, such as cards=8"),
-        ("task=hf:folder", "plan: knows the activations of the GPT only"),
+        ("task=hf:folder", "plan: knows the activations of the GPT and of task=trainer.tasks.llama:Llama only"),
+        ("task=trainer.tasks.llama:Llama", "options.shape: name a config.json of Hugging Face"),
+        ("task=trainer.tasks.llama:Llama options.shape=gone.json", "gone.json: cannot be read: No such file"),
         ("model.size=2b", "model.size=2b: allowed: "),
         ("fsdp.replicas=3 strategy=fsdp2 cards=8", "fsdp.replicas=3 does not divide 8 ranks"),
     ],
@@ -44,6 +49,21 @@ def test_plan_names_the_first_settings_that_fit(words: str, advice: str, capsys:
 def test_wrong_words_are_refused(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *words.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_plan_of_a_llama_is_by_its_config_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the sizes of Llama 3.1 8B, whose 8.03 billion parameters its model card names."""
+    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
+    more = {"num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", **sizes, **more}))
+    words = f"task=trainer.tasks.llama:Llama options.shape={path} options.context=4096 micro_batch=1 cards=16"
+    assert main(["plan", *words.split()]) == 0
+    head, *_, last = capsys.readouterr().out.splitlines()
+    assert head.startswith(
+        "8.03 billion parameters, 16 cards of 80 GB, precision=bf16 micro_batch=1, 4096 tokens a sample"
+    )
+    assert last == "fits first: strategy=fsdp2 activation_checkpointing=false"
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -11,11 +11,11 @@ import torch
 
 from tests.grounds.llama_logits import RECORDED, TOKENS, VARIANTS, fill
 from trainer.config.config import load_config
+from trainer.config.llama_shape import read_shape, shape_of
 from trainer.errors import UserError
 from trainer.parallel.building import build_fillable, sizes_of
 from trainer.tasks.llama import Llama
 from trainer.tasks.llama_model import LlamaModel
-from trainer.tasks.llama_shape import read_shape, shape_of
 from trainer.tasks.load import load_task
 
 LOGITS = json.loads(RECORDED.read_text("utf-8"))["logits"]

@@ -27,12 +27,12 @@ from trainer.checkpoint.interop.initial import INDEX_FILE, WEIGHTS_FILE, digest_
 from trainer.checkpoint.load.sharded import read_weights
 from trainer.checkpoint.load.state_pt import load_state, named
 from trainer.config.config import HF_TASK
+from trainer.config.llama_shape import CONFIG_FILE, read_shape
 from trainer.errors import UserError
 from trainer.io import appearing_whole
 from trainer.safetensors import DTYPES
 from trainer.state_keys import EMA
 from trainer.tasks.llama_model import LlamaModel
-from trainer.tasks.llama_shape import CONFIG_FILE, read_shape
 
 SHARD_BYTES = 5_000_000_000  # as transformers has it
 ARCHITECTURES = {

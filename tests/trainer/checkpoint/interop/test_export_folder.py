@@ -18,9 +18,9 @@ from trainer.checkpoint.__main__ import main
 from trainer.checkpoint.interop.export import export_folder
 from trainer.checkpoint.interop.initial import read_weights, shapes_of
 from trainer.config.config import load_config
+from trainer.config.llama_shape import read_shape
 from trainer.tasks.llama import Llama
 from trainer.tasks.llama_model import LlamaModel
-from trainer.tasks.llama_shape import read_shape
 
 VARIANT = "qwen2-tied"
 

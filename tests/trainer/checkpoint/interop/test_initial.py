@@ -17,6 +17,7 @@ from tests.grounds.trainings import TINY, train_alone, world_of_one
 from trainer.checkpoint.__main__ import main
 from trainer.checkpoint.interop.initial import load_initial, shapes_of
 from trainer.config.config import load_config
+from trainer.config.llama_shape import read_shape, shape_of
 from trainer.errors import UserError
 from trainer.parallel.ddp import Ddp
 from trainer.parallel.fsdp import Fsdp2
@@ -24,7 +25,6 @@ from trainer.runtime.group import Group
 from trainer.runtime.init import initialise
 from trainer.tasks.llama import Llama
 from trainer.tasks.llama_model import LlamaModel
-from trainer.tasks.llama_shape import read_shape, shape_of
 
 INDEX = "model.safetensors.index.json"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Mapping, Tuple
 
+from trainer.config.config import TrainConfig
 from trainer.errors import UserError
 
 CONFIG_FILE = "config.json"
+CONTEXT = 2048  # unless the model allows less
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 LLAMA3_ROPE = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
@@ -42,6 +44,32 @@ class LlamaShape:
     window: int | None
     std: float
     raw: Mapping[str, Any]
+
+
+def named_shape(config: TrainConfig, shape: object = "", context: object = 0) -> Tuple[Path, LlamaShape, int]:
+    """
+    The path and the shape of the model of tasks/llama.py, and the tokens of a sample.
+
+    Args:
+        shape: options.shape, a config.json of Hugging Face, or a folder that has one; by default the folder in init=.
+        context: options.context; by default 2048, or as many as the model allows.
+
+    Raises:
+        UserError: no shape is named, or a wrong one, or the context is too long.
+    """
+    folder = config.init if config.init and not config.init.endswith(".safetensors") else ""
+    shape = shape or folder
+    if not shape or not isinstance(shape, str):
+        raise UserError(
+            "options.shape: name a config.json of Hugging Face, or a folder that has one; init=FOLDER names both shape and weights"
+        )
+    path = Path(shape).expanduser()
+    found = read_shape(path)
+    longest = min(found.context, found.window or found.context)
+    context = context or min(CONTEXT, longest)
+    if type(context) is not int or not 1 <= context <= longest:
+        raise UserError(f"options.context={context}: allowed: 1 to {longest}, the longest of {path}")
+    return path, found, context
 
 
 def read_shape(path: Path) -> LlamaShape:
