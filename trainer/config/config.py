@@ -69,10 +69,15 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Files, folders or globs; no `paths` means the sources of the Python standard library, for a task that reads text."""
+    """
+    Files, folders or globs; no `paths` means the sources of the Python standard library, for a task that reads text.
+
+    weights: shares of the entries of `paths` in the samples; without them all entries are one sequence.
+    """
 
     paths: tuple[str, ...] = _text_list_field()
     validation: tuple[str, ...] = _text_list_field()
+    weights: tuple[float, ...] = _field("weights", ())
     format: str = _text_field("auto", choices=FORMATS)
     tokenizer: str | None = _text_field(None)
     workers: int = _int_field(0, low=0)
@@ -206,7 +211,7 @@ class TrainConfig:
         plain["accumulation"] = self.accumulation or None
         plain["report"] = list(self.report)
         plain["profile_ranks"] = list(self.profile_ranks)
-        plain["data"].update(paths=list(self.data.paths), validation=list(self.data.validation))
+        plain["data"].update({name: list(getattr(self.data, name)) for name in ("paths", "validation", "weights")})
         plain["optim"]["betas"] = list(self.optim.betas)
         plain["lora"]["targets"] = list(self.lora.targets)
         return plain
@@ -415,6 +420,10 @@ def _check_combinations(config: TrainConfig) -> TrainConfig:
         )
     _check_lora(config)
     _check_strategy(config)
+    if config.data.weights and len(config.data.weights) != len(config.data.paths):
+        raise UserError(
+            f"data.weights has {len(config.data.weights)} numbers and data.paths {len(config.data.paths)} entries: give each entry its share"
+        )
     if config.save_share is not None and config.save_share >= 1:
         raise UserError(f"save_share={config.save_share:g}: allowed: a share of the time below 1, such as 0.02")
     if (config.strategy, config.precision) == ("zero0", "fp16"):

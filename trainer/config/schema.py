@@ -10,13 +10,15 @@ from typing import NoReturn
 from trainer.errors import UserError
 from trainer.values import JsonValue
 
+NUMBERS = ("betas", "weights")  # kinds that are tuples of float
+
 
 @dataclass(frozen=True)
 class KeySchema:
     """
     The kind of a key's value, and its limits.
 
-    kind: int, float, flag (with `choices`: or one of these words), text, texts (list of text), betas (two numbers in [0, 1)) or value (anything that JSON has).
+    kind: int, float, flag (with `choices`: or one of these words), text, texts (list of text), betas (two numbers in [0, 1)), weights (list of numbers above 0) or value (anything that JSON has).
     above: `low` itself is not allowed.
     """
 
@@ -39,6 +41,7 @@ class KeySchema:
             "text": "text, not empty",
             "texts": 'names separated by commas, or a list ["a", "b"]',
             "betas": "two numbers in [0, 1), such as 0.9,0.95",
+            "weights": "numbers > 0 separated by commas, such as 7,3",
             "value": "text, a number, true, false, null, a list or a mapping, as JSON writes them",
         }
         return words[self.kind]
@@ -59,7 +62,7 @@ class KeySchema:
                 return text
         if self.kind == "text":
             return self.check(key, text)
-        return self.check(key, _parse_list(text, numbers=self.kind == "betas"), shown=text)
+        return self.check(key, _parse_list(text, numbers=self.kind in NUMBERS), shown=text)
 
     def check(self, key: str, value: JsonValue, *, source: str = "", shown: JsonValue = None) -> JsonValue:
         """
@@ -79,12 +82,13 @@ class KeySchema:
             "value": True,
             "texts": isinstance(value, (list, tuple)) and all(self._is_text(item) for item in value),
             "betas": isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_is_beta, value)),  # noqa: PLR2004
+            "weights": isinstance(value, (list, tuple)) and all(_is_number(item) and item > 0 for item in value),
         }
         if not is_valid[self.kind]:
             self._refuse(key, shown, source=source)
         if self.kind == "float":
             return float(value)
-        if self.kind == "betas":
+        if self.kind in NUMBERS:
             return tuple(float(item) for item in value)
         return tuple(value) if self.kind == "texts" else value
 

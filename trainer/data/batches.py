@@ -45,7 +45,8 @@ class Source:
     def __init__(self, samples: Samples, task: DataTask, config: TrainConfig, split: str) -> None:
         self.samples, self.collate, self.count = samples, task.collate, config.micro_batch
         self.seed, self.split = config.seed, split
-        self.order = Order(len(samples), config.seed, split)
+        mixed = getattr(samples, "order", None)
+        self.order = mixed(config.seed, split) if mixed else Order(len(samples), config.seed, split)
         self.is_random = getattr(samples, "is_random", True)
 
     def __getitem__(self, first: int) -> Batch:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Mapping, Tuple
+from typing import Any, List, Mapping, Sequence, Tuple, Union
 
 import torch
 
 from trainer.config.config import TrainConfig
 from trainer.data.conversations import load_conversations
 from trainer.data.formats import RECORDS
+from trainer.data.mixture import Mixture, open_paths
 from trainer.data.packing import IGNORED, PackedConversations
 from trainer.data.paths import matching_files
 from trainer.data.tokenizer import Tokenizer
@@ -17,11 +18,12 @@ from trainer.data.windows import Windows
 from trainer.errors import UserError
 
 BYTES = 256
+LanguageSamples = Union[Windows, PackedConversations, Mixture]
 
 
 def open_language(
     config: TrainConfig, split: str, *, context: int, vocabulary: int, folder: Path, model: Mapping[str, Any]
-) -> Windows | PackedConversations | None:
+) -> LanguageSamples | None:
     """
     The samples of a split; None without validation data.
 
@@ -39,25 +41,40 @@ def open_language(
     data = config.data
     if split == "validation" and not data.validation:
         return None
-    paths, key = (data.paths, "data.paths") if split == "train" else (data.validation, "data.validation")
-    found = [path for name in paths for path in matching_files(name, key)] if data.format == "auto" else []
-    records = [path for path in found if path.suffix in RECORDS]
-    if records and len(records) < len(found):
-        foreign = next(path for path in found if path not in records)
-        raise UserError(f"{key}: {records[0]} has chat records and {foreign} has none: name files of one kind")
-    if records:
+    key = "data.paths" if split == "train" else "data.validation"
+
+    def open_source(paths: Sequence[str]) -> Windows | PackedConversations:
+        records = _chat_files(paths, data.format, key)
+        if not records:
+            return _windows(config, paths, key, context=context, vocabulary=vocabulary)
         tokenizer = Tokenizer(Path(data.tokenizer).expanduser() if data.tokenizer else folder)
         misfit = tokenizer.misfit(model, vocabulary)
         if misfit:
             raise UserError(f"data.tokenizer: {tokenizer.path} does not fit the model: {misfit}")
         return PackedConversations(load_conversations(records, tokenizer, key), context, key)
+
+    return open_paths(data, split, open_source)
+
+
+def _chat_files(paths: Sequence[str], form: str, key: str) -> List[Path]:
+    """The files of chat records, or none. Raises UserError: only some of them have chats."""
+    found = [path for name in paths for path in matching_files(name, key)] if form == "auto" else []
+    records = [path for path in found if path.suffix in RECORDS]
+    if records and len(records) < len(found):
+        foreign = next(path for path in found if path not in records)
+        raise UserError(f"{key}: {records[0]} has chat records and {foreign} has none: name files of one kind")
+    return records
+
+
+def _windows(config: TrainConfig, paths: Sequence[str], key: str, *, context: int, vocabulary: int) -> Windows:
+    form = config.data.format
     samples = Windows(
-        paths, data.format, key=key, context=context, vocabulary=vocabulary, size_keys=("options.context", "vocab_size")
+        paths, form, key=key, context=context, vocabulary=vocabulary, size_keys=("options.context", "vocab_size")
     )
-    if config.init and samples.tokens.has_text and data.format == "auto" and vocabulary > BYTES:
+    if config.init and samples.tokens.has_text and form == "auto" and vocabulary > BYTES:
         raise UserError(
             f"{key}: {', '.join(paths) or 'the standard library'}: text is read as bytes, which are not tokens of "
-            f"init={config.init}: write tokens, as its tokenizer gives, to .bin or .npy files, or chat records to a .jsonl file; "
+            f"init={config.init}: make tokens of it by python -m trainer.data tokenize, or write chat records to a .jsonl file; "
             "data.format=bytes trains on bytes"
         )
     return samples

@@ -12,8 +12,8 @@ class Samples(Protocol):
     """
     A map-style data set of torch. Samples may be random: the trainer seeds the generators.
 
-    Optional: `description`, text for the log; `digest()`, text that differs for other data; and `is_random = False`,
-    which saves the seeding.
+    Optional: `description`, text for the log; `digest()`, text that differs for other data; `is_random = False`, which saves the
+    seeding; and `order(seed, name)`, another order than that of trainer/data/order.py.
     """
 
     def __len__(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 from torch.utils.data import IterableDataset
 
+from trainer.config.config import TrainConfig
 from trainer.console import log_line
 from trainer.data.batches import VALIDATION
 from trainer.data.samples import DataTask, Samples
@@ -28,7 +29,7 @@ def open_split(task: DataTask, split: str, group: Group) -> Tuple[Any, str, str]
     samples, digest, problem = None, "", ""
     try:
         samples = task.build_data(split)
-        problem = _data_problem(samples, split, task.config.task)
+        problem = _data_problem(samples, split, task.config)
         if samples is not None and not problem:
             known = getattr(samples, "digest", None)
             text = known() if callable(known) else f"{type(samples).__name__} {len(samples)}"
@@ -44,7 +45,8 @@ def open_split(task: DataTask, split: str, group: Group) -> Tuple[Any, str, str]
     return samples, digest, f"{size} {f'sha256 {digest[:12]}' if has_digest else UNKNOWN}"
 
 
-def _data_problem(samples: Samples | None, split: str, task: str) -> str:
+def _data_problem(samples: Samples | None, split: str, config: TrainConfig) -> str:
+    task = config.task
     if samples is None:
         return f"task={task}: build_data({split!r}) gave None" if split == "train" else ""
     start = f"task={task}: build_data({split!r}) gave"
@@ -54,6 +56,8 @@ def _data_problem(samples: Samples | None, split: str, task: str) -> str:
             f"{start} {type(samples).__name__}, which is only iterated over{f' (no {absent[0]})' if absent else ''}: samples are "
             "assigned to ranks, and found again by a resumed training, by their index: give a data set with __len__ and __getitem__"
         )
+    if split == "train" and config.data.weights and not hasattr(samples, "order"):
+        return f"data.weights: task={task} does not mix its data by them: leave them out"
     return "" if len(samples) else f"{start} no samples"
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from trainer.config.config import ModelConfig, TrainConfig
+from trainer.data.mixture import Mixture, open_paths
 from trainer.data.windows import Windows
 from trainer.metrics.mfu import flops_per_token
 from trainer.runtime.seeds import derive_seed
@@ -76,12 +77,16 @@ class Gpt(Task):
     def build_model(self) -> GPT:
         return GPT(self.config.model)
 
-    def build_data(self, split: str) -> Windows | None:
+    def build_data(self, split: str) -> Windows | Mixture | None:
         data, model = self.config.data, self.config.model
         if split == "validation" and not data.validation:
             return None
-        paths, key = (data.paths, "data.paths") if split == "train" else (data.validation, "data.validation")
-        return Windows(paths, data.format, key=key, context=model.context, vocabulary=model.vocabulary)
+        key = "data.paths" if split == "train" else "data.validation"
+        return open_paths(
+            data,
+            split,
+            lambda paths: Windows(paths, data.format, key=key, context=model.context, vocabulary=model.vocabulary),
+        )
 
     def loss(self, model: Model, batch: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = model(batch[:, :-1], batch[:, 1:])

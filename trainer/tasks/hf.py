@@ -16,9 +16,7 @@ from torch.nn import functional
 
 from trainer.config.config import HF_TASK, TrainConfig
 from trainer.config.llama_shape import CONFIG_FILE
-from trainer.data.language import count_targets, inputs_of, open_language
-from trainer.data.packing import PackedConversations
-from trainer.data.windows import Windows
+from trainer.data.language import LanguageSamples, count_targets, inputs_of, open_language
 from trainer.errors import UserError
 from trainer.tasks.attention import AttentionShape
 from trainer.tasks.base import Task
@@ -106,7 +104,7 @@ class HuggingFaceModel(Task):
         model.train()
         return cast("torch.nn.Module", model)
 
-    def build_data(self, split: str) -> Windows | PackedConversations | None:
+    def build_data(self, split: str) -> LanguageSamples | None:
         return open_language(
             self.config,
             split,

@@ -8,9 +8,7 @@ import torch
 
 from trainer.config.config import TrainConfig
 from trainer.config.llama_shape import named_shape
-from trainer.data.language import count_targets, inputs_of, open_language
-from trainer.data.packing import PackedConversations
-from trainer.data.windows import Windows
+from trainer.data.language import LanguageSamples, count_targets, inputs_of, open_language
 from trainer.runtime.seeds import derive_seed
 from trainer.tasks.attention import AttentionShape
 from trainer.tasks.base import Task
@@ -36,7 +34,7 @@ class Llama(Task):
     def build_model(self) -> LlamaModel:
         return LlamaModel(self.shape)
 
-    def build_data(self, split: str) -> Windows | PackedConversations | None:
+    def build_data(self, split: str) -> LanguageSamples | None:
         return open_language(
             self.config,
             split,
