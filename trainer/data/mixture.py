@@ -49,7 +49,7 @@ class MixedOrder:
     """
     Every BLOCK positions have each source as often as its quota, in an order that differs from block to block.
 
-    Each source is visited in its own epochs: its sample after n earlier ones is the n-th of its Order.
+    Each source is visited in its own epochs: n samples after its first one comes number n in its Order.
     """
 
     def __init__(self, counts: Sequence[int], quotas: Sequence[int], seed: int, name: str) -> None:
