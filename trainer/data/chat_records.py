@@ -1,18 +1,24 @@
-"""Chat records in files of JSON Lines, each line checked. No torch here."""
+"""Chat records in files of JSON Lines, or of one list in JSON, each record checked. No torch here."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
+from trainer.data.foreign_records import with_messages
+from trainer.data.formats import RECORD_LISTS
 from trainer.data.json_lines import keys_of, kind_of, parse_line, reason_of
 from trainer.errors import UserError
 from trainer.values import JsonValue
 
 ASSISTANT = "assistant"
 NAMED_AT_MOST = 3
-FORMS = '{"messages": [{"role": …, "content": …}, …]} or {"prompt": …, "completion": …}'
+FORMS = (
+    '{"messages": [{"role": …, "content": …}, …]}, {"prompt": …, "completion": …}, {"instruction": …, "output": …} or '
+    '{"conversations": [{"from": …, "value": …}, …]}'
+)
 
 
 @dataclass(frozen=True)
@@ -50,25 +56,49 @@ def read_records(path: Path, key: str) -> List[Record]:
     """
     records: List[Record] = []
     problems: List[str] = []
+    unit = "record" if path.suffix in RECORD_LISTS else "line"
     try:
-        with path.open("rb") as file:
-            for number, line in ((number, line) for number, line in enumerate(file, 1) if line.strip()):
-                try:
-                    records.append(_record(parse_line(line), f"{path}, line {number}"))
-                except (ValueError, RecursionError) as exc:  # also of UTF-8 and JSON
-                    problems.append(f"line {number}: {reason_of(exc)}")
+        for number, read in _list(path) if path.suffix in RECORD_LISTS else _lines(path):
+            try:
+                records.append(_record(read(), f"{path}, {unit} {number}"))
+            except (ValueError, RecursionError) as exc:  # also of UTF-8 and JSON
+                problems.append(f"{unit} {number}: {reason_of(exc)}")
     except OSError as exc:
         raise UserError(f"{key}: {path}: {exc.strerror}") from exc
+    except (ValueError, RecursionError) as exc:
+        raise UserError(f"{key}: {path}: {reason_of(exc)}; the file has to be a list of records") from exc
     if problems:
-        more = f"; and {len(problems) - NAMED_AT_MOST} more lines" if len(problems) > NAMED_AT_MOST else ""
-        raise UserError(f"{key}: {path}: {'; '.join(problems[:NAMED_AT_MOST])}{more}; a line has to be {FORMS}")
+        more = f"; and {len(problems) - NAMED_AT_MOST} more {unit}s" if len(problems) > NAMED_AT_MOST else ""
+        raise UserError(f"{key}: {path}: {'; '.join(problems[:NAMED_AT_MOST])}{more}; a {unit} has to be {FORMS}")
     return records
+
+
+def _lines(path: Path) -> Iterator[Tuple[int, Callable[[], JsonValue]]]:
+    """The number of each line that is not empty, and a function that parses it."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield number, functools.partial(parse_line, line)
+
+
+def _list(path: Path) -> Iterator[Tuple[int, Callable[[], JsonValue]]]:
+    """The number of each value in a list, and a function that returns it. Raises ValueError: the file is no list."""
+    found = parse_line(path.read_bytes())
+    if not isinstance(found, list):
+        raise ValueError(f"a {kind_of(found)}")
+    for number, value in enumerate(found, 1):
+        yield number, functools.partial(_same, value)
+
+
+def _same(value: JsonValue) -> JsonValue:
+    return value
 
 
 def _record(value: JsonValue, origin: str) -> Record:
     """Raises ValueError: it is no record."""
     if not isinstance(value, dict):
         raise ValueError(f"a {kind_of(value)}, no record")  # of the file, not of a type
+    value = with_messages(value)
     has_messages, has_prompt = "messages" in value, "prompt" in value or "completion" in value
     if has_messages == has_prompt:
         raise ValueError(

@@ -18,6 +18,7 @@ BINARY = {
     b"ARROW1": "Arrow", b"\x89HDF": "HDF5", b"\x93NUMPY": "NumPy", b"%PDF": "PDF",
 }  # fmt: skip
 RECORDS = (".jsonl", ".ndjson")
+RECORD_LISTS = (".json",)
 REMEDY = "name the text by a glob, such as data.paths=FOLDER/**/*.txt, or set data.format=bytes to train on its bytes as they are"
 
 

@@ -19,7 +19,8 @@ def parse_line(line: bytes) -> JsonValue:
 
 def reason_of(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
-        return f"not valid JSON: {error.msg} at column {error.colno}"
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        return f"not valid JSON: {error.msg} at {line}column {error.colno}"
     if isinstance(error, UnicodeEncodeError):
         return f"has \\u{ord(error.object[error.start]):04x}, half of a character"
     if isinstance(error, UnicodeDecodeError):

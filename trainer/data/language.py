@@ -9,7 +9,7 @@ import torch
 
 from trainer.config.config import TrainConfig
 from trainer.data.conversations import load_conversations
-from trainer.data.formats import RECORDS
+from trainer.data.formats import RECORD_LISTS, RECORDS
 from trainer.data.mixture import Mixture, open_paths
 from trainer.data.packing import IGNORED, PackedConversations
 from trainer.data.paths import matching_files
@@ -59,7 +59,7 @@ def open_language(
 def _chat_files(paths: Sequence[str], form: str, key: str) -> List[Path]:
     """The files of chat records, or none. Raises UserError: only some of them have chats."""
     found = [path for name in paths for path in matching_files(name, key)] if form == "auto" else []
-    records = [path for path in found if path.suffix in RECORDS]
+    records = [path for path in found if path.suffix in (*RECORDS, *RECORD_LISTS)]
     if records and len(records) < len(found):
         foreign = next(path for path in found if path not in records)
         raise UserError(f"{key}: {records[0]} has chat records and {foreign} has none: name files of one kind")

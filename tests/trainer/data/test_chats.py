@@ -22,7 +22,7 @@ from tests.grounds.llama_logits import VARIANTS, fill
 from trainer.config.config import load_config
 from trainer.data.chat_records import read_records
 from trainer.data.conversations import load_conversations, tokenized
-from trainer.data.language import count_targets, inputs_of
+from trainer.data.language import count_targets, inputs_of, open_language
 from trainer.data.packing import IGNORED, PackedConversations, pack
 from trainer.data.tokenizer import Tokenizer
 from trainer.errors import UserError
@@ -109,6 +109,19 @@ def test_only_the_completion_is_trained(folder: Path, tmp_path: Path) -> None:
             '{"messages": [{"role": "user", "content": "a"}]}',
             "line 3: messages has no message with role=assistant, so nothing would be trained",
         ),
+        ('{"instruction": "a"}', "line 3: the record has no output; a line has to be "),
+        ('{"instruction": 5, "output": "a"}', "line 3: the record has a number as instruction: a text is needed"),
+        ('{"instruction": "a", "output": ""}', "line 3: output is empty"),
+        (
+            '{"instruction": "a", "output": "b", "history": [["a"]]}',
+            "line 3: history[0] is no pair of texts, a question",
+        ),
+        ('{"conversations": []}', "line 3: conversations is empty"),
+        ('{"conversations": {}}', "line 3: conversations is mapping: a list is needed"),
+        ('{"conversations": ["a"]}', "line 3: conversations[0] is text, no turn"),
+        ('{"conversations": [{"value": "a"}]}', "line 3: conversations[0] has from=None: allowed: human, user, gpt"),
+        ('{"conversations": [{"from": "gpt"}]}', "line 3: conversations[0] has no value"),
+        ('{"conversations": [{"from": "human", "value": "a"}]}', "line 3: messages has no message with role=assistant"),
         ('{"prompt": "a"}', "line 3: has no completion"),
         ('{"prompt": "a", "completion": ""}', "line 3: completion is empty"),
         ('{"prompt": "a", "completion": [{"role": "user", "content": ""}]}', "line 3: prompt is text: a list of"),
@@ -122,6 +135,70 @@ def test_invalid_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         read_records(path, "data.paths")
     assert str(caught.value).startswith(f"data.paths: {path}: {message}")
+
+
+ALPACA = {
+    "instruction": "what is 1 plus 1?",
+    "input": "sure?",
+    "output": "it is 2",
+    "system": "be short",
+    "history": [["a", "b"]],
+}
+SHAREGPT = {
+    "system": "be short",
+    "conversations": [
+        {"from": "human", "value": "a"},
+        {"from": "gpt", "value": "b"},
+        {"from": "user", "value": "what is 1 plus 1?\nsure?"},
+        {"from": "assistant", "value": "it is 2"},
+    ],
+    "tools": [{"name": "sum"}],
+}
+
+
+def test_alpaca_and_sharegpt_are_read_as_messages_of_which_answers_alone_are_trained(
+    folder: Path, tmp_path: Path
+) -> None:
+    texts = read(folder, [ALPACA, SHAREGPT], tmp_path)
+    assert texts[0] == texts[1]
+    text, trained = texts[0]
+    assert text == (
+        "<|begin|>[system]\nbe short<|end|>\n[user]\na<|end|>\n[assistant]\nb<|end|>\n"
+        "[user]\nwhat is 1 plus 1?\nsure?<|end|>\n[assistant]\nit is 2<|end|>\n"
+    )
+    assert trained == "|b<|end|>\n|it is 2<|end|>\n"
+    records = read_records(write_records(tmp_path / "a.jsonl", [SHAREGPT]), "")
+    assert records[0].tools == [{"name": "sum"}]
+
+
+def test_list_of_records_in_a_json_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "alpaca_data.json"
+    path.write_text(json.dumps([{"instruction": "a", "input": "", "output": "b"}, chat("a", "b")], indent=1))
+    first, second = read_records(path, "data.paths")
+    assert first.messages == second.messages
+    assert second.origin == f"{path}, record 2"
+    path.write_text(json.dumps([chat("a", "b"), {"instruction": "a"}]))
+    with pytest.raises(UserError, match=r"alpaca_data.json: record 2: the record has no output; a record has to be "):
+        read_records(path, "data.paths")
+    for text, reason in (
+        ("{}", "a mapping; the file has to be a list of records"),
+        (
+            '[\n{"a": 1},\n]',
+            "not valid JSON: Illegal trailing comma before end of array at line 2, column 9|at line 3, column 1",
+        ),
+    ):
+        path.write_text(text)
+        with pytest.raises(UserError, match=reason):
+            read_records(path, "data.paths")
+
+
+def test_llama_reads_a_json_file_as_chats(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "alpaca_data.json"
+    path.write_text(json.dumps([{"instruction": f"what is {number}?", "output": "it"} for number in range(20)]))
+    config = load_config(words=[f"data.paths={path}", f"data.tokenizer={folder}"])
+    samples = open_language(config, "train", context=48, vocabulary=TOKENS, folder=folder, model={})
+    assert isinstance(samples, PackedConversations)
+    assert samples.description.startswith("20 conversations in ")
 
 
 def test_chats_of_editors_on_windows_are_read(tmp_path: Path) -> None:
