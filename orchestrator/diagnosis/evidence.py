@@ -137,24 +137,73 @@ def patterns_of(signatures: Iterable[Signature]) -> list[PatternBody]:
     ]
 
 
-def search_log(
-    blocks: Iterable[bytes],
-    file: str,
-    signatures: Mapping[str, Signature],
-    *,
-    node: str | None = None,
-    rank: int | None = None,
-    named_rank: int | None = None,
-) -> Evidence:
-    """Search a log that is read in blocks; node and rank are those whose log it is, if they are known. A line has `named_rank` if it names none itself."""
-    search = Search(Texts(patterns_of(signatures.values())), MOST_PER_LOG)
-    for block in blocks:
-        search.feed(block)
-    search.close()
-    hits = tuple(hits_of(search.hits, file, signatures, node=node, rank=rank))
-    if named_rank is not None:
-        hits = tuple(_with_rank(hit, named_rank) for hit in hits)
-    return Evidence(hits, search.counts, {file: search.progress_line})
+class LogSearch:
+    """Searches logs for signatures, one after the other: what is learned about the lines of one is known for the next."""
+
+    def __init__(self, signatures: Mapping[str, Signature]) -> None:
+        self._signatures = signatures
+        self._texts = Texts(patterns_of(signatures.values()))
+        self._specific = [
+            row for row in signatures.values() if row.lines == 1 and row.role not in {Role.ERROR, Role.UNKNOWN}
+        ]
+        self._causes = [row for row in self._specific if row.role is Role.ROOT]
+
+    def evidence(
+        self,
+        blocks: Iterable[bytes],
+        file: str,
+        *,
+        node: str | None = None,
+        rank: int | None = None,
+        named_rank: int | None = None,
+    ) -> Evidence:
+        """
+        Search a log that is read in blocks.
+
+        Args:
+            node, rank: those whose log it is, if they are known.
+            named_rank: the rank of lines that name none.
+        """
+        search = Search(self._texts, MOST_PER_LOG)
+        for block in blocks:
+            search.feed(block)
+        search.close()
+        hits = tuple(self.hits(search.hits, file, node=node, rank=rank))
+        if named_rank is not None:
+            hits = tuple(_with_rank(hit, named_rank) for hit in hits)
+        return Evidence(hits, search.counts, {file: search.progress_line})
+
+    def hits(self, bodies: Iterable[HitBody], file: str, *, node: str | None, rank: int | None) -> Iterator[Hit]:
+        """The lines that a search has found, with their signature and origin; node and rank as for evidence()."""
+        for body in bodies:
+            row = self._signatures[body["id"]]
+            found = row.expression.search(body["text"])
+            if found is None:  # the text was cut
+                continue
+            number = body["text"][: found.end()].rstrip("\n").count("\n")
+            line = body["text"].split("\n")[number]
+            if row.role is Role.ERROR:
+                if _first_match(self._specific, line) is not None:
+                    continue  # a more specific signature matches the line too; its own hit may be left out after many others
+                message = _message(line, body.get("after", ""))
+                known = None if message == line else _first_match(self._causes, message)
+                if known is not None:
+                    row, found = known
+                elif message != line and ": " not in found["error"]:
+                    found = row.expression.search(message) or found
+            values = {_NUMBERED.sub("", name): value for name, value in found.groupdict().items() if value}
+            of_text, of_head = origin_of(line), origin_of(body["head"])
+            of_rank = of_head if of_text.rank is None else of_text
+            origin = Origin(
+                of_text.text,
+                node or of_text.node or of_head.node,
+                of_rank.rank if rank is None else rank,
+                of_text.time if of_text.time is not None else of_head.time,
+                is_local=rank is None and of_rank.is_local,
+            )
+            before = found.string[: found.start()].rpartition("\n")[2]
+            is_mild = _MILD_HEAD.search(before) is not None or _MILD_TAIL.search(line) is not None
+            yield Hit(row, file, body["line"] + number, origin, values, body.get("frame", ""), is_mild)
 
 
 def _with_rank(hit: Hit, rank: int) -> Hit:
@@ -162,42 +211,6 @@ def _with_rank(hit: Hit, rank: int) -> Hit:
     if hit.origin.rank is not None and not hit.origin.is_local:
         return hit
     return replace(hit, origin=replace(hit.origin, rank=rank, is_local=False))
-
-
-def hits_of(
-    bodies: Iterable[HitBody], file: str, signatures: Mapping[str, Signature], *, node: str | None, rank: int | None
-) -> Iterator[Hit]:
-    specific = [row for row in signatures.values() if row.lines == 1 and row.role not in {Role.ERROR, Role.UNKNOWN}]
-    causes = [row for row in specific if row.role is Role.ROOT]
-    for body in bodies:
-        row = signatures[body["id"]]
-        found = row.expression.search(body["text"])
-        if found is None:  # the text was cut
-            continue
-        number = body["text"][: found.end()].rstrip("\n").count("\n")
-        line = body["text"].split("\n")[number]
-        if row.role is Role.ERROR:
-            if _first_match(specific, line) is not None:
-                continue  # a more specific signature matches the line too; its own hit may be left out after many others
-            message = _message(line, body.get("after", ""))
-            known = None if message == line else _first_match(causes, message)
-            if known is not None:
-                row, found = known
-            elif message != line and ": " not in found["error"]:
-                found = row.expression.search(message) or found
-        values = {_NUMBERED.sub("", name): value for name, value in found.groupdict().items() if value}
-        of_text, of_head = origin_of(line), origin_of(body["head"])
-        of_rank = of_head if of_text.rank is None else of_text
-        origin = Origin(
-            of_text.text,
-            node or of_text.node or of_head.node,
-            of_rank.rank if rank is None else rank,
-            of_text.time if of_text.time is not None else of_head.time,
-            is_local=rank is None and of_rank.is_local,
-        )
-        before = found.string[: found.start()].rpartition("\n")[2]
-        is_mild = _MILD_HEAD.search(before) is not None or _MILD_TAIL.search(line) is not None
-        yield Hit(row, file, body["line"] + number, origin, values, body.get("frame", ""), is_mild)
 
 
 def _first_match(rows: Iterable[Signature], line: str) -> tuple[Signature, re.Match[str]] | None:

@@ -8,15 +8,17 @@ import time
 import pytest
 
 from orchestrator.diagnosis.catalogue import CATALOGUE, PROGRAMS
-from orchestrator.diagnosis.evidence import Evidence, search_log
+from orchestrator.diagnosis.evidence import Evidence, LogSearch
 from orchestrator.diagnosis.signature import ALTERNATIVE, Role, Signature, plain_text
 from orchestrator.node.search import LOOKAHEAD_BYTES
+
+SEARCH = LogSearch(CATALOGUE)
 
 SAMPLES = [(row, sample) for row in CATALOGUE.values() for sample in row.samples]
 
 
 def found_in(text: str) -> Evidence:
-    return search_log([text.encode()], "log", CATALOGUE)
+    return SEARCH.evidence([text.encode()], "log")
 
 
 @pytest.mark.parametrize(

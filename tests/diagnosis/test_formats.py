@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.diagnosis.catalogue import CATALOGUE
-from orchestrator.diagnosis.evidence import search_log
+from orchestrator.diagnosis.evidence import LogSearch
 from orchestrator.diagnosis.signature import Role
+
+SEARCH = LogSearch(CATALOGUE)
 
 FOLDER = Path(__file__).parent / "formats"
 TABLES = sorted(path.stem for path in FOLDER.glob("*.tsv"))
@@ -38,7 +40,7 @@ def filled(text: str) -> str:
 
 def signatures_of(head: str, format_: str) -> list[str]:
     """The signatures that match a line of this format, apart from those of any line with an error."""
-    found = search_log([f"{head}{filled(format_)}\n".encode()], "log", CATALOGUE)
+    found = SEARCH.evidence([f"{head}{filled(format_)}\n".encode()], "log")
     return [hit.signature.id for hit in found.hits if hit.signature.role not in {Role.UNKNOWN, Role.ERROR}]
 
 

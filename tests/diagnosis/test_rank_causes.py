@@ -7,8 +7,10 @@ import shlex
 import pytest
 
 from orchestrator.diagnosis.catalogue import CATALOGUE
-from orchestrator.diagnosis.evidence import Evidence, hits_of, search_log
+from orchestrator.diagnosis.evidence import Evidence, LogSearch
 from orchestrator.diagnosis.rank_causes import Confidence, Diagnosis, rank_causes
+
+SEARCH = LogSearch(CATALOGUE)
 
 HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
 CLOSED = (
@@ -309,7 +311,7 @@ RUNS = {
 
 
 def diagnosed(log: str) -> Diagnosis:
-    return rank_causes(search_log([log.encode()], "log", CATALOGUE))
+    return rank_causes(SEARCH.evidence([log.encode()], "log"))
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -347,19 +349,19 @@ def test_the_only_silent_rank_is_the_one_that_the_others_waited_for(
     line = b"RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 6000ms for recv operation to complete\n"
     evidence = Evidence(world_size=3)
     for rank in ranks:
-        evidence += search_log([line], f"n0/rank-{rank}.err", CATALOGUE, node="n0", rank=rank)
+        evidence += SEARCH.evidence([line], f"n0/rank-{rank}.err", node="n0", rank=rank)
     assert (rank_causes(evidence).signature, rank_causes(evidence).ranks) == ("gloo-timeout", culprits)
 
 
 def test_an_exception_is_one_line_whatever_the_number_of_its_frames() -> None:
     frame = '  File "/app/t.py", line 1, in f\n    f()\n'
-    evidence = search_log([f"{frame * 5}Exception: no data\n".encode()], "log", CATALOGUE)
+    evidence = SEARCH.evidence([f"{frame * 5}Exception: no data\n".encode()], "log")
     assert [(hit.signature.id, hit.line) for hit in evidence.hits] == [("python-exception", 11)]
 
 
 def test_the_node_of_a_silent_rank_is_that_of_its_log() -> None:
     line = b"RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 6000ms for recv operation to complete\n"
-    evidence = search_log([line], "n0/rank-0.err", CATALOGUE, node="n0", rank=0)
+    evidence = SEARCH.evidence([line], "n0/rank-0.err", node="n0", rank=0)
     found = rank_causes(evidence + Evidence(world_size=2, node_of={0: "n0", 1: "n1"}))
     assert (found.ranks, found.nodes) == ((1,), ("n1",))
 
@@ -418,7 +420,7 @@ def test_the_exception_of_a_text_that_was_often_warned_of_before_is_not_an_unkno
     bodies.append(
         {"id": "python-error", "line": 9, "text": f"torch.distributed.DistNetworkError: {refused}", "head": ""}
     )
-    hits = tuple(hits_of(bodies, "log", CATALOGUE, node="n1", rank=1))  # type: ignore[arg-type]
+    hits = tuple(SEARCH.hits(bodies, "log", node="n1", rank=1))  # type: ignore[arg-type]
     assert rank_causes(Evidence(hits)).signature == "store-unreachable"
 
 
@@ -426,7 +428,7 @@ def test_of_a_program_that_starts_its_ranks_torchrun_names_the_rank_that_failed_
     evidence = Evidence(first_failure=(None, "n1"))
     for node, rank in (("n0", 0), ("n1", 3)):
         report = TORCHRUN_ROOT.replace("rank      : 3", f"rank      : {rank}")
-        evidence += search_log([f"{report}\n".encode()], f"{node}/program.err", CATALOGUE, node=node)
+        evidence += SEARCH.evidence([f"{report}\n".encode()], f"{node}/program.err", node=node)
     assert (rank_causes(evidence).signature, rank_causes(evidence).ranks, rank_causes(evidence).nodes) == (
         "killed",
         (3,),
@@ -436,9 +438,9 @@ def test_of_a_program_that_starts_its_ranks_torchrun_names_the_rank_that_failed_
 
 def test_what_the_kernel_killed_is_not_the_cause_of_an_unrelated_error() -> None:
     line = "the kernel has killed 1 of the processes on this node for lack of memory since the start of the run"
-    kernel = search_log([line.encode()], "n1/kernel log", CATALOGUE, node="n1")
-    error = search_log([b"KeyError: 'a'\n"], "n1/rank-3.err", CATALOGUE, node="n1", rank=3)
-    exited = search_log([b"rank 3 on n1 was killed by SIGKILL"], "n1/first exit", CATALOGUE, node="n1")
+    kernel = SEARCH.evidence([line.encode()], "n1/kernel log", node="n1")
+    error = SEARCH.evidence([b"KeyError: 'a'\n"], "n1/rank-3.err", node="n1", rank=3)
+    exited = SEARCH.evidence([b"rank 3 on n1 was killed by SIGKILL"], "n1/first exit", node="n1")
     assert rank_causes(kernel + error).signature == "python-error"
     found = rank_causes(kernel + exited)
     assert (found.signature, found.ranks, found.nodes, found.confidence) == ("oom-kills", (3,), ("n1",), HIGH)
@@ -447,8 +449,8 @@ def test_what_the_kernel_killed_is_not_the_cause_of_an_unrelated_error() -> None
 @pytest.mark.parametrize(("rank_line", "confidence"), [("rank 2 on n1 was killed by SIGKILL\n", HIGH), ("", LOW)])
 def test_a_process_that_the_kernel_killed_may_be_of_another_job(rank_line: str, confidence: Confidence) -> None:
     line = "[12345.678] Memory cgroup out of memory: Killed process 4711 (python3) total-vm:81234kB\n"
-    evidence = search_log([line.encode()], "n1/kernel log", CATALOGUE, node="n1")
-    evidence += search_log([rank_line.encode()], "record of the run", CATALOGUE)
+    evidence = SEARCH.evidence([line.encode()], "n1/kernel log", node="n1")
+    evidence += SEARCH.evidence([rank_line.encode()], "record of the run")
     assert (rank_causes(evidence).signature, rank_causes(evidence).confidence) == ("cgroup-oom", confidence)
 
 
@@ -470,8 +472,8 @@ def test_error_of_a_rank_wins_over_the_kill_of_a_process_of_another_cgroup(
     count: str, rank_line: str, signature: str, confidence: Confidence
 ) -> None:
     line = "[12345.678] Memory cgroup out of memory: Killed process 4711 (python3) total-vm:81234kB"
-    evidence = search_log([f"{line}\n{count}\n".encode()], "n1/kernel log", CATALOGUE, node="n1")
-    evidence += search_log([rank_line.encode()], "n1/rank-2.err", CATALOGUE, node="n1", rank=2)
+    evidence = SEARCH.evidence([f"{line}\n{count}\n".encode()], "n1/kernel log", node="n1")
+    evidence += SEARCH.evidence([rank_line.encode()], "n1/rank-2.err", node="n1", rank=2)
     assert (rank_causes(evidence).signature, rank_causes(evidence).confidence) == (signature, confidence)
 
 
@@ -586,13 +588,13 @@ def test_a_log_without_errors_has_no_diagnosis() -> None:
 
 def test_the_ranks_that_left_no_line_are_found_by_the_size_of_the_world() -> None:
     timeouts = "".join(f"{TIMEOUT.format(rank, 7)}\n" for rank in (0, 2))
-    evidence = search_log([timeouts.encode()], "log", CATALOGUE) + Evidence(world_size=4)
+    evidence = SEARCH.evidence([timeouts.encode()], "log") + Evidence(world_size=4)
     assert rank_causes(evidence).ranks == (1, 3)
     assert rank_causes(evidence + Evidence(is_partial=True)).ranks == (0, 2)
 
 
 def test_the_rank_within_a_process_group_is_not_the_rank_of_the_run() -> None:
     timeouts = "".join(f"[n1:{rank}] {TIMEOUT.format(rank - 4, 7)}\n" for rank in (4, 5))
-    evidence = search_log([timeouts.encode()], "log", CATALOGUE) + Evidence(world_size=8)
+    evidence = SEARCH.evidence([timeouts.encode()], "log") + Evidence(world_size=8)
     assert [hit.rank for hit in evidence.hits] == [4, 5]
     assert rank_causes(evidence).ranks == (4, 5)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.diagnosis.catalogue import CATALOGUE
-from orchestrator.diagnosis.evidence import search_log
+from orchestrator.diagnosis.evidence import LogSearch
 from orchestrator.diagnosis.rank_causes import Confidence, rank_causes
 from orchestrator.diagnosis.signature import Role
 from orchestrator.diagnosis.user_signatures import SignatureError, read_signatures
@@ -38,7 +38,7 @@ def test_a_signature_of_the_user_is_found_and_weighed() -> None:
         ("no licence from",),
     )
     log = b"[n0:1] solver: no licence from lic7 after 30 s (e.g. [x])\n[n0:1] RuntimeError: solver failed\n"
-    found = rank_causes(search_log([log], "log", {**CATALOGUE, row.id: row}))
+    found = rank_causes(LogSearch({**CATALOGUE, row.id: row}).evidence([log], "log"))
     assert (found.signature, found.ranks, found.confidence) == ("licence-server", (1,), Confidence.MEDIUM)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.diagnosis.catalogue import CATALOGUE
-from orchestrator.diagnosis.evidence import Evidence, search_log
+from orchestrator.diagnosis.evidence import Evidence, LogSearch
 from orchestrator.diagnosis.rank_causes import Diagnosis, rank_causes
 from orchestrator.diagnosis.signature import Signature
 from orchestrator.diagnosis.user_signatures import SignatureError, read_signatures
@@ -97,10 +97,10 @@ def diagnose_files(words: Sequence[str], signatures_file: Path | None) -> Diagno
         raise UsageError("standard input (-) is given twice", hint="it can be read once: give - once")
     signatures = CATALOGUE | user_signatures(signatures_file)
     files = [file for word in words for file in _files(word)]
-    evidence, size_bytes = Evidence(), 0
+    search, evidence, size_bytes = LogSearch(signatures), Evidence(), 0
     for file in files:
         blocks = _Blocks(file)
-        evidence += search_log(blocks, file, signatures, named_rank=_rank_in(file))
+        evidence += search.evidence(blocks, file, named_rank=_rank_in(file))
         size_bytes += blocks.size_bytes
     return Diagnosed(rank_causes(evidence), tuple(files), size_bytes)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from orchestrator.diagnosis.catalogue import CATALOGUE
-from orchestrator.diagnosis.evidence import Evidence, Hit, Origin, hits_of, patterns_of, search_log
+from orchestrator.diagnosis.evidence import Evidence, Hit, LogSearch, Origin, patterns_of
 from orchestrator.diagnosis.rank_causes import RECORD, Diagnosis, rank_causes
 from orchestrator.diagnosis.signature import Signature
 from orchestrator.errors import OrchError, Unreachable
@@ -95,11 +95,12 @@ def diagnosis_of(
     remarks = [remark for reply in replies for remark in reply["remarks"]]
     is_partial = missing is not None or found_log is None or any(reply["is_partial"] for reply in replies)
     evidence = Evidence(world_size=plan.world_size, is_partial=is_partial)
+    search = LogSearch(signatures)
     for body in bodies:
-        evidence += _evidence_of(body, signatures)
+        evidence += _evidence_of(body, search)
     if found_log is not None and found_log[0] is not None:
-        evidence += search_log([found_log[0].of_last_attempt.encode()], "batch log", signatures)
-    evidence += _evidence_of_record(record, signatures)
+        evidence += search.evidence([found_log[0].of_last_attempt.encode()], "batch log")
+    evidence += _evidence_of_record(record, search)
     diagnosis = with_last_lines(with_module_path(rank_causes(evidence), run), record.exit)
     file = record.inventory.get("file")
     return Diagnosed(
@@ -216,23 +217,23 @@ def folded_remarks(remarks: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{nodes}: {text}" for text, nodes in fold_by_value((node, text) for node, _, text in parts).items())
 
 
-def _evidence_of(body: LogBody, signatures: Mapping[str, Signature]) -> Evidence:
+def _evidence_of(body: LogBody, search: LogSearch) -> Evidence:
     stem = body["name"].partition(".")[0].removeprefix("rank-")
     file = f"{body['node']}/{body['name']}"
     if body["skipped"]:
         file += f" after {body['skipped']} bytes"
     rank = int(stem) if stem.isdigit() else None
-    hits = tuple(hits_of(body["hits"], file, signatures, node=body["node"], rank=rank))
+    hits = tuple(search.hits(body["hits"], file, node=body["node"], rank=rank))
     node_of = {} if rank is None else {rank: body["node"]}
     return Evidence(hits, body["counts"], {file: body["progress_line"]}, node_of=node_of)
 
 
-def _evidence_of_record(record: RunRecord, signatures: Mapping[str, Signature]) -> Evidence:
+def _evidence_of_record(record: RunRecord, search: LogSearch) -> Evidence:
     """How the first failing rank ended, and what the scheduler reported."""
     lines = [] if record.exit is None else [str(record.exit)]
     message = _RESTART_FAILURE.sub("", record.message or "")
     if message and message not in lines:
         lines.append(message)
-    found = search_log(["\n".join(lines).encode()], RECORD, signatures)
+    found = search.evidence(["\n".join(lines).encode()], RECORD)
     first_failure = None if record.exit is None else (record.exit.rank, record.exit.node)
     return found + Evidence(first_failure=first_failure)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.diagnosis.catalogue import CATALOGUE
-from orchestrator.diagnosis.evidence import origin_of, search_log
+from orchestrator.diagnosis.evidence import LogSearch, origin_of
 from orchestrator.diagnosis.signature import Role
 from orchestrator.diagnosis.user_signatures import (
     LEAST_TEXT,
@@ -131,7 +131,7 @@ def _line_of(word: str, signatures_file: Path | None) -> tuple[list[str], str]:
 
 def _refuse_known(line: str) -> None:
     """Raise UsageError if a signature of the catalogue names the cause of this line."""
-    hits = search_log([line.encode()], "line", CATALOGUE).hits
+    hits = LogSearch(CATALOGUE).evidence([line.encode()], "line").hits
     known = next(
         (hit.signature for hit in hits if hit.signature.role in _SPECIFIC and not hit.signature.is_general), None
     )

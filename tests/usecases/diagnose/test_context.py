@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.diagnosis.catalogue import CATALOGUE
-from orchestrator.diagnosis.evidence import search_log
+from orchestrator.diagnosis.evidence import LogSearch
 from orchestrator.diagnosis.rank_causes import rank_causes
 from orchestrator.findings import Finding, Severity
 from orchestrator.inventory.model import Inventory, Node
@@ -113,7 +113,7 @@ def test_folder_of_a_module_is_the_one_from_which_it_can_be_imported(
 
 def test_remedy_for_a_module_that_was_sent_is_pythonpath_and_no_installation(tmp_path: Path) -> None:
     log = b"ModuleNotFoundError: No module named 'qwen_vl'\n"
-    found = rank_causes(search_log([log], "n0/rank-0.err", CATALOGUE))
+    found = rank_causes(LogSearch(CATALOGUE).evidence([log], "n0/rank-0.err"))
     run = RunFolder(tmp_path)
     run.plan_folder.mkdir(parents=True)
     program = Program("python", ("train.py",), cwd="exp")
