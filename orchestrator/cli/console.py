@@ -14,9 +14,10 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import chain
 from typing import TYPE_CHECKING, TextIO
 
-from orchestrator.cli.columns import filled, width_of
+from orchestrator.cli.colours import coloured, with_coloured_cells
 from orchestrator.cli.footer import ERASE_LINE, Footer, Losses
 from orchestrator.cli.numbers import size_text
+from orchestrator.cli.tables import table_lines
 from orchestrator.errors import OrchError
 from orchestrator.logs.folding import Fold, Folding
 from orchestrator.logs.lines import LogLines, prefix_of, prefixed
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from orchestrator.usecases.reports.log_reader import LiveRun  # at run time it would load what queries nodes
 
 PRINTED_CHARACTERS = 1 << 20  # written to stdout in one call, at least
-LEAST_CUT = 12  # characters to which a table shortens a column even on a narrow terminal
 FIRST_PROGRESS_S, PROGRESS_S = 5.0, 30.0  # where there is no terminal
 LEAST_ESTIMATED_S = 2.0  # of work before the remaining time is estimated
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # by rank
@@ -54,12 +54,16 @@ def inform(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    inform(f"warning: {text}")
+    print(f"orch: {_severity('warning')}: {without_controls(text)}", file=sys.stderr, flush=True)
+
+
+def _severity(word: str) -> str:
+    return coloured(word) if has_colour(sys.stderr) else word
 
 
 def print_error(error: OrchError) -> None:
     """Print an error and its next step on stderr."""
-    print(f"orch: error: {without_controls(str(error))}", file=sys.stderr)
+    print(f"orch: {_severity('error')}: {without_controls(str(error))}", file=sys.stderr)
     if error.hint:
         print(f"  next: {without_controls(error.hint)}", file=sys.stderr, flush=True)
 
@@ -328,32 +332,10 @@ class NodeOutput:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, cut: Sequence[str] = ()) -> None:
-    """Print a table: on a terminal with frames, or with the `cut` columns shortened to its width; elsewhere plain lines."""
+    """Print a table: on a terminal in its width, if need be with the `cut` columns shortened."""
     cells = [["" if cell is None else without_controls(str(cell)) for cell in row] for row in rows]
-    if cut or not sys.stdout.isatty():
-        print_text("".join(f"{line}\n" for line in plain_table(columns, cells, cut)))
-        return
-    from rich import box  # rich is imported only by commands that print a table with frames
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*columns, box=box.SIMPLE_HEAD)
-    for line in cells:
-        table.add_row(*map(Text, line))  # as Text, because rich reads words in brackets as markup
-    Console(highlight=False).print(table)
-
-
-def plain_table(columns: Sequence[str], cells: Sequence[Sequence[str]], cut: Sequence[str] = ()) -> Iterator[str]:
-    """One line per row. On a terminal, the `cut` columns share what the others leave; the others are always whole."""
-    lines = [columns, *cells]
-    widths = [max(map(width_of, column)) for column in zip(*lines, strict=True)]
-    if cut and sys.stdout.isatty():
-        shortened = [index for index, name in enumerate(columns) if name in cut]
-        left = shutil.get_terminal_size().columns - 2 * (len(columns) - 1) - sum(widths)
-        left += sum(widths[index] for index in shortened)
-        for position, index in enumerate(shortened):
-            widths[index] = min(widths[index], max(LEAST_CUT, left // (len(shortened) - position)))
-            left -= widths[index]
-    for line in lines:
-        yield "  ".join(filled(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip()
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    lines = table_lines(columns, cells, width, cut)
+    if has_colour(sys.stdout):
+        lines = map(with_coloured_cells, lines)
+    print_text("".join(f"{line}\n" for line in lines))

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli import options
+from orchestrator.cli.colours import with_coloured_cells
 from orchestrator.cli.columns import cut
 from orchestrator.cli.console import (
     ProgressLine,
+    has_colour,
     inform,
     left_text,
-    plain_table,
     print_error,
     print_json,
     print_table,
@@ -28,6 +29,7 @@ from orchestrator.cli.console import (
 )
 from orchestrator.cli.failure import print_failure
 from orchestrator.cli.overview_text import headline, summary
+from orchestrator.cli.tables import table_lines
 from orchestrator.errors import CTRL_C, NodeError, UsageError
 from orchestrator.node.number_text import format_numbers
 from orchestrator.records.runs import find_run, is_sweep
@@ -145,7 +147,8 @@ def _failures(look: Look) -> Sequence[NodeError]:
 
 def _print(look: Look) -> None:
     refreshed = look.refreshed
-    print_text("\n".join([*_head(look), ""]))
+    first, *more = _head(look)
+    print_text("\n".join([with_coloured_cells(first) if has_colour(sys.stdout) else first, *more, ""]))
     print_failure(refreshed.record, sys.stdout)
     for text in _warnings(look):
         warn(text)
@@ -157,7 +160,7 @@ def _print(look: Look) -> None:
 def _lines(look: Look) -> list[str]:
     """All of it as lines, for a screen."""
     rows = [["" if cell is None else without_controls(str(cell)) for cell in row] for row in _rows(look)]
-    table = ["", *plain_table(COLUMNS, rows)] if rows else []
+    table = ["", *table_lines(COLUMNS, rows)] if rows else []
     return [*_head(look), *(f"warning: {without_controls(text)}" for text in _warnings(look)), *table, *_ready(look)]
 
 

@@ -89,6 +89,7 @@ def test_long_message_is_cut_to_the_terminal_and_no_id_is(
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
     ids = [record["id"] for record in json.loads(listed("--json"))]
     lines = listed("--state", "failed").splitlines()
     assert [len(line) for line in lines[1:]] == [columns]
