@@ -188,22 +188,31 @@ def run(argv: list[str]) -> int:
     except click.Abort:
         return CTRL_C
     except click.ClickException as exc:
-        exc.show()
-        return UsageError.exit_code
+        return _end(_usage_error(exc), as_json="--json" in argv)
     except SystemExit:  # click's, with 1, when stdout is a closed pipe; no command of orch raises it
         return CLOSED_PIPE
     except Exception as exc:  # noqa: BLE001  docs/decisions/025
-        return _end(exc)
+        return _end(exc, as_json="--json" in argv)
     return code or 0
 
 
-def _end(exc: Exception) -> int:
-    """Print an error and its next step; returns the exit code."""
-    from orchestrator.cli.console import print_error
+def _usage_error(exc: click.ClickException) -> UsageError:
+    """An error of click in the form of all errors."""
+    context = getattr(exc, "ctx", None)
+    command = "orch" if context is None else context.command_path
+    text = exc.format_message().rstrip(".").replace("\n", " ")
+    return UsageError(text[:1].lower() + text[1:], hint=f"{command} --help shows its arguments and options")
+
+
+def _end(exc: Exception, *, as_json: bool) -> int:
+    """Print an error and its next step, with --json also as JSON on stdout; returns the exit code."""
+    from orchestrator.cli.console import print_error, print_json_error
 
     error = exc if isinstance(exc, OrchError) else machine_error(exc)
     if error is not None:
         print_error(error)
+        if as_json:
+            print_json_error(error)
         return error.exit_code
     sys.excepthook(type(exc), exc, exc.__traceback__)
     message = f"a bug in orch: {type(exc).__name__}: {exc}"

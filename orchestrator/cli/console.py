@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from orchestrator.run import RunRecord
     from orchestrator.usecases.reports.log_reader import LiveRun  # at run time it would load what queries nodes
 
+SCHEMA = 1
+"""Of all output of --json; a field that is removed or changes its meaning makes it 2, a new field does not."""
 PRINTED_CHARACTERS = 1 << 20  # written to stdout in one call, at least
 FIRST_PROGRESS_S, PROGRESS_S = 5.0, 30.0  # where there is no terminal
 LEAST_ESTIMATED_S = 2.0  # of work before the remaining time is estimated
@@ -85,14 +87,37 @@ def print_text(text: str, stream: TextIO | None = None) -> None:
     stream.flush()
 
 
-def print_json(value: object) -> None:
-    """Print JSON; a number that JSON does not have, such as the NaN that a program reports as its loss, is null."""
+def print_json(value: object, *, is_by_name: bool = False) -> None:
+    """
+    Print JSON; an object begins with the version of the schema, as does each one in a list (docs/decisions/182).
+
+    A number that JSON does not have, such as the NaN that a program reports as its loss, is null.
+
+    Args:
+        is_by_name: the keys are names of nodes, so that each value has the version.
+    """
+    if isinstance(value, list):
+        value = [_with_schema(each) for each in value]
+    elif is_by_name and isinstance(value, dict):
+        value = {name: _with_schema(each) for name, each in value.items()}
+    else:
+        value = _with_schema(value)
     try:
         text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
     except ValueError:
         finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
         text = json.dumps(finite, indent=1, ensure_ascii=False)
     print_text(text + "\n")
+
+
+def _with_schema(value: object) -> object:
+    return {"schema": SCHEMA, **value} if isinstance(value, dict) else value
+
+
+def print_json_error(error: OrchError) -> None:
+    """Print an error as one line of JSON on stdout, for a program that reads the output of --json."""
+    content = {"message": without_controls(str(error)), "next": error.hint or None, "code": error.exit_code}
+    print_text(json.dumps({"schema": SCHEMA, "error": content}, ensure_ascii=False) + "\n")
 
 
 class ProgressLine:

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 @click.command()
 @options.inventory
-@options.nodes
+@click.option(
+    "--nodes",
+    metavar="LIST",
+    shell_complete=completion.nodes_of_inventory,
+    help="Nodes of the launch, as in n0,n[2-5].",
+)
 @click.option("--node", metavar="LIST", shell_complete=completion.nodes_of_inventory, help="Show only these nodes.")
 @click.option("--explain", is_flag=True, help="Query the nodes, and show origin and reason of every variable.")
 @click.option("--export", is_flag=True, help="As --explain, as lines for a shell: for a launch by hand.")

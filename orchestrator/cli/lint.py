@@ -25,6 +25,7 @@ _LEVELS = ("FAIL", "WARN", "INFO")
 @click.argument("files", nargs=-1, type=options.PATH, metavar="[FILE]...")
 @click.option(
     "--node",
+    "--nodes",
     "nodes",
     metavar="LIST",
     shell_complete=completion.nodes_of_inventory,

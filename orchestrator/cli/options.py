@@ -53,7 +53,12 @@ def name_chosen_run(_context: click.Context, _parameter: click.Parameter, run: s
 
 inventory = inventory_option("Inventory file, or the name of a shipped one (local).")
 nodes = click.option(
-    "--nodes", metavar="LIST", shell_complete=completion.nodes_of_inventory, help="Nodes to use, as in n0,n[2-5]."
+    "--nodes",
+    "--node",
+    "nodes",
+    metavar="LIST",
+    shell_complete=completion.nodes_of_inventory,
+    help="Nodes to use, as in n0,n[2-5].",
 )
 to_host = click.option("--host", "to_host", is_flag=True, help="On the node itself, also if it has a container.")
 shape = click.option("-j", "shape", metavar="NxR", help="Number of nodes and ranks on each, as in 2x8; default: all.")

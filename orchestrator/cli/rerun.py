@@ -14,7 +14,7 @@ from orchestrator.usecases.launch_arguments import WatchedLines
 @click.command(cls=options.PanelCommand)
 @click.argument("run", metavar="RUN", shell_complete=completion.runs)
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]... [-- PROGRAM ARGS...]")
-@click.option("--nodes", metavar="LIST", help="Use these nodes instead, as in n0,n[2-5].")
+@click.option("--nodes", "--node", "nodes", metavar="LIST", help="Use these nodes instead, as in n0,n[2-5].")
 @options.max_retries
 @options.env
 @options.slurm

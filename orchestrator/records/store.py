@@ -381,6 +381,8 @@ class Store:
 
     def find(self, name: str) -> RunFolder:
         """A run by its id, a unique prefix of it, its name (the newest of that name) or `latest`; RunNotFound if not exactly one is."""
+        if not name:  # such as an unset variable of a shell: every id begins with it
+            raise RunNotFound("RUN is empty", hint="name a run, or `latest`; orch list shows all runs")
         if RUN_ID.fullmatch(name) and (known := RunFolder(self.runs / name)).record_file.is_file():
             return known
         ids = self.ids()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ import click
 import pytest
 
 from orchestrator.cli import app, stop
+from orchestrator.cli.console import print_json
 from orchestrator.cli.options import PanelCommand
 from orchestrator.errors import UsageError
 from tests.cli.two_nodes import LOADED, SLOW_MODULES, finished_run, open_gate
@@ -203,8 +205,62 @@ def test_option_of_a_program_without_two_dashes_is_explained(
 def test_unknown_option_without_a_program_is_reported_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["ssh-launch", "steps=3", "--dryrun"]) == 2
     stderr = capsys.readouterr().err
-    assert "No such option" in stderr
+    assert stderr.startswith("orch: error: no such option '--dryrun'")
     assert "--dry-run" in stderr
+    assert stderr.endswith("\n  next: orch ssh-launch --help shows its arguments and options\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["status", "no-such-run", "--json"], "no run 'no-such-run' in "),
+        (["logs", "--json", "--tail", "x"], "invalid value for '--tail': "),
+        (["stop", ""], "RUN is empty"),
+        (["status", "", "--json"], "RUN is empty"),
+    ],
+)
+def test_error_is_one_line_with_a_next_step_and_with_json_an_object(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    message: str,
+) -> None:
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path))
+    run = tmp_path / "runs" / "gpt-20260102-030405-0abc"  # the only one: every id begins with an empty text
+    run.mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    assert app.run(words) == 2
+    captured = capsys.readouterr()
+    first, hint = captured.err.splitlines()
+    assert first.startswith(f"orch: error: {message}")
+    assert hint.startswith("  next: ")
+    if "--json" in words:
+        error = json.loads(captured.out)
+        assert error["schema"] == 1
+        assert error["error"]["message"].startswith(message)
+        assert (error["error"]["next"], error["error"]["code"]) == (hint.removeprefix("  next: "), 2)
+    else:
+        assert captured.out == ""
+
+
+@pytest.mark.parametrize("value", [{"id": "a"}, [{"id": "a"}]])
+def test_json_has_the_version_of_its_schema(capsys: pytest.CaptureFixture[str], value: object) -> None:
+    print_json(value)
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed[0] if isinstance(printed, list) else printed) == {"schema": 1, "id": "a"}
+
+
+def test_node_and_nodes_are_one_option() -> None:
+    """But of orch env, which shows some nodes of a launch on more of them."""
+    names = {
+        verb: [{*parameter.opts} & {"--node", "--nodes"} for parameter in app.load(verb).params]
+        for verb in app.VERBS
+        if verb != "env"
+    }
+    spellings = {verb: set().union(*found) for verb, found in names.items() if any(found)}
+    assert spellings
+    assert {verb: options for verb, options in spellings.items() if options != {"--node", "--nodes"}} == {}
 
 
 def _into_closed_pipe(orch: Orch, *words: str) -> subprocess.CompletedProcess[str]:

@@ -65,7 +65,9 @@ def test_nodes_of_an_inventory_are_printed_and_failures_raised(tmp_path: Path) -
         "nodes: [{name: n0}, {name: n1, python: /nonexistent}]\n"
     )
     done = CliRunner().invoke(app, ["nodes", "-i", str(inventory), "--json"], prog_name="orch", standalone_mode=False)
-    assert isinstance(done.exception, NodesError)
+    assert done.return_value == NodesError.exit_code
+    assert done.stderr.startswith("orch: error: n1: ")
     facts = json.loads(done.stdout)
     assert list(facts) == ["n0"]
+    assert facts["n0"]["schema"] == 1
     assert facts["n0"]["disks"][-1]["writable"] is True
