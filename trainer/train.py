@@ -25,7 +25,7 @@ from trainer.errors import REQUEUE, NumbersError, UserError
 from trainer.evaluation import Evaluation
 from trainer.io import replace_text
 from trainer.metrics.hub import MetricsHub
-from trainer.metrics.jsonl import StepResult, Summary
+from trainer.metrics.jsonl import StepResult, Summary, digits
 from trainer.metrics.profiler import StepProfiler, watch_memory
 from trainer.optim.schedule import Schedule
 from trainer.outcomes import Outcomes
@@ -59,6 +59,8 @@ class Trainer:
         self.samples_per_step = config.micro_batch * config.accumulation * group.rank.world_size
         validation = samples if config.evaluate_only else open_split(self.task, "validation", group)[0]
         self.evaluation = Evaluation(self.task, validation, config, group, progress=progress)
+        if config.patience and validation is None:
+            raise UserError.agreed(f"patience={config.patience}: there are no validation samples: set data.validation")
         self.checkpoints = Checkpoints.open(group, config, None if config.evaluate_only else digest)
         self.metrics = MetricsHub(group, config, self.checkpoints.out, self.task.tokens_per_sample)
         # Model (parallel/building.py) with activation checkpointing and compile, in DDP, FSDP2 on a 1-D mesh
@@ -107,7 +109,7 @@ class Trainer:
             return self._evaluate(state, started)
         garbage = Garbage()
         with garbage.held():
-            while state.step < self.config.steps and not self.is_preempted:
+            while self._is_left(state) and not self.is_preempted:
                 self.progress.write("step", state.step)
                 self.profiler.before_step(state.step + 1)
                 try:
@@ -175,6 +177,8 @@ class Trainer:
         if trained or evaluates or saves:
             result = self.outcomes.settle(final=step == self.config.steps)
             evaluated = self.evaluation.after_step(step, self.strategy, last=is_last) if evaluates else {}
+            state = self._with_evaluation(state, evaluated)
+            is_last = is_last or not self._is_left(state)
             state = self._record(state, result, {**trained, **evaluated}, last=is_last)
         self.saver.after_step(state, flags, evaluated, last=is_last)
         if saves and not is_last:
@@ -211,6 +215,23 @@ class Trainer:
         before = self.outcomes.update(step, update, lr=lr, waited_s=waited_s)
         self.replicas.after_step(step, last=step == config.steps)
         return before
+
+    def _is_left(self, state: TrainState) -> bool:
+        """A step is left to make: neither are all made, nor has patience ended."""
+        return state.step < self.config.steps and not self._has_stopped(state)
+
+    def _has_stopped(self, state: TrainState) -> bool:
+        return self.config.patience is not None and state.stale_evaluations >= self.config.patience
+
+    def _with_evaluation(self, state: TrainState, evaluated: Mapping[str, float]) -> TrainState:
+        """With patience=, count an evaluation, if there is one. Raises UserError: it has no loss."""
+        if self.config.patience is None or not evaluated:
+            return state
+        if "eval_loss" not in evaluated:
+            raise UserError.agreed(
+                f"patience={self.config.patience}: evaluate() of task={self.config.task} gave no loss, but {', '.join(evaluated)}"
+            )
+        return state.with_evaluation(evaluated["eval_loss"])
 
     def _flags(self, step: int) -> Flag:
         """This rank's flags for the end of `step`."""
@@ -251,7 +272,7 @@ class Trainer:
     def _finish(self, state: TrainState, wall_s: float) -> Summary | None:
         """Write the last phase before any teardown, so that a crash at exit does not fail the run."""
         is_main = self.group.rank.is_main
-        if state.step < self.config.steps:
+        if self._is_left(state):
             if is_main:
                 log_line(f"preempted: saved at step {state.step}, to be restarted (exit code {REQUEUE})")
             self.progress.write("saved", state.step)
@@ -268,6 +289,11 @@ class Trainer:
             **self.metrics.total_work(state.tokens),
         )
         if is_main:
+            if self._has_stopped(state):
+                log_line(
+                    f"stopped at step {state.step}: patience={self.config.patience} evaluations without an eval_loss below "
+                    f"{digits(state.best_eval_loss)}"
+                )
             if slowest:
                 log_line(slowest)
             log_line(summary.line())

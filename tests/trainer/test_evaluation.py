@@ -14,7 +14,7 @@ import torch
 
 from tests.grounds.metrics import read_metrics
 from tests.grounds.tasks import COUNT, Points, Sample
-from trainer.config.config import load_config
+from trainer.config.config import TrainConfig, load_config
 from trainer.errors import UserError
 from trainer.metrics.jsonl import Summary
 from trainer.runtime.init import initialise
@@ -79,3 +79,62 @@ def test_evaluation_alone_needs_neither_training_data_nor_space_for_checkpoints(
     assert json.loads((tmp_path / "evaluation.json").read_text())["step"] == 3
     assert (tmp_path / "step_6").exists(), "only a training that continues from step 3 replaces it"
     assert read_metrics(tmp_path) == metrics
+
+
+LOSSES = [5.0, 4.0, 4.5, float("nan"), 3.0, 3.0, 3.5, 2.0]
+
+
+class Stalling(Counting):
+    """The evaluations of steps 1, 2 … have these losses."""
+
+    def __init__(self, config: TrainConfig, *, named: str = "loss") -> None:
+        super().__init__(config)
+        self.named = named
+
+    def evaluate(self, model: Any, batch: Sample) -> Mapping[str, Any]:
+        records = read_metrics(Path(self.config.out or ""))  # of the steps before
+        return {self.named: LOSSES[records[-1]["step"] if records else 0]}
+
+
+def _stalling(out: Path, *words: str) -> Summary | None:
+    task = "task=tests.trainer.test_evaluation:Stalling"
+    return _train(out, task, "steps=8", "eval_steps=1", "eval_batches=1", *words)
+
+
+@pytest.mark.parametrize(("patience", "step"), [(1, 3), (2, 4), (3, 8), (8, 8)])
+def test_training_stops_after_evaluations_without_a_lower_loss(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], patience: int, step: int
+) -> None:
+    summary = _stalling(tmp_path, f"patience={patience}")
+    assert summary is not None
+    assert (summary.steps, Path(summary.checkpoint)) == (step, tmp_path / f"step_{step}")
+    assert (tmp_path / f"step_{step}" / "manifest.json").exists()
+    line = f"stopped at step {step}: patience={patience} evaluations without an eval_loss below 4.0000\n"
+    assert (line in capsys.readouterr().out) == (step < 8)
+
+
+def test_patience_counts_across_a_resume_and_a_stopped_training_continues_with_more_of_it(tmp_path: Path) -> None:
+    words = ("save_steps=1", "save_total_limit=9")
+    _stalling(tmp_path, *words, "patience=2")
+    shutil.rmtree(tmp_path / "step_4")  # as if it was killed after step 3
+    resumed = _stalling(tmp_path, *words, "patience=2")
+    assert resumed is not None
+    assert resumed.steps == 4
+    manifest = json.loads((tmp_path / "step_4" / "manifest.json").read_text())
+    assert (manifest["best_eval_loss"], manifest["stale_evaluations"]) == (4.0, 2)
+    records = read_metrics(tmp_path)
+    unchanged = _stalling(tmp_path, *words, "patience=2")
+    assert unchanged is not None
+    assert (unchanged.steps, read_metrics(tmp_path)) == (4, records)
+    longer = _stalling(tmp_path, *words, "patience=3")
+    assert longer is not None
+    assert longer.steps == 8
+
+
+def test_patience_without_a_loss_to_compare_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"patience=2 counts evaluations: set eval_steps"):
+        load_config(words=["patience=2"])
+    with pytest.raises(UserError, match=r"patience=2: evaluate\(\) of task=.*Stalling gave no loss, but eval_accuracy"):
+        _stalling(tmp_path, "patience=2", "options.named=accuracy")
+    with pytest.raises(UserError, match=r"patience=2: there are no validation samples: set data.validation"):
+        _train(tmp_path / "none", "task=tests.grounds.tasks:Points", "eval_steps=1", "patience=2")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import secrets
 import shutil
@@ -59,6 +60,7 @@ class TrainState:
     position: number of samples of all ranks before this state, including those skipped by roll_back.
     skipped: number of steps in a row, up to this one, that fp16 skipped on all ranks; up to date when a save is due.
     planned_steps: number of steps for which the learning rate is planned; None at a start.
+    best_eval_loss, stale_evaluations: the lowest eval_loss with patience=, and the number of evaluations since then.
     """
 
     step: int = 0
@@ -70,6 +72,8 @@ class TrainState:
     eval_loss: float | None = None
     skipped: int = 0
     planned_steps: int | None = None
+    best_eval_loss: float | None = None
+    stale_evaluations: int = 0
 
     def after_step(self, *, tokens: int, samples: int, planned_steps: int | None = None) -> TrainState:
         """One more step, with its tokens and samples on all ranks; its loss is not read yet."""
@@ -87,6 +91,12 @@ class TrainState:
         """With the loss of a step, read later than the step was made."""
         first_loss = loss if self.first_loss is None else self.first_loss
         return replace(self, first_loss=first_loss, last_loss=loss, skipped=skipped)
+
+    def with_evaluation(self, loss: float) -> TrainState:
+        """With one more evaluation; a loss that is not finite is no improvement."""
+        if math.isfinite(loss) and (self.best_eval_loss is None or loss < self.best_eval_loss):
+            return replace(self, best_eval_loss=loss, stale_evaluations=0)
+        return replace(self, stale_evaluations=self.stale_evaluations + 1)
 
 
 @dataclass(frozen=True)
@@ -425,4 +435,6 @@ def _train_state(manifest: Mapping[str, Any]) -> TrainState:
         position=manifest["position"],
         skipped=manifest.get("skipped", 0),  # older trainers saved neither
         planned_steps=manifest.get("planned_steps", manifest["config"].get("steps")),
+        best_eval_loss=manifest.get("best_eval_loss"),
+        stale_evaluations=manifest.get("stale_evaluations", 0),
     )

@@ -182,6 +182,7 @@ class TrainConfig:
     fingerprint_steps: int = _int_field(50, low=0)
     eval_steps: int | None = _int_field(None)
     eval_batches: int = _int_field(20)
+    patience: int | None = _int_field(None)
     evaluate_only: bool = _flag_field()
     report: tuple[str, ...] = _text_list_field("plot", choices=REPORTS)
     peak_tflops: float | None = _float_field(None, above=True)
@@ -424,6 +425,8 @@ def _check_combinations(config: TrainConfig) -> TrainConfig:
         raise UserError(
             f"data.weights has {len(config.data.weights)} numbers and data.paths {len(config.data.paths)} entries: give each entry its share"
         )
+    if config.patience and not config.eval_steps:
+        raise UserError(f"patience={config.patience} counts evaluations: set eval_steps, such as eval_steps=100")
     if config.save_share is not None and config.save_share >= 1:
         raise UserError(f"save_share={config.save_share:g}: allowed: a share of the time below 1, such as 0.02")
     if (config.strategy, config.precision) == ("zero0", "fp16"):
