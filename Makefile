@@ -76,8 +76,9 @@ format: .venv/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Only tests that make test leaves out need a browser.
 components:
-	scripts/install-test-components.sh
+	scripts/install-test-components.sh $(if $(TESTS),,chromium)
 
 # The other tests start Pythons: agents, orch, ranks, programs on nodes and under Slurm.
 test-quick: .venv/.dev
