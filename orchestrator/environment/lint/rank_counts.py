@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,22 +27,36 @@ class Started:
     count: int | None
 
 
-def started_ranks(text: str, file: str, given: Mapping[str, str], sourced: SourcedText = nothing) -> list[Started]:
-    """The launchers of a script that starts with the variables `given`, and of the files that it sources."""
-    return list(_launchers(read_shell(text, file, variables=Variables(dict(given)), sourced=sourced)))
+def started_ranks(
+    text: str,
+    file: str,
+    given: Mapping[str, str],
+    sourced: SourcedText = nothing,
+    *,
+    arguments: Sequence[str] | None = None,
+) -> list[Started]:
+    """The launchers of a script that starts with the variables `given` and these arguments, and of the files that it sources."""
+    is_shifted = re.search(r"\bshift\b", text) is not None  # then $2 is any of them
+    known = None if arguments is None or is_shifted else tuple(arguments)
+    return list(_launchers(read_shell(text, file, variables=Variables(dict(given), {}, known), sourced=sourced)))
 
 
 def rank_remarks(
-    text: str, file: str, given: Mapping[str, Mapping[str, str]], sourced: SourcedText = nothing
+    text: str,
+    file: str,
+    given: Mapping[str, Mapping[str, str]],
+    sourced: SourcedText = nothing,
+    *,
+    arguments: Sequence[str] | None = None,
 ) -> list[str]:
     """
     Sentences about a script that starts other numbers of ranks than the launch has; `given` are the variables of each node.
 
-    Only if no launcher of the script starts the launch's number, or one that is known when it runs: a script may prepare data with fewer.
+    With the script's `arguments`, None if they are unknown. Only if no launcher of the script starts the launch's number, or one that is known when it runs: a script may prepare data with fewer.
     """
     found: dict[tuple[Started, str], list[str]] = {}
     for node, variables in given.items():
-        started = started_ranks(text, file, variables, sourced)
+        started = started_ranks(text, file, variables, sourced, arguments=arguments)
         expected = variables[EXPECTED]
         if started and not {entry.count for entry in started} & {None, int(expected)}:
             found.setdefault((started[-1], expected), []).append(node)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from orchestrator.environment.lint.assignment import Assignment, Script, Word
 from orchestrator.environment.lint.judge import LintFinding
 from orchestrator.environment.lint.launch import lint_launch
+from orchestrator.environment.lint.shell import read_shell
 from orchestrator.environment.table import VARIABLES
 from orchestrator.environment.table.values import strtoll
 from orchestrator.findings import Finding, Severity
@@ -26,7 +27,11 @@ _STATIC = ("master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "rdzv_
 _PASSED = ("NCCL", "PYTHON", "UCX", "MV2", "MLFLOW")  # prefixes that the DeepSpeed launcher passes
 _MOST_NOT_PASSED, _MOST_UNREAD = 5, 5  # that are named
 _RANGES = (("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"), ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS"))
+_PROMPT = re.compile(r"-[a-zA-Z]*p$")
+_LOOKS_FOR_TERMINAL = re.compile(r"(?:\[|\btest)\s+(?:!\s+)?-t\s+\d")
 _TRAINING = re.compile(r"(?:.*/)?(?:python[\d.]*|torchrun|deepspeed|accelerate)|.*\.py")
+PROMPTS = "asks a question by `read -p`, and ranks have no terminal: the answer is empty at once, and with set -e the script ends"
+_ANSWERED = "let an option or a variable decide, such as [ -t 0 ] before the question; or pass the answer: bash -c 'yes | bash SCRIPT …'"
 _WAIT = "wait without arguments ends with 0 whatever the processes in the background end with, so a rank that fails is not noticed"
 
 
@@ -46,6 +51,8 @@ def lint_script(script: Script, file: str) -> Iterator[LintFinding]:
     remedy = f"bash -n {shlex.quote(file)}" if not script.unread or script.unread[0].language == "shell" else ""
     for text, lines in _unread(script):
         yield _finding((file, lines[0]), Severity.WARN, "script", text, remedy=remedy)
+    for line in _prompts(script)[:1]:
+        yield _finding((file, line), Severity.INFO, "prompt", PROMPTS, remedy=_ANSWERED)
     waits = [words for words in script.commands if [word.value for word in words] == ["wait"]]
     has_training = any(
         word.value is not None and _TRAINING.fullmatch(word.value)
@@ -55,6 +62,16 @@ def lint_script(script: Script, file: str) -> Iterator[LintFinding]:
     if has_training and waits:
         remedy = "let torchrun or orch start the ranks; or wait for each: pids+=($!) … for p in ${pids[@]}; do wait $p || exit; done"
         yield _finding((file, waits[-1][0].line), Severity.WARN, "wait", _WAIT, remedy=remedy)
+
+
+def prompts(text: str, file: str) -> list[int]:
+    """The lines of a shell script that ask a question, unless it looks for a terminal before."""
+    return [] if _LOOKS_FOR_TERMINAL.search(text) else _prompts(read_shell(text, file))
+
+
+def _prompts(script: Script) -> list[int]:
+    reads = [command for command in script.commands if command and command[0].value == "read"]
+    return [command[0].line for command in reads if any(_PROMPT.match(word.value or "") for word in command[1:])]
 
 
 def _unread(script: Script) -> Iterator[tuple[str, list[int]]]:

@@ -1,4 +1,4 @@
-"""A warning about a program that starts another number of ranks on a node than the launch has, before it starts."""
+"""Warnings about a script before it starts: another number of ranks on a node than the launch has, and questions to a terminal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.environment.lint.rank_counts import EXPECTED, rank_remarks
+from orchestrator.environment.lint.script import PROMPTS, prompts
 from orchestrator.errors import UsageError
 from orchestrator.usecases.checks.lint import read_text, sourced_texts
 
@@ -28,11 +29,13 @@ def script_warnings(plan: LaunchPlan, folder: Path) -> list[str]:
         node.name: {**node.defaults, **node.env, **numbers, "NODE_RANK": str(index), EXPECTED: str(counts(node.name))}
         for index, node in enumerate(nodes)
     }
-    return (
-        []
-        if text is None
-        else rank_remarks(text, script or "the command", given, sourced_texts(folder / (script or "command")))
-    )
+    if text is None:
+        return []
+    if script is None:
+        return rank_remarks(text, "the command", given, sourced_texts(folder / "command"))
+    arguments = words[words.index(script) + 1 :]
+    remarks = rank_remarks(text, script, given, sourced_texts(folder / script), arguments=arguments)
+    return [*remarks, *(f"{script}:{line} {PROMPTS}" for line in prompts(text, script)[:1])]
 
 
 def _script(words: tuple[str, ...], folder: Path) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.environment.lint.launch import lint_launch, starts_ranks
+from orchestrator.environment.lint.script import lint_script, prompts
 from orchestrator.environment.lint.shell import read_shell
 
 TWO = "#SBATCH --nodes=2\n"
@@ -67,3 +68,19 @@ def test_launch(text: str, found: list[str]) -> None:
 )
 def test_launchers_number_the_ranks(text: str, expected: bool) -> None:
     assert starts_ranks(read_shell(text, "f")) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ('set -e\nread -p "Start? (y/N): " -n 1 -r\n', [2]),
+        ('read -rp "Start? "', [1]),
+        ("read -r host < hosts", []),
+        ("while read -r name; do echo $name; done < names", []),
+        ('if [ -t 0 ]; then read -p "Start? "; fi', []),
+    ],
+)
+def test_question_to_a_terminal_is_found(text: str, lines: list[int]) -> None:
+    assert prompts(text, "run.sh") == lines
+    findings = list(lint_script(read_shell(text, "run.sh"), "run.sh"))
+    assert [found.line for found in findings if found.finding.check == "prompt"][: len(lines)] == lines

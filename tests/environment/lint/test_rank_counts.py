@@ -66,3 +66,13 @@ def test_numbers_that_differ_between_nodes_are_named_for_each() -> None:
 )
 def test_script_that_may_start_as_many_is_not_remarked_on(text: str) -> None:
     assert _remarks(text, {}, {}) == []
+
+
+def test_arguments_of_the_script_are_its_numbers() -> None:
+    text = "N=${2:-8}\ntorchrun --nproc_per_node=$N train.py"
+    given = {"n0": {"NPROC_PER_NODE": "2"}}
+    assert rank_remarks(text, "run.sh", given, arguments=("train.py", "2")) == []
+    [remark] = rank_remarks(text, "run.sh", given, arguments=("train.py",))
+    assert remark.startswith("run.sh:2 starts 8 ranks on n0")
+    shifted = 'while [ $# -gt 0 ]; do case $1 in -n) N="$2"; shift 2;; *) shift;; esac; done\n'
+    assert rank_remarks(shifted + "torchrun --nproc_per_node=$N t.py", "run.sh", given, arguments=("-s", "9")) == []
