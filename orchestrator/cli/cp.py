@@ -10,7 +10,7 @@ from orchestrator.cli import options
 from orchestrator.cli.console import ProgressLine, inform, print_text, warn
 from orchestrator.cli.numbers import size_text
 from orchestrator.errors import UsageError
-from orchestrator.names.hostlist import counted
+from orchestrator.node.number_text import counted
 
 
 @click.command()

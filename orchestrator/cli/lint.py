@@ -12,7 +12,7 @@ import click
 from orchestrator.cli import completion, options
 from orchestrator.cli.console import inform, print_json, print_text, without_controls
 from orchestrator.errors import PreflightRefused
-from orchestrator.names.hostlist import counted
+from orchestrator.node.number_text import counted
 
 if TYPE_CHECKING:
     from orchestrator.usecases.checks.lint import LintResult

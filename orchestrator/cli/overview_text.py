@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli.console import without_controls
 from orchestrator.cli.numbers import number_text, rate_text, size_text
-from orchestrator.names.hostlist import counted
+from orchestrator.node.number_text import counted
 from orchestrator.usecases.durations import clock
 
 if TYPE_CHECKING:

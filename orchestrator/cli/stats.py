@@ -9,7 +9,7 @@ import click
 from orchestrator.cli import completion, options
 from orchestrator.cli.console import ProgressLine, inform, print_json, print_table, warn
 from orchestrator.errors import UsageError
-from orchestrator.names.hostlist import counted
+from orchestrator.node.number_text import counted
 from orchestrator.usecases.durations import clock
 from orchestrator.usecases.reports.stats import (
     SCALING_TARGET,

@@ -183,8 +183,3 @@ def _refusal(pattern: str, reason: str) -> ValueError:
 def _displayed(pattern: str) -> str:
     short = pattern if len(pattern) <= MOST_SHOWN else pattern[: MOST_SHOWN - 3] + "..."
     return short if re.fullmatch(r"[!-~]+", short) else ascii(short)
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 node`, `2 nodes`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

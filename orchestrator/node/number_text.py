@@ -74,3 +74,8 @@ def clock(span_s: float) -> str:
     if hours:
         return f"{hours}h{minutes_:02}m"
     return f"{minutes}m{seconds_:02}s" if minutes else f"{seconds_}s"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -12,7 +12,8 @@ from typing import Any
 from orchestrator.errors import InventoryError, UsageError
 from orchestrator.inventory import model as inventories
 from orchestrator.inventory.model import Inventory
-from orchestrator.names.hostlist import counted, expand, fold
+from orchestrator.names.hostlist import expand, fold
+from orchestrator.node.number_text import counted
 from orchestrator.resources import inventory_folder
 
 DEFAULT = Path("inventory.yaml")

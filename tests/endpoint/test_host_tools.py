@@ -55,9 +55,7 @@ def _facts(cards: int) -> NodeFacts:
     facts["cards"] = [cast("Card", {**card("n0", index), **empty}) for index in range(cards)]
     absent = "efsmi is not in this container"
     facts["tools"] = [{"name": "efsmi", "seconds": 0.0, "error": absent}]
-    facts["missing"] = (
-        {"cards.enflame": absent} if cards else {"cards.count.gcu": f"{absent}; 8 cards are on the PCI bus"}
-    )
+    facts["missing"] = {"cards.enflame": absent} if cards else {"cards.count.gcu": f"{absent}; 8 cards on the PCI bus"}
     return facts
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from orchestrator.node.cards import VISIBLE, visible_devices
-from orchestrator.node.number_text import format_numbers, parse_numbers
+from orchestrator.node.number_text import counted, format_numbers, parse_numbers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def bind_ranks(job: Job, environ: Mapping[str, str], affinity: set[int], root: s
 def cards_of_ranks(visible: list[Card], ranks: int) -> list[Card]:
     """The card of each rank; Unbound if they are too few, or one rank may use several."""
     if len(visible) < ranks:
-        raise Unbound(f"{ranks} ranks for {len(visible)} visible cards")
+        raise Unbound(f"{counted(ranks, 'rank')} for {counted(len(visible), 'visible card')}")
     if ranks == 1 and len(visible) > 1:
         raise Unbound(f"the one rank may use all of the {len(visible)} visible cards")
     return visible[:ranks]
@@ -148,7 +148,7 @@ def checked(cards: list[Card], device_count: int) -> list[Card]:
     import re  # slow to import, and only a node with cards needs it
 
     if len(cards) != device_count or not all(re.match(ADDRESS, card.address) for card in cards):
-        raise Unbound(f"{len(cards)} cards on the PCI bus, and {device_count} device files")
+        raise Unbound(f"{counted(len(cards), 'card')} on the PCI bus, and {counted(device_count, 'device file')}")
     return cards
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 
+from orchestrator.node.number_text import counted
 from orchestrator.node.probe.pci import BUS, ENFLAME, NVIDIA, below_devices, cards_of, numa_of
 from orchestrator.node.vendor import efsmi, nvidia_smi
 from orchestrator.node.vendor.readings import bus_id, number
@@ -171,13 +172,13 @@ def uncounted(source: Source, kind: str, shown: List[Card]) -> List[Card]:
     if shown or files:
         source.missing[fact] = absent if shown else f"{absent}; the cards are counted by /dev/{prefix}*"
         addresses: List[Optional[str]] = [*devices] if len(devices) == len(files) else [None] * len(files)
-        counted = [
+        by_files = [
             card_of(source, kind, {"index": index, "bus_id": address}) for index, address in enumerate(addresses)
         ]
-        return shown or counted
+        return shown or by_files
     # CUDA uses no card without its device file; for a GCU this is not verified
     name = fact if kind == "cuda" else f"{COUNT}.{kind}"
-    source.missing[name] = f"{absent}; {len(devices)} cards are on the PCI bus, and there is no /dev/{prefix}*"
+    source.missing[name] = f"{absent}; {counted(len(devices), 'card')} on the PCI bus, and there is no /dev/{prefix}*"
     return []
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from orchestrator.code.report import CodeReport
 from orchestrator.endpoint.access import container_of
 from orchestrator.inventory.hooks import Hook
-from orchestrator.names.hostlist import counted
+from orchestrator.node.number_text import counted
 from orchestrator.plan.files import PlannedFile, node_files, sbatch_command, start_command, step_command
 from orchestrator.plan.plan import LaunchPlan, NodePlan, redacted
 from orchestrator.plan.shell import shell_path

@@ -15,9 +15,9 @@ from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import NodesError, OrchError
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
-from orchestrator.names.hostlist import counted, fold
+from orchestrator.names.hostlist import fold
 from orchestrator.names.slurm_options import option_value, time_limit_s
-from orchestrator.node.number_text import format_numbers
+from orchestrator.node.number_text import counted, format_numbers
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.records.runs import find_run

@@ -155,7 +155,7 @@ def test_ranks_are_not_bound_in_a_container_without_sysfs(tmp_path: Path) -> Non
     write(tmp_path, "sys/devices/system/cpu/online", ALL)
     assert unbound(tmp_path) == "8 ranks for 0 visible cards"
     write(tmp_path, f"proc/driver/nvidia/gpus/{BUSES[0][0]}/information", "")
-    assert unbound(tmp_path) == "1 cards on the PCI bus, and 0 device files"
+    assert unbound(tmp_path) == "1 card on the PCI bus, and 0 device files"
     write(tmp_path, "dev/nvidia0")
     assert unbound(tmp_path, ranks=1) == f"the NUMA node of {BUSES[0][0]} is unknown"
 

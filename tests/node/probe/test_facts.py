@@ -128,10 +128,10 @@ def test_cards_of_a_container_without_the_vendors_tool_are_counted_by_their_devi
 @pytest.mark.parametrize(
     ("make", "missing"),
     [
-        (nodes.t20, {"cards.count.gcu": "efsmi: not found; 8 cards are on the PCI bus, and there is no /dev/gcu*"}),
+        (nodes.t20, {"cards.count.gcu": "efsmi: not found; 8 cards on the PCI bus, and there is no /dev/gcu*"}),
         (
             nodes.h800,
-            {"cards.nvidia": "nvidia-smi: not found; 8 cards are on the PCI bus, and there is no /dev/nvidia*"},
+            {"cards.nvidia": "nvidia-smi: not found; 8 cards on the PCI bus, and there is no /dev/nvidia*"},
         ),
     ],
 )
