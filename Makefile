@@ -1,6 +1,6 @@
 # make demo: train on this machine, DEMO="steps=20" for fewer steps · make check: read the code, about a minute
 # make docs: the documentation as a site, in site/ · make picture: record the picture of the README again
-# make test-quick: lint, types and the tests without processes, < 2 min · make test: check, then the tests, 20 min
+# make test-quick: lint, types and the quick tests, 2 min · make test: check, then the tests, 20 min
 # make test-all: as test, with further variants and long proofs, 40 min
 .DEFAULT_GOAL := help
 .PHONY: help demo docs picture check check-types check-style components test test-quick test-all dev format clean
@@ -80,12 +80,12 @@ format: .venv/.dev
 components:
 	scripts/install-test-components.sh $(if $(TESTS),,chromium)
 
-# The other tests start Pythons: agents, orch, ranks, programs on nodes and under Slurm.
+# The other tests start Pythons (agents, orch, ranks, programs on nodes and under Slurm), or train for seconds.
 test-quick: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers 2
-	$(BIN)/python -m pytest --numprocesses 2 -m "not processes"
+	$(BIN)/python -m pytest --numprocesses 2 -m "not (processes or trains or extended)"
 
 # Debian's packages are installed in parallel with pip's; check needs shellcheck from them.
 test:

@@ -21,6 +21,8 @@ from trainer.runtime.init import initialise
 from trainer.runtime.progress import Progress
 from trainer.train import Trainer
 
+pytestmark = pytest.mark.trains
+
 
 class Counting(Points):
     """metrics() has the mean of the targets that loss() saw, also those of validation samples, which are greater."""

@@ -17,6 +17,8 @@ from trainer.runtime.init import initialise
 from trainer.runtime.progress import Progress
 from trainer.train import Trainer
 
+pytestmark = pytest.mark.trains
+
 
 class Readings:
     """start_reading() of a CPU that records in which step a number is started and read."""

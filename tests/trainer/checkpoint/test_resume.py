@@ -13,6 +13,8 @@ from trainer.config.config import load_config
 from trainer.runtime.init import initialise
 from trainer.tasks.gpt import Gpt
 
+pytestmark = pytest.mark.trains
+
 WORDS = (*TINY, "steps=4", "save_steps=2", f"data.paths={__file__}")
 
 

@@ -18,6 +18,8 @@ from trainer.runtime.init import initialise
 from trainer.runtime.progress import Progress
 from trainer.train import Trainer
 
+pytestmark = pytest.mark.trains
+
 
 def _train(out: Path, *words: str) -> tuple[Summary | None, list[dict[str, Any]]]:
     config = load_config(words=[*TINY, f"out={out}", "steps=8", "save_steps=2", *words])

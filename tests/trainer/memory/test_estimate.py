@@ -24,6 +24,8 @@ from trainer.tasks.base import Task
 from trainer.tasks.gpt import Gpt
 from trainer.tasks.llama import Llama
 
+pytestmark = pytest.mark.trains
+
 SHAPE = "model.layers=4 model.width=64 model.heads=4 model.context=64 model.vocabulary=256 device=cpu"
 
 LLAMA = {

@@ -31,6 +31,8 @@ from trainer.tasks.hf import TYPES, HuggingFaceModel
 from trainer.tasks.load import load_task
 from trainer.train import Trainer
 
+pytestmark = pytest.mark.trains
+
 WEIGHTS = "model.safetensors"
 
 

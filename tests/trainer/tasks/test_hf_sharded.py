@@ -21,6 +21,8 @@ from trainer.tasks.hf import HuggingFaceModel
 from trainer.tasks.load import load_task
 from trainer.train import Trainer
 
+pytestmark = pytest.mark.trains
+
 __all__ = ["_cache"]
 LORA = ("lora.rank=2", "lora.targets=q_proj,down_proj", "lr=0.05")
 

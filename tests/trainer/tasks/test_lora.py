@@ -23,6 +23,8 @@ from trainer.parallel.fsdp import units
 from trainer.tasks.load import load_task
 from trainer.tasks.lora import frozen_weights
 
+pytestmark = pytest.mark.trains
+
 LORA = ("lora.rank=2", "lora.alpha=8", "lora.targets=q_proj,down_proj", "optim.weight_decay=0", "lr=0.05")
 
 __all__ = ["_cache"]
