@@ -16,6 +16,10 @@ from orchestrator.names.hostlist import fold
 EXPECTED = "NPROC_PER_NODE"
 """The variable by which orch gives a node its number of ranks."""
 
+_BY_MPI = ("mpirun", "mpiexec", "horovodrun")
+"""Launchers that start the ranks of all nodes from the first one."""
+_FIRST_NODE = re.compile(r"\b(?:NODE_RANK|ORCH_NODE_RANK|ORCH_HOSTFILE|ORCH_NODE_ADDRESSES)\b")
+
 
 @dataclass(frozen=True, slots=True)
 class Started:
@@ -69,6 +73,14 @@ def rank_remarks(
         f"{unequal}; write ${EXPECTED} in the script, or correct devices: in the inventory, or -j"
         for (entry, expected), nodes in found.items()
     ]
+
+
+def mpi_starts(text: str, file: str) -> list[tuple[str, int]]:
+    """Launcher and line of each start by MPI in a script; none if the script distinguishes the nodes."""
+    if _FIRST_NODE.search(text):
+        return []
+    commands = read_shell(text, file).commands
+    return [(str(words[0].value), words[0].line) for words in commands if words and words[0].value in _BY_MPI]
 
 
 def _launchers(script: Script) -> Iterator[Started]:

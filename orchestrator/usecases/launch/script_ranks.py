@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.environment.lint.rank_counts import EXPECTED, rank_remarks
+from orchestrator.environment.lint.rank_counts import EXPECTED, mpi_starts, rank_remarks
 from orchestrator.environment.lint.script import PROMPTS, prompts
 from orchestrator.errors import UsageError
 from orchestrator.usecases.checks.lint import read_text, sourced_texts
@@ -35,7 +35,15 @@ def script_warnings(plan: LaunchPlan, folder: Path) -> list[str]:
         return rank_remarks(text, "the command", given, sourced_texts(folder / "command"))
     arguments = words[words.index(script) + 1 :]
     remarks = rank_remarks(text, script, given, sourced_texts(folder / script), arguments=arguments)
-    return [*remarks, *(f"{script}:{line} {PROMPTS}" for line in prompts(text, script)[:1])]
+    remarks += [f"{script}:{line} {PROMPTS}" for line in prompts(text, script)[:1]]
+    if plan.node_count > 1 and not plan.program.until_head:
+        remarks += [
+            f"{script}:{line} starts ranks by {launcher} on each of {plan.node_count} nodes, which are {plan.node_count} trainings unless it "
+            "runs on the first node alone: torchrun joins them by the variables of orch, and docs/programs.md has a script for "
+            f"{launcher} with --until-head"
+            for launcher, line in mpi_starts(text, script)[:1]
+        ]
+    return remarks
 
 
 def _script(words: tuple[str, ...], folder: Path) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from orchestrator.environment.lint.rank_counts import rank_remarks, started_ranks
+from orchestrator.environment.lint.rank_counts import mpi_starts, rank_remarks, started_ranks
 
 
 @pytest.mark.parametrize(
@@ -76,3 +76,17 @@ def test_arguments_of_the_script_are_its_numbers() -> None:
     assert remark.startswith("run.sh:2 starts 8 ranks on n0")
     shifted = 'while [ $# -gt 0 ]; do case $1 in -n) N="$2"; shift 2;; *) shift;; esac; done\n'
     assert rank_remarks(shifted + "torchrun --nproc_per_node=$N t.py", "run.sh", given, arguments=("-s", "9")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "starts"),
+    [
+        ("set -e\nmpirun --hostfile hosts -np 8 python train.py", [("mpirun", 2)]),
+        ("horovodrun -np 8 python train.py", [("horovodrun", 1)]),
+        ('[ "$NODE_RANK" = 0 ] || exec sleep infinity\nmpirun -np 16 ./solver', []),
+        ('mpirun --hostfile "$ORCH_HOSTFILE" ./solver', []),
+        ("echo mpirun -np 8 python train.py", []),
+    ],
+)
+def test_start_by_mpi_on_each_node_is_found(text: str, starts: list[tuple[str, int]]) -> None:
+    assert mpi_starts(text, "run.sh") == starts
