@@ -18,6 +18,7 @@ from trainer.parallel.base import Strategy
 from trainer.runtime.group import Group
 from trainer.runtime.progress import Progress
 from trainer.tasks.base import Task, has_metrics
+from trainer.tasks.continuation import Codec, continuations, encoded
 
 Terms = Tuple[List[float], List[float]]  # sums and counts, element by element
 
@@ -30,6 +31,7 @@ class Evaluation:
     ) -> None:
         self.task, self.config, self.group, self.progress = task, config, group, progress
         self.batches = Batches(samples, task, config, group, split="validation") if samples is not None else None
+        self._prompts = Prompts(task, config, group) if config.sample_prompts else None
         self._trained: Dict[str, Terms] = {}  # what metrics() gave before an evaluation, not reported yet
 
     def begin(self) -> None:
@@ -39,15 +41,18 @@ class Evaluation:
 
     def is_due(self, step: int, *, last: bool) -> bool:
         every = self.config.eval_steps
-        return self.batches is not None and (last or (every is not None and step % every == 0))
+        has_any = self.batches is not None or self._prompts is not None
+        return has_any and (last or (every is not None and step % every == 0))
 
     def after_step(self, step: int, strategy: Strategy, *, last: bool) -> Dict[str, float]:
         """Evaluate if it is due; returns what run() does, or {}."""
-        if self.batches is None or not self.is_due(step, last=last):
+        if not self.is_due(step, last=last):
             return {}
         self.progress.write("eval", step)
         self._trained = self._trained_terms()
-        values = self.run(step, strategy, self.batches)
+        values = {} if self.batches is None else self.run(step, strategy, self.batches)
+        if self._prompts is not None:
+            self._prompts.log(step, strategy)
         self.task.metrics()  # of validation samples, if evaluate() calls loss()
         return values
 
@@ -114,6 +119,29 @@ class Evaluation:
                 )
             terms[str(name)] = pair
         return terms
+
+
+class Prompts:
+    """sample_prompts, which the model continues."""
+
+    def __init__(self, task: Task, config: TrainConfig, group: Group) -> None:
+        """Raises UserError: on all ranks alike; the task continues no texts, or a prompt cannot be continued."""
+        self.task, self.texts, self.group = task, config.sample_prompts, group
+        self.codec, self.tokens = group.on_all(self._encoded)
+
+    def _encoded(self) -> Tuple[Codec, List[List[int]]]:
+        codec = self.task.codec()
+        if codec is None:
+            raise UserError(f"sample_prompts: task={self.task.config.task} continues no texts")
+        return codec, encoded(self.texts, codec, self.task.tokens_per_sample or 0)
+
+    def log(self, step: int, strategy: Strategy) -> None:
+        with strategy.evaluating() as model:
+            found = continuations(self.task, model, self.tokens, self.codec, device=self.group.device)
+        if self.group.rank.is_main:
+            for prompt, text in zip(self.texts, found):
+                shown = " ".join(json.dumps(part, ensure_ascii=False) for part in (prompt, text))
+                log_line(f"sampled step={step} {shown}")
 
 
 def _numbers(part: object) -> List[float]:

@@ -183,6 +183,7 @@ class TrainConfig:
     eval_steps: int | None = _int_field(None)
     eval_batches: int = _int_field(20)
     patience: int | None = _int_field(None)
+    sample_prompts: tuple[str, ...] = _text_list_field()
     evaluate_only: bool = _flag_field()
     report: tuple[str, ...] = _text_list_field("plot", choices=REPORTS)
     peak_tflops: float | None = _float_field(None, above=True)
@@ -212,6 +213,7 @@ class TrainConfig:
         plain["accumulation"] = self.accumulation or None
         plain["report"] = list(self.report)
         plain["profile_ranks"] = list(self.profile_ranks)
+        plain["sample_prompts"] = list(self.sample_prompts)
         plain["data"].update({name: list(getattr(self.data, name)) for name in ("paths", "validation", "weights")})
         plain["optim"]["betas"] = list(self.optim.betas)
         plain["lora"]["targets"] = list(self.lora.targets)

@@ -64,6 +64,11 @@ class ChatTemplate:
             raise UserError(f"{record.origin}: {self.source}: its chat template marks no part to be trained")
         return text, parts
 
+    def question(self, text: str) -> str:
+        """The text of a conversation that begins with this message of the user, up to the answer."""
+        record = Record("sample_prompts", ({"role": "user", "content": text},))
+        return _unmarked(self._text(record, 1, prompts=True))
+
     def _answer(self, record: Record, number: int, text: str) -> Tuple[int, int]:
         """Start and end of a message in the text of all, from the text before it and that up to it."""
         start, until = len(self._prompt(record, number, text)), self._text(record, number + 1)

@@ -44,7 +44,7 @@ def open_language(
     key = "data.paths" if split == "train" else "data.validation"
 
     def open_source(paths: Sequence[str]) -> Windows | PackedConversations:
-        records = _chat_files(paths, data.format, key)
+        records = chat_files(paths, data.format, key)
         if not records:
             return _windows(config, paths, key, context=context, vocabulary=vocabulary)
         tokenizer = Tokenizer(Path(data.tokenizer).expanduser() if data.tokenizer else folder)
@@ -56,7 +56,7 @@ def open_language(
     return open_paths(data, split, open_source)
 
 
-def _chat_files(paths: Sequence[str], form: str, key: str) -> List[Path]:
+def chat_files(paths: Sequence[str], form: str, key: str) -> List[Path]:
     """The files of chat records, or none. Raises UserError: only some of them have chats."""
     found = [path for name in paths for path in matching_files(name, key)] if form == "auto" else []
     records = [path for path in found if path.suffix in (*RECORDS, *RECORD_LISTS)]

@@ -60,6 +60,10 @@ class Tokenizer:
         encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [(encoding.ids, encoding.offsets) for encoding in encoded]
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return text
+
     def token(self, name: str) -> int | None:
         """The number of a special token, by its name in tokenizer_config.json."""
         number: int | None = self._tokenizer.token_to_id(self.special.get(name, ""))

@@ -12,6 +12,7 @@ from trainer.config.config import TrainConfig
 from trainer.data.samples import Samples
 from trainer.errors import UserError
 from trainer.tasks.attention import AttentionShape
+from trainer.tasks.continuation import Codec
 from trainer.values import Batch, Model
 
 
@@ -80,6 +81,19 @@ class Task(abc.ABC):
         """
         loss = self.loss(model, batch)
         return {"loss": (loss, self.count_terms(batch)) if counts_terms(self) else loss}
+
+    def codec(self) -> Codec | None:  # for overriding methods
+        """
+        Return the codec of the model's tokens, for sample_prompts; None: the task does not continue texts.
+
+        Raises:
+            UserError: there is no tokenizer, or it does not fit the model.
+        """
+        return None
+
+    def next_logits(self, model: Model, tokens: torch.Tensor, at: int) -> torch.Tensor:
+        """With codec(): return the logits [vocabulary] of the token after token `at` of int64 [1, length]; later tokens have no meaning."""
+        raise NotImplementedError
 
     def attention(self, batch: Batch) -> AttentionShape | None:  # for overriding methods
         """Return the attention of the model for such a batch, for the line at the start with torch's kernel; None: no line."""

@@ -61,13 +61,13 @@ def padded(weight: torch.Tensor) -> torch.Tensor:
 
 
 class Head(torch.nn.Linear):
-    """Activations and targets in, head_loss() out. A module: some strategies gather its weight in its forward()."""
+    """Activations and targets in, head_loss() out, or logits without targets. A module: some strategies gather its weight in its forward()."""
 
     def __init__(self, width: int, vocabulary: int) -> None:
         super().__init__(width, vocabulary, bias=False)
 
-    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # with targets
-        return head_loss(x, self.weight, target)
+    def forward(self, x: torch.Tensor, target: torch.Tensor | None = None) -> torch.Tensor:
+        return functional.linear(x, self.weight) if target is None else head_loss(x, self.weight, target)
 
 
 class _HeadLoss(torch.autograd.Function):

@@ -9,12 +9,16 @@ import torch
 from torch import nn
 
 from trainer.config.config import ModelConfig, TrainConfig
+from trainer.data.language import BYTES
 from trainer.data.mixture import Mixture, open_paths
 from trainer.data.windows import Windows
+from trainer.errors import UserError
 from trainer.metrics.mfu import flops_per_token
 from trainer.runtime.seeds import derive_seed
 from trainer.tasks.attention import AttentionShape, causal_attention
 from trainer.tasks.base import Task
+from trainer.tasks.codecs import tokenizer_codec
+from trainer.tasks.continuation import Codec, byte_codec
 from trainer.tasks.cross_entropy import Head
 from trainer.values import Model
 
@@ -57,12 +61,15 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(config.width)
         self.head = Head(config.width, config.vocabulary)
 
-    def forward(self, tokens: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Mean cross entropy in nats over all positions; scalar, fp32. Both int64 [batch, length]."""
+    def forward(self, tokens: torch.Tensor, target: torch.Tensor | None, at: int = 0) -> torch.Tensor:
+        """Mean cross entropy in nats over all positions; scalar, fp32. Both int64 [batch, length]. Without targets, the logits of token `at`."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.token(tokens) + self.position(positions)
         for block in self.blocks:
             x = block(x)
+        if target is None:
+            logits: torch.Tensor = self.head(self.norm(x[:, at]))
+            return logits
         loss: torch.Tensor = self.head(self.norm(x), target)
         return loss / target.numel()
 
@@ -91,6 +98,16 @@ class Gpt(Task):
     def loss(self, model: Model, batch: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = model(batch[:, :-1], batch[:, 1:])
         return loss
+
+    def codec(self) -> Codec:
+        vocabulary = self.config.model.vocabulary
+        if self.config.data.tokenizer is None and vocabulary != BYTES:
+            raise UserError(f"sample_prompts: model.vocabulary={vocabulary} is not that of bytes: name data.tokenizer")
+        return tokenizer_codec(self.config, None, vocabulary) if self.config.data.tokenizer else byte_codec()
+
+    def next_logits(self, model: Model, tokens: torch.Tensor, at: int) -> torch.Tensor:
+        logits: torch.Tensor = model(tokens, None, at)[0]
+        return logits
 
     def attention(self, batch: torch.Tensor) -> AttentionShape:
         model = self.config.model

@@ -20,6 +20,8 @@ from trainer.data.language import LanguageSamples, count_targets, inputs_of, ope
 from trainer.errors import UserError
 from trainer.tasks.attention import AttentionShape
 from trainer.tasks.base import Task
+from trainer.tasks.codecs import tokenizer_codec
+from trainer.tasks.continuation import Codec
 from trainer.tasks.cross_entropy import IGNORED, Head
 from trainer.tasks.lora import add_adapters, frozen_weights
 from trainer.tasks.meta import parameters_on_cpu, parameters_on_meta
@@ -123,6 +125,16 @@ class HuggingFaceModel(Task):
                 input_ids=tokens, target=targets, use_cache=False, return_dict=False, **separated
             )
         return loss
+
+    def codec(self) -> Codec:
+        return tokenizer_codec(self.config, self.folder, self.settings.vocab_size)
+
+    def next_logits(self, model: Model, tokens: torch.Tensor, at: int) -> torch.Tensor:
+        kept = torch.tensor([at], device=tokens.device)
+        with _packing_known(is_packed=False):
+            found = model(input_ids=tokens, use_cache=False, return_dict=False, logits_to_keep=kept)
+        logits: torch.Tensor = found[0][0, 0]
+        return logits
 
     def count_terms(self, batch: torch.Tensor) -> torch.Tensor:
         return count_targets(batch)

@@ -12,6 +12,8 @@ from trainer.data.language import LanguageSamples, count_targets, inputs_of, ope
 from trainer.runtime.seeds import derive_seed
 from trainer.tasks.attention import AttentionShape
 from trainer.tasks.base import Task
+from trainer.tasks.codecs import tokenizer_codec
+from trainer.tasks.continuation import Codec
 from trainer.tasks.llama_model import LlamaModel
 from trainer.values import Model
 
@@ -47,6 +49,13 @@ class Llama(Task):
     def loss(self, model: Model, batch: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = model(*inputs_of(batch))
         return loss
+
+    def codec(self) -> Codec:
+        return tokenizer_codec(self.config, self.shape_path, self.shape.vocabulary)
+
+    def next_logits(self, model: Model, tokens: torch.Tensor, at: int) -> torch.Tensor:
+        logits: torch.Tensor = model(tokens, None, None, at)[0]
+        return logits
 
     def count_terms(self, batch: torch.Tensor) -> torch.Tensor:
         return count_targets(batch)

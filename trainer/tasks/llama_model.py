@@ -132,14 +132,26 @@ class LlamaModel(nn.Module):
         self.lm_head = None if shape.tied else Head(shape.width, shape.vocabulary)
 
     def forward(
-        self, tokens: torch.Tensor, target: torch.Tensor, positions: torch.Tensor | None = None
+        self, tokens: torch.Tensor, target: torch.Tensor | None, positions: torch.Tensor | None = None, at: int = 0
     ) -> torch.Tensor:
-        """Sum of the cross entropies in nats over all targets but -100; scalar, fp32. All int64 [batch, length]."""
+        """
+        Sum of the cross entropies in nats over all targets but -100; scalar, fp32. All int64 [batch, length].
+
+        Without targets, the logits of token `at`.
+        """
         x = self.model(tokens, positions)
+        if target is None:
+            last = x[:, at]
+            return functional.linear(last, self.model.embed_tokens.weight) if self.lm_head is None else self._head(last)
         if self.lm_head is None:
             return head_loss(x, self.model.embed_tokens.weight, target)
         loss: torch.Tensor = self.lm_head(x, target)
         return loss
+
+    def _head(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.lm_head is not None
+        logits: torch.Tensor = self.lm_head(x)
+        return logits
 
     def logits(self, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
         """[batch, length, vocabulary]."""

@@ -14,7 +14,7 @@ BINDING = ("model.", "task", "options.", "lora.")  # a change of these makes it 
 # Settings that may change between two attempts without changing the losses.
 FREE_KEYS = frozenset(
     "out resume init save_steps save_total_limit device ddp_timeout hang_timeout log_steps fingerprint_steps start_timeout "
-    "data.workers data.prefetch data.pin_memory data.validation data.tokenizer eval_steps eval_batches patience evaluate_only "
+    "data.workers data.prefetch data.pin_memory data.validation data.tokenizer eval_steps eval_batches patience sample_prompts evaluate_only "
     "save_minutes save_share memory_steps keep_best keep_every roll_back batch async_save checkpoint report peak_tflops "
     "activation_checkpointing find_unused_parameters gradient_as_bucket_view fsdp.reshard fsdp.accumulate".split()
 )
