@@ -166,7 +166,7 @@ class TrainConfig:
     precision: str = _text_field("fp32", choices=("fp32", "bf16", "fp16"))
     tf32: bool = _flag_field()
     fp8: bool = _flag_field()
-    activation_checkpointing: bool | str = _field("flag", default=False, choices=(SELECTIVE,))
+    activation_checkpointing: bool | str | int = _field("flag", default=False, choices=(SELECTIVE,), low=2)
     compile: bool = _flag_field()
     micro_batch: int = _int_field(8)
     accumulation: int = field(default=1, metadata={"schema": KeySchema("int", low=1, optional=True)})

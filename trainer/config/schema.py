@@ -18,7 +18,7 @@ class KeySchema:
     """
     The kind of a key's value, and its limits.
 
-    kind: int, float, flag (with `choices`: or one of these words), text, texts (list of text), betas (two numbers in [0, 1)), weights (list of numbers above 0) or value (anything that JSON has).
+    kind: int, float, flag (with `choices`: or one of these words, with `low`: or a whole number from it on), text, texts (list of text), betas (two numbers in [0, 1)), weights (list of numbers above 0) or value (anything that JSON has).
     above: `low` itself is not allowed.
     """
 
@@ -32,7 +32,9 @@ class KeySchema:
     def allowed(self) -> str:
         """The allowed values in words, for error messages."""
         if self.kind == "flag":
-            return ", ".join(("true", "false", *self.choices))
+            return ", ".join(
+                ("true", "false", *self.choices, *([f"a whole number >= {self.low:g}"] if self.low else []))
+            )
         if self.choices:
             return ("any of " if self.kind == "texts" else "") + ", ".join(self.choices)
         words = {
@@ -54,7 +56,8 @@ class KeySchema:
             except ValueError:
                 self._refuse(key, text)
         if self.kind == "flag":
-            return self.check(key, {"true": True, "false": False}.get(text, text))
+            number = int(text) if self.low and text.isdecimal() else text
+            return self.check(key, {"true": True, "false": False}.get(text, number))
         if self.kind == "value":
             try:
                 return json.loads(text)
@@ -77,7 +80,7 @@ class KeySchema:
         is_valid = {
             "int": type(value) is int and value >= self.low,
             "float": _is_number(value) and (value > self.low or (value == self.low and not self.above)),
-            "flag": isinstance(value, bool) or value in self.choices,
+            "flag": isinstance(value, bool) or value in self.choices or self._is_number_of_flag(value),
             "text": self._is_text(value),
             "value": True,
             "texts": isinstance(value, (list, tuple)) and all(self._is_text(item) for item in value),
@@ -91,6 +94,9 @@ class KeySchema:
         if self.kind in NUMBERS:
             return tuple(float(item) for item in value)
         return tuple(value) if self.kind == "texts" else value
+
+    def _is_number_of_flag(self, value: object) -> bool:
+        return bool(self.low) and type(value) is int and value >= self.low
 
     def _is_text(self, value: object) -> bool:
         return isinstance(value, str) and bool(value) and (not self.choices or value in self.choices)

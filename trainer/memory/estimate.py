@@ -53,7 +53,7 @@ class Setup:
     """
     The settings that memory depends on, by the names of the trainer's keys.
 
-    tokens: of one micro batch on one rank. recompute: activation_checkpointing, "" for none. moments: the optimizer's numbers per parameter, an
+    tokens: of one micro batch on one rank. recompute: activation_checkpointing, "" for none, of every n-th block. moments: the optimizer's numbers per parameter, an
     average of the weights included.
     """
 
@@ -62,6 +62,7 @@ class Setup:
     replicas: int = 1
     bits16: bool = False
     recompute: str = ""
+    recomputed_every: int = 1
     tokens: int = 0
     accumulation: int = 1
     accumulate: str = "sharded"
@@ -125,11 +126,13 @@ def moments(shape: Shape, setup: Setup) -> List[Moment]:
     state = state_bytes(shape.parameters, setup)
     final = state["gradients"]
     kept = _gradients_between(shape, setup, final)
-    saved = tokens * (_inputs(shape, setup) if setup.recompute else _saved(shape, setup))
-    whole_block = tokens * _saved(shape, setup)  # recomputed for its backward pass
+    whole_block = tokens * _saved(shape, setup)
+    first_saved = tokens * _inputs(shape, setup) if setup.recompute else whole_block
+    by_block = [whole_block if number % setup.recomputed_every else first_saved for number in range(shape.layers)]
+    all_saved, last_saved = sum(by_block), by_block[-1]
     flight = tokens * _in_flight(shape, setup)
     residual = tokens * shape.width * (4 if setup.is_autocast else number)
-    everything = shape.layers * saved + 3 * residual  # and the input, the last norm's input and result
+    everything = all_saved + 3 * residual  # and the input, the last norm's input and result
     head = shape.width * shape.vocabulary
     cast = 2 * (shape.layers * shape.block + head) if setup.is_autocast else 0.0
     copies = setup.strategy in ("fsdp2", "zero3")  # blocks are gathered
@@ -145,14 +148,14 @@ def moments(shape: Shape, setup: Setup) -> List[Moment]:
     unreduced, buffer = (number * shape.block, 4 * shape.block) if copies else (0.0, 0.0)
     block = max(gathered_all, unit)
     two_blocks = max(gathered_all, 2 * unit)
-    recomputed = whole_block - saved  # nothing without recomputation
-    in_blocks = shape.layers * saved + residual
+    recomputed = whole_block - last_saved  # nothing without recomputation
+    in_blocks = all_saved + residual
     early, late = max(kept, head_gradient), max(kept, final)
     return [
         moment("loss", last + gathered_all, kept, everything, _logits(shape, setup)),
         moment("backward of the last block", two_blocks, early + unreduced, in_blocks + recomputed + flight),
-        moment("gradients of the last block", two_blocks, early + unreduced + buffer, in_blocks - saved),
-        moment("backward of the first block", block, late + unreduced, residual + saved + recomputed + flight),
+        moment("gradients of the last block", two_blocks, early + unreduced + buffer, in_blocks - last_saved),
+        moment("backward of the first block", block, late + unreduced, residual + whole_block + flight),
         moment("gradients of the first block", block, late + unreduced + buffer, residual),
         moment("update", 0.0, final + _temporaries(shape, setup), 0.0),
     ]

@@ -6,7 +6,7 @@ from typing import Optional, Tuple
 
 from trainer.config.config import GPT_TASK, LLAMA_TASK, ModelConfig, TrainConfig
 from trainer.config.llama_shape import LlamaShape, named_shape
-from trainer.memory.estimate import Setup, Shape
+from trainer.memory.estimate import FULL, SELECTIVE, Setup, Shape
 
 
 def known_shape(config: TrainConfig) -> Optional[Tuple[Shape, int]]:
@@ -71,7 +71,8 @@ def setup_of(config: TrainConfig, ranks: int, context: int) -> Setup:
         ranks=ranks,
         replicas=config.fsdp.replicas,
         bits16=config.precision != "fp32",
-        recompute=str(recompute).lower() if recompute else "",
+        recompute=SELECTIVE if recompute == SELECTIVE else FULL if recompute else "",
+        recomputed_every=recompute if type(recompute) is int else 1,
         tokens=config.micro_batch * context,
         accumulation=max(1, config.accumulation),
         accumulate=config.fsdp.accumulate,

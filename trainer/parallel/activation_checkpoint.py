@@ -21,11 +21,12 @@ KEPT = (
 
 
 def recompute(config: TrainConfig, blocks: Sequence[torch.nn.Module]) -> None:
-    """Keep only the inputs of the blocks, if configured; or also the results of KEPT."""
-    if not config.activation_checkpointing:
+    """Keep only the inputs of the blocks, if configured; or of every n-th one; or also the results of KEPT."""
+    setting = config.activation_checkpointing
+    if not setting:
         return
-    for block in blocks:
-        if config.activation_checkpointing == SELECTIVE:
+    for block in blocks[:: setting if type(setting) is int else 1]:
+        if setting == SELECTIVE:
             api: Any = torch.utils.checkpoint
             kept = functools.partial(api.create_selective_checkpoint_contexts, _policy)
             block.forward = _non_reentrant(block.forward, context_fn=kept)

@@ -64,6 +64,8 @@ def _measured(config: TrainConfig, task: Task, ranks: int) -> int:
         ("micro_batch=8", 1),
         ("micro_batch=8 activation_checkpointing=true accumulation=2", 2),
         ("micro_batch=8 activation_checkpointing=selective", 1),
+        ("micro_batch=8 activation_checkpointing=2", 1),
+        ("strategy=fsdp2 micro_batch=8 activation_checkpointing=3", 4),
         ("micro_batch=1", 2),
         ("strategy=fsdp2 micro_batch=8", 4),
         ("strategy=fsdp2 micro_batch=8 activation_checkpointing=true", 4),

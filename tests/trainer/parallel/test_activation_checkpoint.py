@@ -83,6 +83,16 @@ def test_selective_keeps_the_results_of_matrices_and_attention_and_recomputes_th
         assert counts[operation] == twice[operation] > once[operation]
 
 
+def test_number_recomputes_every_nth_block() -> None:
+    (loss, gradients, most, once), (_, _, least, twice) = _train("false"), _train("true")
+    found, same, kept, counts = _train("2")  # the first of two blocks
+    assert torch.equal(loss, found)
+    assert all(torch.equal(*pair) for pair in zip(gradients, same, strict=True))
+    assert kept == pytest.approx((most + least) / 2, rel=0.02)
+    assert 2 * counts[aten.gelu] == once[aten.gelu] + twice[aten.gelu]
+    assert _train("3")[2] == kept
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_attention_with_dropout_is_recomputed(dropout: float) -> None:
     """Its numbers are drawn from the generator that the operations behind it use."""
@@ -107,7 +117,14 @@ def test_selective_needs_a_torch_that_has_it(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("activation_checkpointing=some", "activation_checkpointing=some: allowed: true, false, selective"),
+        (
+            "activation_checkpointing=some",
+            "activation_checkpointing=some: allowed: true, false, selective, a whole number >= 2",
+        ),
+        (
+            "activation_checkpointing=1",
+            "activation_checkpointing=1: allowed: true, false, selective, a whole number >= 2",
+        ),
         ("activation_checkpointing=selective strategy=zero3", "selective does not go with strategy=zero3"),
     ],
 )
