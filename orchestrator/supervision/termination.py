@@ -13,6 +13,7 @@ from orchestrator.errors import LoginRefused, NotListening, OrchError, Unreachab
 from orchestrator.fanout import map_parallel
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.names.hostlist import fold
+from orchestrator.node.run.events import State
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.records.store import RunFolder
 from orchestrator.run import RunState
@@ -56,7 +57,7 @@ class Termination:
 
         Lost connections are not replaced: the login to a node that is cut off would delay the record until its timeout.
         """
-        is_by_nodes = verdict == judge(self._plan, self._poller.observations(), None)
+        is_by_ranks = self._is_by_ranks(verdict)
         if verdict.state is RunState.LOST:
             verdict = replace(verdict, state=RunState.FAILED, failure=OF_NODE)
         refusing = [name for name, state in self._states.items() if isinstance(state.failure, NotListening)]
@@ -71,7 +72,7 @@ class Termination:
         lost = silent | {name for name, outcome in outcomes.items() if _is_worth_a_retry(outcome)}
         unreached = [node for node in self._plan.nodes if node.name in lost]
         last = judge(self._plan, self._poller.observations(), None)
-        if last.state is RunState.FAILED and (last.exit is not None or is_by_nodes):
+        if last.state is RunState.FAILED and (last.exit is not None or is_by_ranks):
             verdict = last
         verdict = explain_by_nodes(verdict, self._plan, connected, self._plan.attempt)
         if refused:
@@ -87,6 +88,12 @@ class Termination:
             verdict = replace(verdict, message="; ".join(filter(None, (verdict.message, *texts))))
         verdict = with_last_lines(verdict, connected, self._plan.attempt)
         return EndedAttempt(verdict, unreached, frozenset(refusing), frozenset((refused - lost) | left.keys()))
+
+    def _is_by_ranks(self, verdict: Verdict) -> bool:
+        """True if ranks of a node have failed, which others report too: after the end, the verdict may name an earlier one."""
+        nodes = self._poller.observations()
+        has_failed = any(node.finished is not None and node.finished.state == State.FAILED for node in nodes)
+        return has_failed and verdict == judge(self._plan, nodes, None)
 
     def _is_silent(self, state: NodeState) -> bool:
         return isinstance(state.failure, Unreachable) or self._poller.silent_s(state) >= SUSPECT_S
