@@ -1,6 +1,6 @@
 # make demo: train on this machine, DEMO="steps=20" for fewer steps · make check: read the code, about a minute
 # make docs: the documentation as a site, in site/ · make picture: record the picture of the README again
-# make test-quick: lint, types and the quick tests, 2 min · make test: check, then the tests, 20 min
+# make test-quick: lint, types and the quick tests, 2 min · make test: check, then the tests, 17 min
 # make test-all: as test, with further variants and long proofs, 40 min
 .DEFAULT_GOAL := help
 .PHONY: help demo docs picture check check-types check-style components test test-quick test-all dev format clean
@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 # the pinned pip and setuptools replace those that Python installs
 PIP := $(BIN)/pip --disable-pip-version-check install -qq --constraint constraints.txt
-# three per core of a small machine: half of the time a test waits
+# three per core of a small machine: half of the time a test waits; with two or four per core, the tests take longer
 WORKERS ?= 6
 SHELL_FILES := $(wildcard scripts/*.sh) .ci/run
 

@@ -30,6 +30,8 @@ from trainer.safetensors import SafetensorsFile
 from trainer.tasks.gpt import Gpt
 from trainer.tensors import map_tensors
 
+pytestmark = pytest.mark.trains
+
 TINY = "model.layers=2 model.width=8 model.heads=1 model.context=4"
 BATCHES = torch.arange(30).view(3, 2, 5)
 Kind = Callable[..., Any]  # Ddp or Fsdp2

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from trainer.runtime import arrivals as module
 from trainer.runtime.arrivals import KEPT, STEPS, Arrivals, describe_slowest, measure
 
+pytestmark = pytest.mark.trains
+
 SECOND_NS = 1_000_000_000
 SYNCS_NS = [number * SECOND_NS for number in range(STEPS + 1)]
 

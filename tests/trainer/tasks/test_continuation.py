@@ -22,6 +22,8 @@ from trainer.tasks.continuation import NEW_TOKENS, continuations, encoded
 from trainer.tasks.load import load_task
 from trainer.train import Trainer
 
+pytestmark = pytest.mark.trains
+
 PROMPTS = ["what is 1 plus 1?", "it"]
 
 

@@ -26,6 +26,8 @@ from trainer.runtime.init import initialise
 from trainer.tasks.llama import Llama
 from trainer.tasks.llama_model import LlamaModel
 
+pytestmark = pytest.mark.trains
+
 INDEX = "model.safetensors.index.json"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
