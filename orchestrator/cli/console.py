@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from orchestrator.usecases.reports.log_reader import LiveRun  # at run time it would load what queries nodes
 
 SCHEMA = 1
-"""Of all output of --json; a field that is removed or changes its meaning makes it 2, a new field does not."""
+"""The version of the JSON that commands print: 2 once a field is removed or changes its meaning; new fields do not count."""
 PRINTED_CHARACTERS = 1 << 20  # written to stdout in one call, at least
 FIRST_PROGRESS_S, PROGRESS_S = 5.0, 30.0  # where there is no terminal
 LEAST_ESTIMATED_S = 2.0  # of work before the remaining time is estimated

@@ -438,9 +438,8 @@ def _canceller(queue: JobStatus) -> str | None:
 
 
 def _exit_of(node: str, reported: ReportedExit) -> RankExit:
-    if (
-        reported.exception and reported.signal == "SIGTERM"
-    ):  # by orch, as it took longer to end than the ranks that noticed it
+    # orch has ended it, as it took longer to end than the ranks that noticed its failure
+    if reported.exception and reported.signal == "SIGTERM":
         reported = replace(reported, code=1, signal=None, error=reported.error or reported.exception)
     result = (reported.rank, reported.code, reported.signal, reported.error)
     is_program = reported.rank is None

@@ -53,9 +53,8 @@ class Termination:
         self._kill_at_s: float | None = None  # monotonic; ranks and descendants alive then are killed
         self.is_save_requested = False
         """The ranks shall save and end, and no other attempt shall follow."""
-        self._saved_by_s: float | None = (
-            None  # monotonic; ranks alive then are terminated; None if they need not save any more
-        )
+        self._saved_by_s: float | None = None
+        """Monotonic: ranks that are alive then are terminated; None if they need not save any more."""
         self._terminated: set[tuple[int, int]] = set()  # descendants that have been sent SIGTERM
         self._is_warned = self._has_named_survivors = self._has_killed = False
 

@@ -2,8 +2,7 @@
 The fence between two attempts of a Slurm job: ranks of the earlier one may still run where a node is cut off from Slurm.
 
 Slurm starts the job again elsewhere when a node does not answer, and cannot end the processes there, which may reach the shared storage. So
-each agent watches a file in its node folder, in which a later attempt writes before it starts, and kills its ranks then. The file is made by
-the agent and opened each time: NFS shows the content of a known file to who opens it at once, but new files up to a minute late.
+each agent watches a file in its node folder, in which a later attempt writes before it starts, and kills its ranks then.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ import os
 import time
 
 from orchestrator.node.run.events import read_history
+from orchestrator.node.run.polled_file import PolledFile
 from orchestrator.node.run.run_folder import attempt_folder, node_folders
 
 FENCE = "fence"  # in the node folder
-POLL_S = 1.0
 ANSWER_S = 5.0  # within which a living agent begins to kill its ranks
 END_S = 30.0
 
@@ -28,26 +27,11 @@ class Fence:
     """The fence of this node, for its agent."""
 
     def __init__(self, folder: str) -> None:
-        self._path = os.path.join(folder, FENCE)
-        self._next_s = 0.0
-        with open(self._path, "wb"):
-            pass
+        self._file = PolledFile(folder, FENCE)
 
     def is_closed(self) -> bool:
         """Return whether a later attempt has begun; False while the storage is away, where nothing can be written, either."""
-        if time.monotonic() < self._next_s:
-            return False
-        self._next_s = time.monotonic() + POLL_S
-        return is_closed(self._path)
-
-
-def is_closed(path: str) -> bool:
-    """Return whether a later attempt has written to the file."""
-    try:
-        with open(path, "rb") as file:
-            return bool(file.read(1))
-    except OSError:
-        return False
+        return bool(self._file.content())
 
 
 def close_fences(run_dir: str, attempt: int) -> List[str]:

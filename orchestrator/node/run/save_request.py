@@ -1,17 +1,12 @@
-"""
-The request that the ranks of a node save and end: a file in the node folder, which the agent makes when it starts, and reads once a second.
-
-A file and no signal, because the agents of a Slurm job are on other machines than the endpoint, which shares only their folders. NFS shows
-the content of a known file at once, but new files up to a minute late.
-"""
+"""The request that the ranks of a node save and end: the grace, which `orch stop --save` writes into a file for the agent."""
 
 from __future__ import annotations
 
 import os
-import time
+
+from orchestrator.node.run.polled_file import PolledFile, content_of
 
 SAVE = "save-request"  # in the node folder
-POLL_S = 1.0
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,25 +17,11 @@ class SaveRequest:
     """The request to this node, for its agent."""
 
     def __init__(self, folder: str) -> None:
-        self._path = os.path.join(folder, SAVE)
-        self._next_s = 0.0
-        with open(self._path, "wb"):
-            pass
+        self._file = PolledFile(folder, SAVE)
 
     def grace_s(self, *, now: bool = False) -> Optional[float]:
-        """The seconds within which the ranks shall have ended; None without a request, if it was read just before, or while the storage is away."""
-        if time.monotonic() < self._next_s and not now:
-            return None
-        self._next_s = time.monotonic() + POLL_S
-        return read_grace_s(self._path)
-
-
-def read_grace_s(path: str) -> Optional[float]:
-    try:
-        with open(path, encoding="ascii") as file:
-            return float(file.read())
-    except (OSError, ValueError):
-        return None
+        """The seconds within which the ranks shall have ended; None without a request, or if the file was read just before, unless `now`."""
+        return _grace_s(self._file.content(now=now))
 
 
 def request_save(folder: str, grace_s: float) -> bool:
@@ -48,7 +29,14 @@ def request_save(folder: str, grace_s: float) -> bool:
     path = os.path.join(folder, SAVE)
     if not os.path.exists(path):
         return False
-    if read_grace_s(path) is None:
+    if _grace_s(content_of(path)) is None:
         with open(path, "w", encoding="ascii") as file:
             file.write(f"{grace_s:g}\n")
     return True
+
+
+def _grace_s(content: bytes) -> Optional[float]:
+    try:
+        return float(content)
+    except ValueError:  # empty, or half written
+        return None
