@@ -49,7 +49,7 @@ def test_verdict_after_the_end_names_the_first_failure_and_no_stop_of_orch(
     folder.write(RunRecord(plan.run_id, "ssh", RunState.RUNNING, "", {}, {}, {}, {}, started=True))
     folder.write_plan(plan)
     supervisor = Supervisor(folder, DirectLauncher(plan, lambda node: LocalTransport(node.name)))
-    ending, states = supervisor._termination, supervisor._states
+    end_of_attempt, states = supervisor._termination, supervisor._states
     states["n0"].observation, states["n1"].observation = first, _observed("n1")
 
     def stop(_launcher: DirectLauncher, node: NodePlan) -> list[str]:
@@ -57,8 +57,8 @@ def test_verdict_after_the_end_names_the_first_failure_and_no_stop_of_orch(
             states["n1"].observation = after
         return []
 
-    monkeypatch.setattr(ending, "stop", stop)
+    monkeypatch.setattr(end_of_attempt, "stop", stop)
     monkeypatch.setattr(termination, "explain_by_nodes", lambda verdict, *_: verdict)
     monkeypatch.setattr(termination, "with_last_lines", lambda verdict, *_: verdict)
     verdict = judge(plan, [first, _observed("n1")], None)
-    assert ending.end(verdict).verdict.message == message
+    assert end_of_attempt.end(verdict).verdict.message == message

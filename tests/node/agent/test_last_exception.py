@@ -42,5 +42,5 @@ def test_exception_at_the_end_is_that_of_the_program_and_not_of_a_signal(
         ("ValueError: bad", False),
     ],
 )
-def test_lost_connection_to_another_rank_is_told_from_an_error_of_the_program(exception: str, *, is_lost: bool) -> None:
+def test_lost_connection_to_another_rank_is_no_error_of_the_program(exception: str, *, is_lost: bool) -> None:
     assert bool(lost_peer(exception)) is is_lost
