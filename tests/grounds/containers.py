@@ -134,7 +134,9 @@ def open_podman(folder: Path) -> Iterator[Runtime]:
         components.unavailable("podman without root needs ranges of user ids on this machine")
     storage, config = folder / "storage.conf", folder / "containers.conf"
     storage.write_text(f'[storage]\ndriver = "vfs"\ngraphroot = "{folder}/root"\nrunroot = "{folder}/run"\n', "utf-8")
-    config.write_text('[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\nruntime = "runc"\n', "utf-8")
+    # without tmp_dir, podman keeps files in /run/libpod, which the reset empties while the clean-up of a container may still write an event
+    engine = f'tmp_dir = "{folder}/tmp"\ncgroup_manager = "cgroupfs"\nevents_logger = "none"\nruntime = "runc"\n'
+    config.write_text(f"[engine]\n{engine}", "utf-8")
     # its default limits are above those of many test machines
     limits = ("--ulimit=nofile=16384:16384", "--ulimit=nproc=16384:16384")
     podman = Runtime("podman", {"CONTAINERS_STORAGE_CONF": str(storage), "CONTAINERS_CONF": str(config)}, limits)
