@@ -223,9 +223,9 @@ class TrainerConfig:
 
     @property
     def user_module(self) -> tuple[str, ...] | None:
-        """The user's module that defines the task, as the arguments `-m MODULE`; None if the task is the trainer's own."""
+        """The user's module that defines the task, as the arguments `-m MODULE`; None if the task is the trainer's own, or hf:FOLDER."""
         module = self.task.partition(":")[0]
-        return None if module.split(".")[0] == "trainer" else ("-m", module)
+        return None if module == "hf" or module.split(".")[0] == "trainer" else ("-m", module)
 
 
 def trainer_config(arguments: LaunchArguments) -> TrainerConfig:
