@@ -26,10 +26,12 @@ def replace_text(path: Path, text: str) -> None:
 @contextlib.contextmanager
 def appearing_whole(target: Path) -> Iterator[Path]:
     """
-    A path for a new file or folder, which gets its name `target` after the block.
+    A path for a new file or folder, which gets its name `target` after the block. The folders above it are made.
 
     What is there is removed if the block fails, also by Ctrl-C.
     """
+    if not target.parent.exists():  # a file there is an error below, with its reason
+        target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
     try:
         yield temporary

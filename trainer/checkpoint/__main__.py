@@ -45,12 +45,16 @@ def _parser() -> argparse.ArgumentParser:
                 "--adapter", action="store_true", help="a folder of peft, of a training with lora.rank"
             )
             command.add_argument("--dcp", action="store_true", help="a folder of torch.distributed.checkpoint")
-            command.add_argument("--hf", action="store_true", help="a folder: config.json, bf16 safetensors, tokenizer")
+            command.add_argument("--hf", action="store_true", help="a folder: config.json, safetensors, tokenizer")
+            command.add_argument("--precision", choices=("bf16", "fp32"), help="with --hf: of the weights (bf16)")
             command.add_argument(
                 "--shape",
                 metavar="PATH",
                 type=Path,
                 help="with --hf: config.json or its folder; default: of the training",
+            )
+            command.add_argument(
+                "--best", action="store_true", help="the checkpoint with the lowest eval_loss, not the newest"
             )
             command.add_argument(
                 "--no-ema", action="store_true", help="the weights as trained, not their average (optim.ema)"
@@ -80,8 +84,8 @@ def _reading(folder: Path) -> Iterator[None]:
 
 def _list(folder: Path) -> int:
     found = _step_folders(folder)
-    row = "{:<12} {:>10}  {:<19}  {:<10} {:>6}  {}".format
-    log_line(row("checkpoint", "MB", "saved", "loss", "ranks", "strategy"))
+    row = "{:<12} {:>10}  {:<19}  {:<10} {:<10} {:>6}  {}".format
+    log_line(row("checkpoint", "MB", "saved", "loss", "eval_loss", "ranks", "strategy"))
     for path in found:
         try:
             manifest = files.read_manifest(path, files.step_of(path))
@@ -92,7 +96,8 @@ def _list(folder: Path) -> int:
         saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((path / files.MANIFEST).stat().st_mtime))
         size = sum(file["bytes"] for file in manifest["files"].values())
         ranks, strategy = manifest["world_size"], manifest["config"]["strategy"]
-        log_line(row(path.name, f"{size / 1e6:.1f}", saved, _loss(manifest), ranks, strategy))
+        losses = (_digits(_training_loss(manifest)), _digits(manifest.get("eval_loss")))
+        log_line(row(path.name, f"{size / 1e6:.1f}", saved, *losses, ranks, strategy))
     with _reading(folder):
         quarantined = files.quarantined(folder)
     if quarantined:
@@ -100,8 +105,12 @@ def _list(folder: Path) -> int:
     return 0
 
 
-def _loss(manifest: Mapping[str, Any]) -> str:
-    loss = manifest["mean_loss"] if manifest.get("mean_loss") is not None else manifest["last_loss"]
+def _training_loss(manifest: Mapping[str, Any]) -> float | None:
+    loss: float | None = manifest["mean_loss"] if manifest.get("mean_loss") is not None else manifest["last_loss"]
+    return loss
+
+
+def _digits(loss: float | None) -> str:
     return "none" if loss is None else f"{loss:.4f}"
 
 
@@ -117,9 +126,18 @@ def _verify(folder: Path) -> int:
     return code
 
 
+def _best(folder: Path) -> Path:
+    found = files.best_evaluated(_step_folders(folder))
+    if found is None:
+        remedy = "set eval_steps, and save_steps to the same number; or leave out --best"
+        raise UserError(f"{folder}: no checkpoint has an eval_loss: {remedy}")
+    return found
+
+
 def _export(request: argparse.Namespace) -> int:
-    if request.shape and not request.hf:
-        raise UserError("--shape goes with --hf")
+    for option in ("shape", "precision"):
+        if getattr(request, option) and not request.hf:
+            raise UserError(f"--{option} goes with --hf")
     forms = [form for form in ("adapter", "dcp", "hf") if getattr(request, form)]
     if len(forms) > 1:
         raise UserError(f"{' and '.join(f'--{form}' for form in forms)} write different folders: name one")
@@ -128,11 +146,12 @@ def _export(request: argparse.Namespace) -> int:
     # list and verify work without torch
     from trainer.checkpoint.interop.export import export, export_adapter, export_dcp, export_folder
 
-    path = _step_folders(request.folder)[0]
+    path = _best(request.folder) if request.best else _step_folders(request.folder)[0]
     target = request.target or Path(f"{path.name}_{forms[0]}" if forms else f"{path.name}.safetensors")
     try:
         if request.hf:
-            count = export_folder(path, target, request.shape, averaged=not request.no_ema)
+            precision = request.precision or "bf16"
+            count = export_folder(path, target, request.shape, precision=precision, averaged=not request.no_ema)
         else:
             write = export_adapter if request.adapter else export_dcp if request.dcp else export
             count = write(path, target, averaged=not request.no_ema)

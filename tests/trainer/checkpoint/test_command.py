@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from tests.grounds.checkpoints import DAMAGES, Session, flip
 from tests.paths import ROOT
 from trainer.checkpoint.__main__ import main
+from trainer.checkpoint.manager import TrainState
 
 
 @pytest.fixture
@@ -26,8 +27,8 @@ def test_list_shows_step_size_loss_ranks_and_strategy(out: Path, capsys: pytest.
     (out / "step_1" / "rng.json").unlink()
     assert main(["list", str(out)]) == 0
     head, second, first = capsys.readouterr().out.splitlines()
-    assert head.split() == ["checkpoint", "MB", "saved", "loss", "ranks", "strategy"]
-    assert [second.split()[i] for i in (0, 4, 5, 6)] == ["step_2", "1.0000", "1", "ddp"]
+    assert head.split() == ["checkpoint", "MB", "saved", "loss", "eval_loss", "ranks", "strategy"]
+    assert [second.split()[i] for i in (0, 4, 5, 6, 7)] == ["step_2", "1.0000", "none", "1", "ddp"]
     assert first == "step_1       damaged: rng.json: No such file or directory"
 
 
@@ -74,6 +75,32 @@ def test_export_writes_the_newest_weights_as_safetensors(
     assert set(found) == set(expected)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert f"wrote {len(expected)} tensors of {out / 'step_2'} to {target}\n" in capsys.readouterr().out
+
+
+def test_best_checkpoint_is_that_of_the_lowest_eval_loss(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, session = tmp_path / "out", Session.start(tmp_path / "out")
+    for step, loss in enumerate((3.0, 1.0, 2.0), 1):
+        session.checkpoints.save(TrainState(step, mean_loss=1 / step, eval_loss=loss), session.strategy)
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", str(out), "--best"]) == 0
+    assert capsys.readouterr().out.endswith(f"of {out / 'step_2'} to step_2.safetensors\n")
+    assert main(["list", str(out)]) == 0
+    assert [line.split()[4:6] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        ["0.3333", "2.0000"], ["0.5000", "1.0000"], ["1.0000", "3.0000"],
+    ]  # fmt: skip
+
+
+def test_best_checkpoint_needs_an_evaluation(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(out), "--best"]) == 2
+    message = f"error: {out}: no checkpoint has an eval_loss: set eval_steps, and save_steps to the same number; or leave out --best\n"
+    assert capsys.readouterr().err == message
+
+
+def test_export_makes_the_folders_above_its_target(out: Path, tmp_path: Path) -> None:
+    assert main(["export", str(out), str(tmp_path / "models" / "new" / "weights.safetensors")]) == 0
+    assert (tmp_path / "models" / "new" / "weights.safetensors").is_file()
 
 
 def test_export_refuses_a_damaged_checkpoint_and_writes_nothing(
@@ -139,13 +166,16 @@ def test_unreadable_folder_is_one_error_message(out: Path, command: str, capsys:
     assert error.endswith(": cannot be read: Permission denied\n")
 
 
-@pytest.mark.parametrize("target", ["there.safetensors", "missing/new.safetensors"])
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [("there.safetensors", "File exists"), ("there.safetensors/new.safetensors", "Not a directory")],
+)
 def test_export_never_overwrites_and_names_the_unwritable_path(
-    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str, reason: str
 ) -> None:
     (tmp_path / "there.safetensors").write_text("precious")
     assert main(["export", str(out), str(tmp_path / target)]) == 2
-    assert f"error: {tmp_path / target}: cannot be written: " in capsys.readouterr().err
+    assert f"error: {tmp_path / target}: cannot be written: {reason}\n" in capsys.readouterr().err
     assert (tmp_path / "there.safetensors").read_text() == "precious"
 
 

@@ -56,6 +56,7 @@ def test_adapters_are_trained_saved_and_exported_in_both_forms(tmp_path: Path) -
     assert all(tensor.any() for tensor in saved["model"].values())
     assert main(["export", str(tmp_path / "out"), str(tmp_path / "adapter"), "--adapter"]) == 0
     assert main(["export", str(tmp_path / "out"), str(tmp_path / "merged"), "--hf"]) == 0
+    assert main(["export", str(tmp_path / "out"), str(tmp_path / "fp32"), "--hf", "--precision", "fp32"]) == 0
     tokens = torch.arange(3, 60)[None]
     peft: Any = importlib.import_module("peft")
     adapted = peft.PeftModel.from_pretrained(build(tie_word_embeddings=True), tmp_path / "adapter")
@@ -65,7 +66,11 @@ def test_adapters_are_trained_saved_and_exported_in_both_forms(tmp_path: Path) -
     torch.testing.assert_close(logits(tmp_path / "merged", tokens), theirs, rtol=0.02, atol=0.05)  # bf16
     merged: Any = adapted.merge_and_unload()
     for name, tensor in load_file(tmp_path / "merged" / "model.safetensors").items():
-        torch.testing.assert_close(tensor, merged.state_dict()[name].to(torch.bfloat16), rtol=1e-2, atol=1e-4)
+        assert torch.equal(tensor, merged.state_dict()[name].to(torch.bfloat16)), name
+    for name, tensor in load_file(tmp_path / "fp32" / "model.safetensors").items():
+        assert torch.equal(tensor, merged.state_dict()[name]), name
+    assert json.loads((tmp_path / "fp32" / "config.json").read_text())["dtype"] == "float32"
+    torch.testing.assert_close(logits(tmp_path / "fp32", tokens), theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_resumed_adapters_repeat_an_uninterrupted_run(tmp_path: Path) -> None:

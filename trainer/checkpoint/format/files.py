@@ -276,6 +276,13 @@ def read_manifest(path: Path, step: int | None) -> dict[str, Any]:
     return manifest
 
 
+def best_evaluated(present: Sequence[Path]) -> Path | None:
+    """Return the checkpoint with the lowest eval_loss; None if no undamaged manifest has one."""
+    ordered = sorted(present, key=_loss_order)
+    is_without, loss = _loss_order(ordered[0]) if ordered else (True, math.inf)
+    return None if is_without or math.isinf(loss) else ordered[0]
+
+
 def _loss_order(path: Path) -> Tuple[bool, float]:
     """Sort key, best first: evaluated checkpoints by their eval loss, then the others by their training loss."""
     try:

@@ -35,6 +35,7 @@ from trainer.state_keys import EMA
 from trainer.tasks.llama_model import LlamaModel
 
 SHARD_BYTES = 5_000_000_000  # as transformers has it
+PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
 }  # fmt: skip
@@ -98,14 +99,21 @@ def export_dcp(path: Path, target: Path, *, averaged: bool = True) -> int:
 
 
 def export_folder(
-    path: Path, target: Path, shape: Path | None, shard_bytes: int = SHARD_BYTES, *, averaged: bool = True
+    path: Path,
+    target: Path,
+    shape: Path | None,
+    *,
+    precision: str = "bf16",
+    shard_bytes: int = SHARD_BYTES,
+    averaged: bool = True,
 ) -> int:
     """
-    As a folder of Hugging Face: bf16 safetensors, config.json, files of the tokenizer.
+    As a folder of Hugging Face: safetensors, config.json, files of the tokenizer.
 
     Args:
         path, target, averaged: as in every form.
         shape: config.json or its folder; by default that of the training.
+        precision: of the weights, one of PRECISIONS.
         shard_bytes: the most bytes of tensors in a file, unless one tensor has more.
     """
     manifest, weights = _weights_for(target, path, averaged=averaged)
@@ -118,7 +126,9 @@ def export_folder(
         config = _check(path, weights, source)
     with appearing_whole(target) as temporary:
         temporary.mkdir()
-        _write_shards(temporary, weights, shard_bytes)
+        _write_shards(temporary, weights, PRECISIONS[precision], shard_bytes)
+        kept = {key: value for key, value in config.items() if key != "torch_dtype"}  # the older name of dtype
+        config = {**kept, "dtype": str(PRECISIONS[precision]).rpartition(".")[2]}
         (temporary / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
         folder = source if source.is_dir() else source.parent
         for name in TOKENIZER_FILES:
@@ -143,7 +153,7 @@ def _check(path: Path, weights: Mapping[str, torch.Tensor], source: Path) -> Dic
         needed = shapes_of(LlamaModel(shape))
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     _compare(path, needed, found, source)
-    return _in_bf16({"architectures": [ARCHITECTURES[str(shape.raw["model_type"])]], **shape.raw})
+    return {"architectures": [ARCHITECTURES[str(shape.raw["model_type"])]], **shape.raw}
 
 
 def _read_base(path: Path, manifest: Mapping[str, Any], shape: Path | None) -> Dict[str, torch.Tensor]:
@@ -176,12 +186,7 @@ def _read_config(source: Path) -> Dict[str, Any]:
         raise UserError(f"{path}: cannot be read: {exc.strerror}; name the folder of the model by --shape") from exc
     except ValueError as exc:
         raise UserError(f"{path}: not valid JSON: {exc}") from exc
-    return _in_bf16(config)
-
-
-def _in_bf16(config: Mapping[str, Any]) -> Dict[str, Any]:
-    kept = {key: value for key, value in config.items() if key != "torch_dtype"}  # the older name of dtype
-    return {**kept, "dtype": "bfloat16"}
+    return config
 
 
 def _matching(
@@ -210,11 +215,12 @@ def _compare(
             )
 
 
-def _write_shards(folder: Path, weights: Mapping[str, torch.Tensor], shard_bytes: int) -> None:
+def _write_shards(folder: Path, weights: Mapping[str, torch.Tensor], dtype: torch.dtype, shard_bytes: int) -> None:
     shards: List[List[str]] = [[]]
     size = total = 0
+    number_bytes = torch.empty((), dtype=dtype).element_size()
     for name, tensor in weights.items():
-        tensor_bytes = 2 * tensor.numel()
+        tensor_bytes = number_bytes * tensor.numel()
         if shards[-1] and size + tensor_bytes > shard_bytes:
             shards.append([])
             size = 0
@@ -224,7 +230,7 @@ def _write_shards(folder: Path, weights: Mapping[str, torch.Tensor], shard_bytes
     for number, names in enumerate(shards, 1):
         file_name = WEIGHTS_FILE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         with (folder / file_name).open("wb") as file:
-            safetensors.write(file, {name: weights[name].to(torch.bfloat16) for name in names}, {"format": "pt"})
+            safetensors.write(file, {name: weights[name].to(dtype) for name in names}, {"format": "pt"})
             files.flush_to_disk(file)
         file_of.update(dict.fromkeys(names, file_name))
     if len(shards) > 1:

@@ -80,6 +80,11 @@ def test_a_step_from_weights_is_exported_with_config_and_tokenizer(
     for tensors in (load_file(tmp_path / "shards" / name) for name in names):
         assert len(tensors) == 1 or sum(2 * tensor.numel() for tensor in tensors.values()) <= 1000
     assert torch.equal(logits(tmp_path / "shards"), logits(target))
+    # in fp32
+    assert main(["export", "--hf", "--precision", "fp32", str(out), str(tmp_path / "fp32")]) == 0
+    exact = load_file(tmp_path / "fp32" / "model.safetensors")
+    assert all(torch.equal(exact[name], trained[name]) for name in trained)
+    assert json.loads((tmp_path / "fp32" / "config.json").read_text()) == {**expected, "dtype": "float32"}
     # of another shape
     (source / "config.json").write_text(json.dumps({**VARIANTS[VARIANT], "intermediate_size": 25}))
     assert main(["export", "--hf", str(out), str(tmp_path / "wrong"), "--shape", str(source)]) == 2
@@ -102,3 +107,5 @@ def test_a_model_without_config_json_is_refused(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().err.endswith(message)
     assert main(["export", str(tmp_path / "out"), "--shape", "a"]) == 2
     assert capsys.readouterr().err == "error: --shape goes with --hf\n"
+    assert main(["export", str(tmp_path / "out"), "--precision", "bf16"]) == 2
+    assert capsys.readouterr().err == "error: --precision goes with --hf\n"
