@@ -25,8 +25,8 @@ def test_run_launched_from_elsewhere_refuses_a_launch_on_its_cards_until_it_ends
     here(*launch, "--share", "--", "true")
     with here.start("ssh-launch", "--no-check", "--wait-free", "90s", "--", "true") as waiting:
         assert waiting.stderr
-        said = next((line for line in waiting.stderr if "--wait-free" in line), "")
-        assert f"at the latest (--wait-free): n[0-1]: run {run} (farm) holds cards 0,1" in said
+        report = next((line for line in waiting.stderr if "--wait-free" in line), "")
+        assert f"at the latest (--wait-free): n[0-1]: run {run} (farm) holds cards 0,1" in report
         here("stop", run, "-i", "inventory.yaml")  # as proposed, once the launch has seen that the cards are held
         waiting.stderr.read()
         assert waiting.wait(timeout=60) == 0
