@@ -14,13 +14,15 @@ from trainer.tasks.attention import AttentionShape, attention_lines
 from trainer.text import gigabytes
 
 
-def announce(group: Group, config: TrainConfig, *, sizes: Mapping[str, int], data: str, work_per_step: str) -> None:
-    """Rank 0 prints the training, other ranks their device; `sizes` are the sizes of all parameters."""
+def announce(group: Group, config: TrainConfig, *, sizes: Mapping[str, int], frozen: int, data: str) -> None:
+    """Rank 0 prints the training, other ranks their device; `sizes` are those of the trained parameters, `frozen` that of the others."""
     log_line(group.ready_message)
     if not group.rank.is_main:
         return
+    trained = sum(sizes.values())
+    beside = f"{trained} of them trained, " if frozen else ""
     log_line(
-        f"model {sum(sizes.values())} parameters, {data}, {work_per_step} a step, {config.steps} steps, "
+        f"model {trained + frozen} parameters, {beside}{data}, {config.steps} steps, "
         f"{computation(config)}, {config.strategy}"
     )
     warning = determinism_warning(config, group.accelerator.name)

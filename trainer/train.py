@@ -39,6 +39,7 @@ from trainer.runtime.seeds import derive_seed, seed_everything
 from trainer.runtime.signals import Flag
 from trainer.tasks.base import writes_no_files
 from trainer.tasks.load import load_task
+from trainer.tasks.lora import frozen_weights
 from trainer.tasks.loss_mean import LossMean
 
 
@@ -91,7 +92,9 @@ class Trainer:
         """
         started = time.perf_counter()
         sizes, work_per_step = self.strategy.sizes, self.metrics.work_per_step
-        announce(self.group, self.config, sizes=sizes, data=self.data_description, work_per_step=work_per_step)
+        frozen = sum(weight.numel() for weight in frozen_weights(self.strategy.unwrapped_model).values())
+        data = f"{self.data_description}, {work_per_step} a step"
+        announce(self.group, self.config, sizes=sizes, frozen=frozen, data=data)
         if not self.config.evaluate_only:
             announce_memory(self.group, self.config, sum(sizes.values()))
         self.progress.reached("restore")

@@ -43,9 +43,14 @@ def run(tmp_path: Path, *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks transformers for it
-def test_adapters_are_trained_saved_and_exported_in_both_forms(tmp_path: Path) -> None:
+def test_adapters_are_trained_saved_and_exported_in_both_forms(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     original = write_model(tmp_path / "model", tie_word_embeddings=True)
     saved = run(tmp_path, "steps=3")
+    trained = sum(tensor.numel() for tensor in saved["model"].values())
+    whole = trained + sum(parameter.numel() for parameter in original.parameters())
+    assert f"model {whole} parameters, {trained} of them trained, " in capsys.readouterr().out
     assert sorted(saved["model"]) == sorted(
         f"model.layers.{layer}.{module}.lora_{part}.default.weight"
         for layer in (0, 1)
