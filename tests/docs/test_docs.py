@@ -207,8 +207,8 @@ def _code(page: str) -> Iterator[str]:
 
 
 def _examples(page: str) -> Iterator[list[str]]:
-    """The words of each command line of orch, except for usage forms such as `orch logs [RUN]`."""
-    for line in _code(page):
+    """The words of each command line of orch, also in a sentence or table, except for usage forms such as `orch logs [RUN]`."""
+    for line in (*_code(page), *re.findall(r"(?<!`)`(orch [^`\n]+)`", _text(page))):
         command = re.split(r"\s[>|]\s|\s&&\s", line)[-1 if "| orch" in line else 0]
         if command.startswith("orch ") and not re.search(
             r"[\[…|]|->|\b[A-Z]{3,}\b", command.partition(" -- ")[0].replace("n[", "")
