@@ -28,7 +28,7 @@ def _number(text: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m trainer.data", description="Data of the trainer.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="tokenize")
-    text = "write the tokens of text files, JSON Lines or Parquet to a new folder, which data.paths then names"
+    text = "write the tokens of text files, JSON Lines, lists in JSON or Parquet to a new folder, which data.paths then names"
     command = commands.add_parser("tokenize", help=text, description=text, allow_abbrev=False)
     command.add_argument("texts", metavar="TEXT", nargs="+", help="files, folders or globs")
     command.add_argument("--tokenizer", metavar="PATH", type=Path, required=True, help="tokenizer.json or its folder")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import gzip
 import importlib
+import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,97 @@ def test_each_record_is_a_document(folder: Path, tmp_path: Path, form: str) -> N
     assert len(list((tmp_path / "out").glob("*.npy"))) > 3
 
 
+def _packed(content: bytes, form: str) -> bytes:
+    """In two members or frames, as files that were appended to each other have."""
+    half = len(content) // 2
+    if form == "gz":
+        return gzip.compress(content[:half]) + gzip.compress(content[half:])
+    components.module("zstandard")
+    compress = importlib.import_module("zstandard").ZstdCompressor().compress
+    return bytes(compress(content[:half]) + compress(content[half:]))
+
+
+@pytest.mark.parametrize("form", ["gz", "zst"])
+def test_compressed_files_have_the_tokens_of_their_texts(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setattr("trainer.data.corpus.documents.BLOCK_BYTES", 4096)  # a text has several blocks
+    texts = [path.read_text("utf-8") for path in SOURCES]
+    records = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+    (tmp_path / f"a.jsonl.{form}").write_bytes(_packed(records, form))
+    (tmp_path / f"b.json.{form}").write_bytes(_packed(json.dumps([{"text": text} for text in texts]).encode(), form))
+    (tmp_path / f"c.py.{form}").write_bytes(_packed(SOURCES[0].read_bytes(), form))
+    tokens = tokenize(
+        folder, tmp_path / "out", *(tmp_path / f"{name}.{form}" for name in ("a.jsonl", "b.json", "c.py"))
+    )
+    assert tokens == expected(folder, [*texts, *texts, texts[0]])
+    assert len(list((tmp_path / "out").glob("*.npy"))) == 3
+
+
+@pytest.mark.parametrize("start", ["", "\ufeff \n"])
+def test_json_file_is_a_list_of_records_or_else_a_text(folder: Path, tmp_path: Path, start: str) -> None:
+    records = [{"id": number, "text": f"{number} é\n"} for number in range(900)]
+    (tmp_path / "a.json").write_text(start + json.dumps(records, indent=1), "utf-8")
+    (tmp_path / "b.json").write_text('{"text": 5}')
+    tokens = tokenize(folder, tmp_path / "out", tmp_path / "a.json", tmp_path / "b.json")
+    assert tokens == expected(folder, [*(str(record["text"]) for record in records), '{"text": 5}'])
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('[{"text": "a"}, 5]', ", record 2: a number, no record"),
+        ('[{"text": "a"}, {"body": "b"}]', ", record 2: no field 'text': its keys are body; name another --field"),
+        ('[{"text": "a"},', ": not valid JSON: Expecting value at column 16"),
+    ],
+)
+def test_invalid_list_of_records_is_named(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, reason: str
+) -> None:
+    (tmp_path / "a.json").write_text(text)
+    assert f"error: {tmp_path / 'a.json'}{reason}\n" in _error(folder, tmp_path, capsys, str(tmp_path / "a.json"))
+
+
+@pytest.mark.parametrize("form", ["gz", "zst"])
+@pytest.mark.parametrize(
+    ("content", "damage", "reason"),
+    [
+        (b'{"text": "a"}\n' * 999, lambda packed: packed[:-9], "is cut short"),
+        (b'{"text": "a"}\n' * 999, lambda packed: packed + b"more", "cannot be unpacked: "),
+        (b'{"text": "a"}\n' * 999, lambda _: b"plain text", "cannot be unpacked: "),
+        (b'{"text": "a"}\n{"text": 5}\n', bytes, "line 2: text is number: a text is needed"),
+        (b"abc\0def", bytes, "no text but binary data: "),
+    ],
+    ids=["cut short", "more after the end", "not compressed", "invalid record", "binary"],
+)
+def test_damaged_compressed_file_is_named(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    form: str,
+    content: bytes,
+    damage: Callable[[bytes], bytes],
+    reason: str,
+) -> None:
+    path = tmp_path / f"a.jsonl.{form}"
+    path.write_bytes(damage(_packed(content, form)))
+    error = _error(folder, tmp_path, capsys, str(path))
+    assert error.startswith(f"error: {path}")
+    assert reason in error
+
+
+def test_zstandard_that_is_missing_is_named(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "zstandard" else find(name))
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(b"\x28\xb5\x2f\xfd")
+    assert _error(folder, tmp_path, capsys, str(path)) == (
+        f"error: {path}: zstd needs the package zstandard, which is not installed for {sys.executable}\n"
+    )
+
+
 def test_document_begins_with_bos_if_the_tokenizer_writes_one(tmp_path: Path) -> None:
     folder = write_tokenizer(tmp_path / "tokenizer")
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -181,11 +273,11 @@ def test_row_without_a_text_is_named(
 
 
 def test_files_that_are_no_text_are_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    packed, empty, wrong = tmp_path / "a.jsonl.gz", tmp_path / "b.txt", tmp_path / "c.parquet"
+    packed, empty, wrong = tmp_path / "a.jsonl", tmp_path / "b.txt", tmp_path / "c.parquet"
     packed.write_bytes(gzip.compress(b"{}"))
     empty.touch()
     wrong.write_text("no Parquet")
-    assert f"error: {packed}: no text but gzip: " in _error(folder, tmp_path, capsys, str(packed))
+    assert f"error: {packed}: no text but gzip: name it a.jsonl.gz" in _error(folder, tmp_path, capsys, str(packed))
     assert "no text in it" in _error(folder, tmp_path, capsys, str(empty))
     assert f"error: tokenize: {tmp_path / 'none'}: no such file or folder" in _error(
         folder, tmp_path, capsys, str(tmp_path / "none")

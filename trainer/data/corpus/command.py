@@ -1,4 +1,4 @@
-"""`python -m trainer.data tokenize`: text files, JSON Lines or Parquet become a folder of token files. No torch here."""
+"""`python -m trainer.data tokenize`: text files, JSON, JSON Lines or Parquet become a folder of token files. No torch here."""
 
 from __future__ import annotations
 

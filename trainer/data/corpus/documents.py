@@ -1,12 +1,12 @@
-"""The documents in a piece of a file: each record of JSON Lines or Parquet is one, and each text file. No torch here."""
+"""The documents in a piece of a file: each record of JSON, JSON Lines or Parquet is one, and each text file. No torch here."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Iterator, NamedTuple, Tuple
 
-from trainer.data.corpus.pieces import PARQUET, Piece, parquet_file
-from trainer.data.formats import RECORDS
+from trainer.data.corpus.compressed import is_compressed, open_text
+from trainer.data.corpus.pieces import LINES, LIST, ROWS, Piece, parquet_file
 from trainer.data.json_lines import keys_of, kind_of, parse_line, reason_of
 from trainer.errors import UserError
 from trainer.values import JsonValue
@@ -28,16 +28,18 @@ def texts_of(piece: Piece, field: str) -> Iterator[Text]:
     Read a piece.
 
     Args:
-        piece: of a text file, JSON Lines or Parquet, by the suffix.
+        piece: of a text file, JSON, JSON Lines or Parquet.
         field: the text of a record.
 
     Raises:
         UserError: names file, line or row, and what is wrong there.
     """
-    if piece.path.suffix == PARQUET:
+    if piece.form == ROWS:
         yield from _rows(piece, field)
-    elif piece.path.suffix in RECORDS:
+    elif piece.form == LINES:
         yield from _records(piece, field)
+    elif piece.form == LIST:
+        yield from _listed(piece.path, field)
     else:
         yield from _blocks(piece)
 
@@ -50,6 +52,18 @@ def _records(piece: Piece, field: str) -> Iterator[Text]:
             yield Text(_field(parse_line(line), field), begins=True, ends=True)
         except (ValueError, RecursionError) as exc:  # also of UTF-8 and JSON
             raise UserError(f"{piece.path}, line {_line_number(piece.path, offset)}: {reason_of(exc)}") from exc
+
+
+def _listed(path: Path, field: str) -> Iterator[Text]:
+    source = str(path)
+    try:
+        with open_text(path) as file:
+            records = parse_line(file.read())
+        for number, record in enumerate(records, 1):
+            source = f"{path}, record {number}"
+            yield Text(_field(record, field), begins=True, ends=True)
+    except (ValueError, RecursionError) as exc:  # also of UTF-8 and JSON
+        raise UserError(f"{source}: {reason_of(exc)}") from exc
 
 
 def _field(record: JsonValue, field: str) -> str:
@@ -86,7 +100,7 @@ def _rows(piece: Piece, field: str) -> Iterator[Text]:
 
 def _blocks(piece: Piece) -> Iterator[Text]:
     """Blocks end before a line that does not begin with a space, as tokenizers join spaces and line breaks."""
-    size = piece.path.stat().st_size
+    size = None if is_compressed(piece.path) else piece.path.stat().st_size
     block, begin = bytearray(), 0
     for offset, line in _lines(piece, is_text=True):
         if len(block) >= BLOCK_BYTES and _is_border(line):
@@ -95,7 +109,7 @@ def _blocks(piece: Piece) -> Iterator[Text]:
         begin = begin if block else offset
         block += line
     if block:
-        yield Text(_decoded(piece.path, bytes(block), begin), begin == 0, begin + len(block) == size)
+        yield Text(_decoded(piece.path, bytes(block), begin), begin == 0, size in (None, begin + len(block)))
 
 
 def _decoded(path: Path, block: bytes, begin: int) -> str:
@@ -108,11 +122,12 @@ def _decoded(path: Path, block: bytes, begin: int) -> str:
 
 def _lines(piece: Piece, *, is_text: bool) -> Iterator[Tuple[int, bytes]]:
     """The lines of a piece with their offsets; in text also the lines after its end up to the next border."""
-    with piece.path.open("rb") as file:
+    with open_text(piece.path) as file:
+        offset, is_inside = 0, piece.start == 0
         if piece.start:
             file.seek(piece.start - 1)
             file.readline()
-        offset, is_inside = file.tell(), piece.start == 0
+            offset = file.tell()
         for line in iter(file.readline, b""):
             if not is_text or _is_border(line):
                 if offset >= piece.stop:
@@ -130,7 +145,7 @@ def _is_border(line: bytes) -> bool:
 def _line_number(path: Path, offset: int) -> int:
     """The number of the line with this byte, counted from the begin of the file."""
     number = 1
-    with path.open("rb") as file:
+    with open_text(path) as file:
         while offset > 0:
             part = file.read(min(offset, COUNTED_BYTES))
             number += part.count(b"\n")
