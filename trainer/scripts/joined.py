@@ -11,8 +11,10 @@ from ..errors import NO_RETRY, UserError, report
 from .devices import warn
 
 SEPARATE = "ORCH_SEPARATE"  # 1: the user has declared that the ranks train separately
-# Libraries that join ranks without torch.distributed: with one of these, a rank without a process group may not be alone.
+# Libraries that join ranks without torch.distributed: with one of these, a rank without a process group may not be alone, unless
+# Horovod names its own.
 JOINING_LIBRARIES = ("horovod", "bagua", "byteps", "hivemind", "flwr", "ray", "torch_xla", "smdistributed", "jax")
+_HOROVOD: List[int] = []  # the last group of Horovod
 
 # `Any` below stands for the libraries' classes, which are not imported here.
 
@@ -31,7 +33,16 @@ def group_of(distributed: Any) -> List[int] | None:
     for module in (distributed, sys.modules["torch"].distributed):
         if module.is_available() and module.is_initialized():
             return [module.get_rank(), module.get_world_size()]
+    if "horovod.torch" in sys.modules:
+        return _group_of_horovod(sys.modules["horovod.torch"])
     return None if _may_be_joined() else [0, 1]
+
+
+def _group_of_horovod(module: Any) -> List[int] | None:
+    """None before hvd.init(), and the last one after hvd.shutdown()."""
+    if module.is_initialized():
+        _HOROVOD[:] = [module.rank(), module.size()]
+    return list(_HOROVOD) or None
 
 
 def _may_be_joined() -> bool:

@@ -31,6 +31,10 @@ DUMP_AFTER_S = 540.0  # before NCCL itself gives up, after 600 s; the duration o
 FIRST_STEPS = 2  # torch makes one with a learning rate of 0 before it loads the states of sharded optimizers
 SOURCE = "optimizer"
 COUNTS = "orch_counts"  # marks a wrapped step
+OWN_NUMBERS = (
+    "HOROVOD_",
+    "OMPI_COMM_WORLD_",
+)  # before RANK, LOCAL_RANK and SIZE, by which horovodrun and mpirun number their ranks
 
 # `Any` below stands for torch, which is not imported here.
 
@@ -167,12 +171,21 @@ class StepCount:
 def step_count() -> Optional[StepCount]:
     """The counter of this process; None if it is not a rank of a run."""
     try:
-        rank = Rank.from_env(os.environ)
+        rank = Rank.from_env(_numbered(os.environ))
     except UserError:  # a process that the script started with other rank variables
         return None
     if rank.progress_dir is None:
         return None
     return StepCount(rank, rank.progress_dir / f"{rank.global_rank}.json")
+
+
+def _numbered(env: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment with torch's variables of the rank, if only another launcher, which a node has started, has numbered it."""
+    for prefix in OWN_NUMBERS:
+        if "WORLD_SIZE" not in env and f"{prefix}RANK" in env:
+            numbers = {name: env.get(prefix + name, "") for name in ("RANK", "LOCAL_RANK")}
+            return {**env, **numbers, "WORLD_SIZE": env.get(f"{prefix}SIZE", "")}
+    return env
 
 
 def count_steps(module: Any) -> None:

@@ -136,7 +136,13 @@ def test_program_that_starts_its_ranks_has_the_size_of_the_launch_and_no_rank(gr
 
 def test_variables_of_another_launcher_are_dropped_and_named_without_values(ground: Ground) -> None:
     stale = {b"TORCHELASTIC_USE_AGENT_STORE": b"True", b"PET_NNODES": b"4", b"SLURM_PROCID": b"9", b"PMI_RANK": b"9"}
-    stale |= {b"PMIX_RANK": b"9", b"OMPI_COMM_WORLD_RANK": b"9", b"NODE_RANK": b"9", b"RANK": b"secret-value"}
+    stale |= {
+        b"PMIX_RANK": b"9",
+        b"OMPI_COMM_WORLD_RANK": b"9",
+        b"HOROVOD_RANK": b"9",
+        b"NODE_RANK": b"9",
+        b"RANK": b"secret-value",
+    }
     stale |= {b"SLURM_NTASKS": b"9", b"SLURM_STEP_NODELIST": b"9", b"SLURM_STEP_TASKS_PER_NODE": b"9"}
     names = b"CONF JOB_ID JOB_NAME TMPDIR CPUS_PER_TASK CPUS_ON_NODE JOB_END_TIME ARRAY_TASK_ID SUBMIT_DIR GPUS_ON_NODE".split()
     kept = {b"SLURM_" + name: b"12" for name in names} | {b"SLURMISH": b"1", b"RANKS": b"1"}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trainer.errors import NO_RETRY
-from trainer.scripts import devices
+from trainer.scripts import devices, joined
 from trainer.scripts.joined import (
     JOINING_LIBRARIES,
     group_of,
@@ -33,6 +33,18 @@ def test_number_and_size_of_the_group_are_those_of_torch() -> None:
 def test_rank_without_a_group_is_alone() -> None:
     assert torch.distributed.is_available()
     assert group_of(_distributed()) == [0, 1]
+
+
+def test_group_of_horovod_is_that_of_its_world_until_after_its_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined, "_HOROVOD", [])
+    horovod = SimpleNamespace(is_initialized=lambda: False, rank=lambda: 5, size=lambda: 8)
+    monkeypatch.setitem(sys.modules, "horovod", SimpleNamespace(torch=horovod))
+    monkeypatch.setitem(sys.modules, "horovod.torch", horovod)
+    assert group_of(_distributed()) is None  # it may still join the ranks
+    horovod.is_initialized = lambda: True
+    assert group_of(_distributed()) == [5, 8]
+    horovod.is_initialized = lambda: False
+    assert group_of(_distributed()) == [5, 8]
 
 
 @pytest.mark.parametrize("name", [*JOINING_LIBRARIES, "ORCH_SEPARATE", "TORCHELASTIC_RESTART_COUNT", "mpi4py.MPI"])

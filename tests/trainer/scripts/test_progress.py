@@ -110,6 +110,20 @@ def test_script_is_done_at_its_exit_unless_it_exits_with_an_error(
     assert _read(tmp_path)["phase"] == phase
 
 
+@pytest.mark.parametrize("prefix", ["HOROVOD_", "OMPI_COMM_WORLD_"])
+def test_rank_that_its_node_has_started_has_the_number_of_its_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    numbers = {f"{prefix}RANK": "3", f"{prefix}LOCAL_RANK": "3", f"{prefix}SIZE": "8"}
+    for name, value in {**numbers, "ORCH_RUN_DIR": str(tmp_path), "ORCH_NODE": "n0", "ORCH_ATTEMPT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    count = step_count()
+    assert count is not None
+    assert (count.path.name, count.progress.rank.local_rank) == ("3.json", 3)
+
+
 @pytest.mark.parametrize("makes_state_by_a_step", [False, True])
 def test_steps_of_a_loaded_state_are_counted(
     tmp_path: Path, count: StepCount, clock: Clock, *, makes_state_by_a_step: bool
