@@ -138,7 +138,14 @@ class LazyGroup(Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, listed, rest = super().resolve_command(ctx, args)
-        return name, None if listed is None else load(str(listed.name)), rest
+        if listed is None:
+            return name, None, rest
+        command = load(str(listed.name))
+        if not ctx.resilient_parsing:
+            from orchestrator.cli.option_defaults import set_option_defaults  # only for the command that runs
+
+            set_option_defaults(ctx, list(VERBS), str(listed.name), command)
+        return name, command, rest
 
     def hint(self, ctx: click.Context, name: str) -> str:
         """Propose another command for a wrong one, but none by its spelling that acts: it might be typed at once."""

@@ -61,6 +61,8 @@ class Document:
     tree: dict[str, Tree] = field(default_factory=dict)
     lines: dict[FieldPath, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    then: str = ""
+    """The command to type once the file has been corrected."""
 
     def line(self, path: FieldPath) -> int:
         """Return the line of a field, or of the nearest enclosing field in the file."""
@@ -80,19 +82,25 @@ class Document:
         if len(rows) > MAX_PROBLEMS:
             rows = [*rows[:MAX_PROBLEMS], f"{self.file}: and {len(rows) - MAX_PROBLEMS} more"]
         lines = "that line" if len(rows) == 1 else "these lines"
-        return InventoryError("\n".join(rows), hint=f"correct {lines}, then: orch inventory validate -i {self.file}")
+        return InventoryError("\n".join(rows), hint=f"correct {lines}" + (f", then: {self.then}" if self.then else ""))
 
 
 def read(path: Path) -> Document:
-    """Read a file of at most MAX_INVENTORY_BYTES; InventoryError if there is none, or it is not one YAML mapping in UTF-8."""
+    """Read an inventory of at most MAX_INVENTORY_BYTES; InventoryError if there is none, or it is not one YAML mapping in UTF-8."""
+    document = read_mapping(path, "with nodes: among them", then=f"orch inventory validate -i {path}")
+    document.tree.setdefault("name", re.sub(r"[^A-Za-z0-9]+", "-", path.stem).strip("-") or "inventory")
+    return document
+
+
+def read_mapping(path: Path, expected: str, *, then: str = "") -> Document:
+    """Read a file as `read` does; `expected` is what an error message adds to `must be a mapping of lines`."""
     data = _read_bytes(path)
-    document = Document(str(path), hashlib.sha256(data).hexdigest())
+    document = Document(str(path), hashlib.sha256(data).hexdigest(), then=then)
     root = _compose(data, document)
     if not isinstance(root, MappingNode):
-        raise document.error([Problem((), "must be a mapping of `key: value` lines, with nodes: among them")])
+        raise document.error([Problem((), f"must be a mapping of `key: value` lines, {expected}")])
     tree = _TreeBuilder(document).value(root, ())
     assert isinstance(tree, dict)  # a MappingNode becomes a dict
-    tree.setdefault("name", re.sub(r"[^A-Za-z0-9]+", "-", path.stem).strip("-") or "inventory")
     document.tree = tree
     return document
 

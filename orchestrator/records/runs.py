@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from orchestrator.errors import RunNotFound
 from orchestrator.node.run.run_id import RUN_ID
 from orchestrator.records.cache.entries import list_entries
-from orchestrator.records.store import RunFolder, Store, home
+from orchestrator.records.home import home
+from orchestrator.records.store import RunFolder, Store
 from orchestrator.run import RunEntry, RunRecord
 
 

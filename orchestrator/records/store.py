@@ -44,10 +44,6 @@ EVENTS_BYTES = 1 << 16
 RECORD_WAIT_S = 5.0  # the longest delay by a process that is stopped (SIGSTOP) while it changes the record
 
 
-def home(environ: Mapping[str, str]) -> Path:
-    return Path(environ.get("ORCH_HOME") or Path.home() / ".orch").expanduser().absolute()
-
-
 @dataclass(frozen=True, slots=True)
 class SupervisorProcess:
     """The process that supervises a run; without a pid as long as it is starting."""

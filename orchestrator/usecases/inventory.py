@@ -15,13 +15,14 @@ from orchestrator.inventory.model import Inventory
 from orchestrator.names.hostlist import expand, fold
 from orchestrator.node.number_text import counted
 from orchestrator.resources import inventory_folder
+from orchestrator.usecases.config_file import default_inventory
 
 DEFAULT = Path("inventory.yaml")
 
 
 def load_inventory(given: str | None, names: str | None) -> Inventory:
     """
-    Load the inventory given with -i, else $ORCH_INVENTORY, else ./inventory.yaml; else make one of the node names.
+    Load the inventory given with -i, else $ORCH_INVENTORY, else ./inventory.yaml, else that of config.yaml; else make one of the node names.
 
     Args:
         given: a path, or the name of an inventory that orch ships, such as `local` or `h800.yaml`; a file has priority over `.yaml`.
@@ -38,6 +39,8 @@ def load_inventory(given: str | None, names: str | None) -> Inventory:
         return inventories.load(path)
     if DEFAULT.exists():
         return inventories.load(DEFAULT)
+    if usual := default_inventory():
+        return inventories.load(_shipped(usual) or Path(usual))
     if names is None:
         raise InventoryError(
             f"no inventory: none given with -i, ORCH_INVENTORY is not set, and there is no {Path.cwd() / DEFAULT}",

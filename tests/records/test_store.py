@@ -19,7 +19,8 @@ import pytest
 from orchestrator.errors import RunNotFound, UsageError
 from orchestrator.plan.plan import LaunchPlan, NodePlan, Sweep, to_json
 from orchestrator.records.files import write_file
-from orchestrator.records.store import RunFolder, Store, SupervisorProcess, home
+from orchestrator.records.home import home
+from orchestrator.records.store import RunFolder, Store, SupervisorProcess
 from orchestrator.run import Program, RankExit, RunRecord, RunState
 from orchestrator.transports.ssh.route import PlannedSsh
 

@@ -20,7 +20,7 @@ from orchestrator.diagnosis.signature import Signature
 from orchestrator.diagnosis.user_signatures import SignatureError, read_signatures
 from orchestrator.errors import NodesError, UsageError, os_error_text
 from orchestrator.node.search import BLOCK_BYTES
-from orchestrator.records.store import home
+from orchestrator.records.home import home
 from orchestrator.usecases.reports.diff import Difference
 
 USER_SIGNATURES = "signatures"

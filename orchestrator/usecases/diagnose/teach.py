@@ -20,7 +20,7 @@ from orchestrator.diagnosis.user_signatures import (
 )
 from orchestrator.errors import UsageError
 from orchestrator.records.files import write_file
-from orchestrator.records.store import home
+from orchestrator.records.home import home
 from orchestrator.usecases.diagnose.log_files import USER_SIGNATURES, diagnose_files, is_run, log_lines, user_signatures
 from orchestrator.usecases.diagnose.run import diagnose_run
 
