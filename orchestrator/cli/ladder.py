@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 @click.option("--slurm", "is_through_slurm", is_flag=True, help="Submit each rung as a job; as submit does.")
 @options.slurm
 @options.dry_run
-@click.option("--steps", type=options.WholeNumber(min=1), default=5, show_default=True, help="Steps of each rung.")
+@click.option(
+    "--steps", type=options.WholeNumber(min=1), metavar="N", default=5, show_default=True, help="Steps of each rung."
+)
 @click.option("--limit", metavar="SPAN", default="2m", show_default=True, help="Time limit of each rung.")
 def ladder(
     program: tuple[str, ...] | None, *, is_through_slurm: bool, dry_run: bool, steps: int, limit: str, **typed: Any

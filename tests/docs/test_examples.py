@@ -55,7 +55,7 @@ def test_status_shows_the_progress_of_the_documented_example(tmp_path: Path) -> 
 
 @pytest.mark.processes
 def test_documented_line_enables_completion(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "commands.md").read_text("utf-8")
+    page = (ROOT / "docs" / "commands" / "index.md").read_text("utf-8")
     [line] = re.findall(r"^    (eval .*bash_source.*?)\s+#", page, re.MULTILINE)
     script = f"{line}\nCOMP_WORDS=(orch ssh-l) COMP_CWORD=1\n_orch_completion orch\necho ${{COMPREPLY[0]}}"
     env = bare_environment(tmp_path, Path(sys.executable).parent)

@@ -43,7 +43,7 @@ def test_orch_opens_no_listening_socket_on_a_node_or_here(hosts: Hosts, tmp_path
 
 @pytest.mark.train
 def test_trainer_listens_only_at_the_address_of_the_rendezvous(hosts: Hosts, tmp_path: Path) -> None:
-    """The trainer's store: torch's own, made from MASTER_ADDR, listens on every interface; see docs/commands.md."""
+    """The trainer's store: torch's own, made from MASTER_ADDR, listens on every interface; see docs/ssh.md."""
     hosts.inventory(tmp_path, nodes=["h0", "h1"])
     orch = hosts.orch(tmp_path)
     run = orch("ssh-launch", "--detach", "steps=1000000", *SMALL).stdout.strip()
