@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import click
 
 from orchestrator.cli import options
 from orchestrator.cli.console import LogView, ProgressLine, inform, print_error, warn
-from orchestrator.errors import CTRL_C, NodesError, UsageError
-
-if TYPE_CHECKING:
-    from orchestrator.usecases.reports.logs import Recorded  # at run time it would load what reads the nodes
+from orchestrator.errors import CTRL_C, UsageError
 
 
 @click.command()
@@ -43,17 +38,8 @@ def logs(
     **wanted: str | None,
 ) -> int:
     """Print the merged log of all nodes and ranks."""
-    from orchestrator.usecases.launch.watch import Watch
-    from orchestrator.usecases.reports.log_reader import LogReader
-    from orchestrator.usecases.reports.logs import (
-        Filter,
-        batch_log,
-        find_on_nodes,
-        lines_without_nodes,
-        missing_logs,
-        recorded_run,
-        selection,
-    )
+    from orchestrator.usecases.launch.show_logs import show_logs
+    from orchestrator.usecases.reports.logs import Filter, find_on_nodes, recorded_run
 
     if as_json and (fold or timestamps):
         hint = "--json prints each line with its time, node and rank"
@@ -74,43 +60,25 @@ def logs(
             closing(launcher),
             closing(LogView(as_json=as_json, ranks_of=ranks_of, timestamps=timestamps, is_live=is_live)) as view,
         ):
-            chosen = selection(lines, plan, time.time(), has_routine=as_json, has_rank_metrics=shows_all)
-            if lines.stream == "batch":
-                view.write(batch_log(launcher, chosen, tail))
-                return 0
-            try:
-                with progress:
-                    reader = LogReader(launcher, plan, view, chosen, only_wanted_nodes=not follow, is_live=is_live)
-            except NodesError as unreachable:
-                found = lines_without_nodes(folder, unreachable, chosen, tail)
-                return _print_known(found, unreachable, view, follow=follow)
-            reader.past(tail=tail, unfinished=not follow)
-            if not follow and not reader.has_every_agent and lines == Filter():
-                view.write(batch_log(launcher, chosen, tail))  # the job may have failed before it started that agent
-            if follow:
-                record = Watch(folder, launcher, reader, view, ends_failed=False).to_end()
+            shown = show_logs(
+                folder,
+                launcher,
+                view,
+                lines,
+                tail=tail,
+                follow=follow,
+                has_routine=as_json,
+                has_rank_metrics=shows_all,
+                is_live=is_live,
+                connecting=progress,
+            )
+            if shown.record is not None:
                 view.close()
-                inform(record.outcome)
+                inform(shown.record.outcome)
     except KeyboardInterrupt:
         command = f": orch status {plan.run_id}" if folder.is_recorded else ""
         inform(f"stopped watching; the run continues unless it has ended{command}")
         return CTRL_C
-    if missing := missing_logs(folder, plan, reader):
-        print_error(missing)
-    if not reader.unreadable:
-        return missing.exit_code if missing else 0
-    error = NodesError(list(reader.unreadable.values()), reader.folder_count)
-    print_error(error)
-    return error.exit_code
-
-
-def _print_known(found: Recorded, unreachable: NodesError, view: LogView, *, follow: bool) -> int:
-    """Print the lines that are known although no node can be reached; return the exit code."""
-    view.write(found.lines)
-    if found.is_newest and not follow:
-        warn(found.remark)
-        return 0
-    if found.remark:
-        inform(found.remark)
-    print_error(unreachable)
-    return unreachable.exit_code
+    for error in shown.errors:
+        print_error(error)
+    return shown.errors[-1].exit_code if shown.errors else 0
