@@ -51,6 +51,11 @@ class OrchError(Exception):
         super().__init__(message)
         self.hint = hint
 
+    @property
+    def __notes__(self) -> list[str]:
+        """The next step: from 3.11 on, Python prints it below the message of an exception that nothing catches."""
+        return [f"next: {self.hint}"] if self.hint else []
+
 
 class UsageError(OrchError):
     """The request is wrong: its arguments, its configuration, or a program that does not exist."""

@@ -13,8 +13,6 @@ from orchestrator.errors import CTRL_C, UsageError
 from orchestrator.records.runs import all_runs, is_sweep
 from orchestrator.usecases.durations import seconds
 
-DEFAULT_GRACE = "10m"
-
 
 @click.command()
 @click.argument("run", required=False, metavar="[RUN]", shell_complete=completion.runs)
@@ -31,7 +29,7 @@ def stop(run: str | None, inventory: str | None, *, all_runs: bool, save: bool, 
     if save and (all_runs or inventory is not None):
         raise UsageError("--save is for one run that is recorded here", hint="orch stop RUN --save")
     if save:
-        return _save(run, seconds("--grace", grace or DEFAULT_GRACE))
+        return _save(run, None if grace is None else seconds("--grace", grace))
     if all_runs and (run is not None or inventory is not None):
         raise UsageError("--all ends every run recorded here, so RUN and -i cannot be given with it")
     if all_runs:
@@ -45,18 +43,16 @@ def stop(run: str | None, inventory: str | None, *, all_runs: bool, save: bool, 
     return 0
 
 
-def _save(run: str | None, grace_s: float) -> int:
-    """Let a run save, stop it, and print its state."""
+def _save(run: str | None, grace_s: float | None) -> int:
+    """Let a run save, stop it, and print its state; None for the default grace."""
     if run is not None and is_sweep(run):
         raise UsageError(f"{run} is a sweep, and --save is for one run", hint=f"orch list --sweep {run} lists its runs")
-    if grace_s < 1:
-        raise UsageError("--grace 0s: the ranks need time to save", hint="orch stop RUN ends them without a save")
-    from orchestrator.usecases.runs.save import save_and_stop
+    from orchestrator.usecases.runs.save import DEFAULT_GRACE_S, save_and_stop
     from orchestrator.usecases.runs.stop import run_to_stop
 
     folder = run_to_stop(run)
     try:
-        inform(save_and_stop(folder, grace_s, inform).outcome)
+        inform(save_and_stop(folder, DEFAULT_GRACE_S if grace_s is None else grace_s, inform).outcome)
     except KeyboardInterrupt:
         run_id = folder.path.name
         inform(f"the ranks save and end without this command; `orch stop {run_id}` ends them at once")

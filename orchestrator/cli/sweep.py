@@ -12,9 +12,8 @@ from orchestrator.run import RunRecord
 from orchestrator.usecases.launch import transcript
 from orchestrator.usecases.launch.sweep import plan_sweep, stop_sweep, submit
 from orchestrator.usecases.launch_arguments import LaunchArguments
+from orchestrator.usecases.reports.compare import RESULTS
 from orchestrator.usecases.runs.refresh import bring_up_to_date
-
-COMPARED = ("steps", "first_loss", "last_loss", "tokens_per_s")
 
 
 def submit_sweep(arguments: LaunchArguments, axes: Sequence[str], at_once: int | None, *, dry_run: bool) -> int:
@@ -47,7 +46,7 @@ def list_sweep(name: str, *, as_json: bool) -> int:
         return 0
     swept = list(records[0].swept)
     rows = [_row(record, swept) for record in records]
-    print_table(("RUN", "STATE", *map(str.upper, swept), *(name.upper().replace("_", " ") for name in COMPARED)), rows)
+    print_table(("RUN", "STATE", *map(str.upper, swept), *(name.upper().replace("_", " ") for name in RESULTS)), rows)
     return 0
 
 
@@ -69,6 +68,6 @@ def stop_runs(name: str) -> None:
 
 
 def _row(record: RunRecord, swept: Sequence[str]) -> tuple[object, ...]:
-    results = [record.summary.get(name) for name in COMPARED]
+    results = [record.summary.get(name) for name in RESULTS]
     cells = [f"{value:.4g}" if isinstance(value, float) else value for value in results]
     return record.id, record.state.value, *(record.swept[key] for key in swept), *cells

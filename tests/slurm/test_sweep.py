@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import orchestrator
+from orchestrator.run import RunState
 from tests.grounds.cli import Orch
 from tests.grounds.slurm import Cluster
 from tests.until import until
@@ -147,3 +149,14 @@ def test_script_of_a_sweep_passes_shellcheck(orch: Orch) -> None:
     assert "#SBATCH --array=0-1" in script
     checked = subprocess.run(["shellcheck", "-"], input=script, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout
+
+
+def test_sweep_from_python_returns_its_runs(orch: Orch, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(orch.cwd)
+    for name, value in orch.environ().items():
+        monkeypatch.setenv(name, value)
+    runs = orchestrator.submit("echo value={v}", sweep={"v": [1, 2]}, at_once=1, shape="1x1", no_check=True)
+    assert [run.wait(100).state for run in runs] == [RunState.DONE] * 2
+    assert [[line.text for line in run.logs(stream="out")] for run in runs] == [["value=1"], ["value=2"]]
+    assert [(row["v"], row["state"]) for row in runs.rows()] == [("1", "DONE"), ("2", "DONE")]
+    assert [run.id for run in orchestrator.runs(sweep=runs[0].record.sweep)] == [run.id for run in runs]

@@ -14,7 +14,7 @@ from orchestrator.fanout import failed_nodes, map_parallel, successes
 from orchestrator.launchers.base import AttemptFolder, Launcher
 from orchestrator.node.run.events import EVENTS, REQUEUE, Kind, State, cause_s
 from orchestrator.plan.plan import LaunchPlan
-from orchestrator.usecases.reports.curves import metrics_path
+from orchestrator.usecases.reports.metrics_file import metrics_path
 from orchestrator.usecases.reports.timeline import Attempt, Step, mean_utilization
 
 EVENTS_BYTES = 1 << 18  # of a node: a hundred times what an attempt has

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-import posixpath
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.endpoint.files import FoundFiles
 from orchestrator.launchers.base import AttemptFolder, Launcher
 from orchestrator.plan.plan import LaunchPlan
-from orchestrator.run import trainer_setting
+from orchestrator.usecases.reports.metrics_file import find_metrics, read_part, records_of
 
 MOST_POINTS = 400
 """The points of a curve at most; a chart has hardly more columns of pixels."""
@@ -87,7 +85,7 @@ class Curves:
 
     def add_lines(self, lines: Sequence[bytes]) -> None:
         """Add lines of metrics.jsonl, in order; a damaged one is left out."""
-        self.add(list(_records(lines)))
+        self.add(records_of(lines))
 
     def add(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Add steps in order."""
@@ -134,7 +132,7 @@ class MetricsReader:
         Raises:
             NodesError, NodeError: the node of rank 0 cannot be read.
         """
-        found = _found_metrics(launcher, plan)
+        found = find_metrics(launcher, plan)
         if found is None:
             return False
         folder, file = found
@@ -145,7 +143,7 @@ class MetricsReader:
             self.curves = self._sampled(folder, file) if size > LARGE_BYTES else self._whole
             if size > LARGE_BYTES:
                 return True
-        data = _read(folder, file, self._offset, PART_BYTES)
+        data = read_part(folder, file, self._offset, PART_BYTES)
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._whole.add_lines(lines)
@@ -159,48 +157,9 @@ class MetricsReader:
         curves = Curves()
         for index in range(SAMPLES):
             offset = (file.size_bytes - SAMPLE_BYTES) * index // (SAMPLES - 1)
-            lines = _read(folder, file, offset, SAMPLE_BYTES).split(b"\n")
+            lines = read_part(folder, file, offset, SAMPLE_BYTES).split(b"\n")
             curves.add_lines(lines[1 if offset else 0 : -1])
         return curves
-
-
-def metrics_path(plan: LaunchPlan) -> str | None:
-    """The path of metrics.jsonl below the run's folder; None for another program, or if `out` is elsewhere."""
-    out = trainer_setting(plan.program, plan.config, "out") or "checkpoints"
-    if plan.program.kind != "trainer" or not isinstance(out, str) or out.startswith(("/", "~")):
-        return None
-    return posixpath.join(out, "metrics.jsonl")
-
-
-def _found_metrics(launcher: Launcher, plan: LaunchPlan) -> tuple[AttemptFolder, FoundFiles] | None:
-    """The file on the node of rank 0, which writes it."""
-    path = metrics_path(plan)
-    if path is None:
-        return None
-    for folder in launcher.attempt_folders(launcher.attempt(), None if plan.by_count else {plan.head.name}):
-        for found in folder.endpoint.list_files(folder.attempt_dir, folder.nodes, path, cwd=plan.program.cwd or ""):
-            return folder, found
-    return None
-
-
-def _read(folder: AttemptFolder, file: FoundFiles, offset: int, size: int) -> bytes:
-    return folder.endpoint.read_file(folder.attempt_dir, file.root, "", offset=offset, size=size)
-
-
-def _records(lines: Sequence[bytes]) -> Iterable[dict[str, Any]]:
-    try:  # all at once takes half as long
-        found = json.loads(b"[" + b",".join(line for line in lines if line) + b"]")
-    except ValueError:
-        found = list(_one_by_one(lines))
-    return (record for record in found if isinstance(record, dict))
-
-
-def _one_by_one(lines: Sequence[bytes]) -> Iterator[object]:
-    for line in lines:
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue
 
 
 def _number(value: object) -> float | None:

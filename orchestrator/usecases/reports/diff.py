@@ -15,6 +15,7 @@ from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord
 
 UNRECORDED = "not recorded"
+TOPICS = ("code", "command", "environment", "nodes", "versions", "inventory", "results")
 _OPTIONS = ("debug", "no_check", "skipped", "orphan_timeout_s", "isolation_timeout_s", "wait_for_nodes_s", "after")
 _UNCOMPARED = {"checkpoint"}  # of the summary: a path with the run's id
 
@@ -26,7 +27,7 @@ class Difference:
     """One value that differs; None: the run does not have it."""
 
     topic: str
-    """code, command, environment, nodes, versions, inventory or results."""
+    """One of TOPICS."""
     name: str
     first: object
     second: object

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 
 from orchestrator.endpoint.observation import NodeObservation
-from orchestrator.errors import NodesError
+from orchestrator.errors import NodesError, UsageError
 from orchestrator.fanout import failed_nodes, map_parallel
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import AttemptFolder, Launcher
@@ -21,6 +21,7 @@ from orchestrator.usecases.runs.stop import stop
 from orchestrator.verdict.launching import is_launching
 from orchestrator.verdict.observe import STRAGGLER_S, observe_folders
 
+DEFAULT_GRACE_S = 600.0
 LOOK_S = 0.5
 ENDED = "the ranks have ended"
 REQUEST_S = 10.0
@@ -34,8 +35,11 @@ def save_and_stop(folder: RunFolder, grace_s: float, on_message: Callable[[str],
     If this process is interrupted, the ranks save and end all the same: their agents know the grace.
 
     Raises:
-        As `stop`.
+        UsageError: the grace is shorter than a second.
+        OrchError: as `stop`.
     """
+    if grace_s < 1:
+        raise UsageError(f"a grace of {grace_s:g} s: the ranks need time to save", hint="stop the run without a save")
     record = folder.read()
     if record.state.ended or is_launching(record) or not record.started:
         return stop(folder, on_message)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from orchestrator.usecases.reports import curves as module
-from orchestrator.usecases.reports.curves import Curve, Curves, MetricsReader, metrics_path
+from orchestrator.usecases.reports.curves import Curve, Curves, MetricsReader
+from orchestrator.usecases.reports.metrics_file import metrics_path, read_metrics
 
 
 @pytest.mark.parametrize(
@@ -141,6 +142,14 @@ def test_large_file_is_sampled_first(monkeypatch: pytest.MonkeyPatch) -> None:
         assert _steps(reader)[-1] == last  # the samples are shown until the whole file was read
     assert node.read_bytes == module.SAMPLES * 200 + len(node.data)
     assert max(point[2] for point in reader.curves.to_json()["loss"]) == 7.0
+
+
+def test_all_records_are_read_without_the_line_that_is_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.usecases.reports.metrics_file.PART_BYTES", 10)
+    node: Any = Node()
+    assert read_metrics(node, PLAN) == []
+    node.data = _line(1, 4.0) + b"\nxx\n" + _line(2, 3.0) + b"\n" + _line(3, 2.0)[:-1]
+    assert [record["loss"] for record in read_metrics(node, PLAN)] == [4.0, 3.0]
 
 
 @pytest.mark.parametrize(

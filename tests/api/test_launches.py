@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 import orchestrator
+from orchestrator.api import launches
+from orchestrator.api.program import ProgramLike
 from orchestrator.errors import LaunchError, RunNotFound, UsageError
 from orchestrator.records.runs import find_run
 from orchestrator.run import RunState
+from tests.api.local import working_folder
 from tests.grounds.cli import Orch
-from tests.grounds.inventories import write_inventory
 
 SCRIPT = """
 import orchestrator, sys
@@ -35,14 +38,10 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path: Path) -> Iterator[Path]:
     """A working folder with an inventory.yaml of this machine, and an empty run record."""
-    base = {"name": "here", "accelerator": "cpu", "devices": 2, "transport": "local"}
-    base |= {"defaults": {"workdir": str(tmp_path / ".work"), "python": sys.executable}, "nodes": [{"name": "n0"}]}
-    write_inventory(tmp_path / "inventory.yaml", base, {})
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ORCH_HOME", str(tmp_path / ".orch-home"))
-    return tmp_path
+    with working_folder(tmp_path, ("n0",)) as folder:
+        yield folder
 
 
 def _printed(run: orchestrator.Run) -> list[str]:
@@ -58,7 +57,7 @@ def _printed(run: orchestrator.Run) -> list[str]:
 def test_program_runs_once_a_rank(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = orchestrator.ssh_launch(["sh", "-c", 'echo "rank $RANK"'], here / "inventory.yaml", shape="1x2")
     with monkeypatch.context() as patched:
-        patched.setattr("orchestrator.api.refresh", lambda _: pytest.fail("a supervised run was queried"))
+        patched.setattr("orchestrator.api.waiting.refresh", lambda _: pytest.fail("a supervised run was queried"))
         assert run.wait(60).state is RunState.DONE
     assert _printed(run) == ["[n0:0] rank 0", "[n0:1] rank 1"]
 
@@ -115,7 +114,7 @@ def test_failed_run_is_recorded_as_failed_and_a_sleeping_run_can_be_stopped(here
     ],
 )
 def test_invalid_launch_is_refused_before_anything_starts(
-    here: Path, program: orchestrator.api.ProgramLike, options: dict[str, Any], why: str
+    here: Path, program: ProgramLike, options: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(UsageError, match=why):
         orchestrator.ssh_launch(program, here / "inventory.yaml", **options)
@@ -148,7 +147,9 @@ def test_misspelt_option_is_an_error(here: Path, launch: Callable[..., Any], opt
 
 def test_package_lists_its_names_and_a_run_that_does_not_exist_is_no_object(here: Path) -> None:
     assert here.exists()
-    assert {"submit", "ssh_launch", "Run"} <= set(dir(orchestrator))
+    assert {name for name in dir(orchestrator) if not name.startswith("_")} == set(orchestrator.__all__) - {
+        "__version__"
+    }
     with pytest.raises(RunNotFound):
         orchestrator.Run("nobody")
 
@@ -172,3 +173,12 @@ def test_wait_for_a_failed_run_that_no_supervisor_ends_raises_and_names_the_node
             run.wait(60)
     finally:
         run.stop()
+
+
+@pytest.mark.parametrize(
+    ("launch", "options"),
+    [(orchestrator.submit, launches._SlurmOptions), (orchestrator.ssh_launch, launches._SshOptions)],
+)
+def test_overloads_have_all_parameters(launch: Callable[..., Any], options: type) -> None:
+    written_out = {"program", "inventory", "dry_run", "sweep", "at_once"}
+    assert set(inspect.signature(launch).parameters) - written_out == set(get_type_hints(options))
