@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -34,7 +35,7 @@ def test_inventories_of_a_page_load(page: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if _blocks(page, "python")])
 def test_python_of_a_page_compiles(page: str) -> None:
     for text in _blocks(page, "python"):
-        compile(text, page, "exec")
+        compile(text, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)  # as in notebooks
 
 
 @pytest.mark.processes
