@@ -41,10 +41,10 @@ class _Abandoned(Exception):
 
 
 class _Lines:
-    """A viewer whose lines are taken by another thread."""
+    """A viewer whose lines and messages are taken by another thread."""
 
     def __init__(self) -> None:
-        self._groups: queue.Queue[LogLines | None] = queue.Queue(WAITING_GROUPS)
+        self._items: queue.Queue[LogLines | str | None] = queue.Queue(WAITING_GROUPS)
         self.is_abandoned = threading.Event()
 
     def write(self, lines: Iterable[LogLines]) -> None:
@@ -53,35 +53,38 @@ class _Lines:
         if self.is_abandoned.is_set():
             raise _Abandoned
 
-    def put(self, group: LogLines | None) -> None:
-        """Add a group, or None for the end; wait while too many have not been taken."""
+    def put(self, item: LogLines | str | None) -> None:
+        """Add lines, a message, or None for the end; wait while too many have not been taken."""
         while not self.is_abandoned.is_set():
             try:
-                return self._groups.put(group, timeout=POLL_S)
+                return self._items.put(item, timeout=POLL_S)
             except queue.Full:
                 continue
         raise _Abandoned
 
-    def taken(self) -> Iterator[LogLine]:
-        while (group := self._groups.get()) is not None:
-            for text in group.text.split("\n"):
-                yield LogLine(group.time, group.node, group.rank, group.stream, text)
+    def taken(self, on_message: Callable[[str], None]) -> Iterator[LogLine]:
+        while (item := self._items.get()) is not None:
+            if isinstance(item, str):
+                on_message(item)
+                continue
+            for text in item.text.split("\n"):
+                yield LogLine(item.time, item.node, item.rank, item.stream, text)
 
     def inform(self, text: str) -> None:
-        """Leave it out."""
+        self.put(text)
 
     def warn(self, text: str) -> None:
-        """Leave it out: lines that are still missing at the end are an error."""
+        self.put(text)
 
     def show(self, live: LiveRun | None) -> None:
         """Leave it out."""
 
 
-def lines_of(read: Callable[[Viewer], None]) -> Iterator[LogLine]:
+def lines_of(read: Callable[[Viewer], None], on_message: Callable[[str], None]) -> Iterator[LogLine]:
     """
     Yield the lines that `read` writes to its viewer, and raise its exception after the last one.
 
-    It runs in a thread, which ends soon after the iterator is closed.
+    It runs in a thread, which ends soon after the iterator is closed; `on_message` is called by the thread that takes the lines.
     """
     lines, failures = _Lines(), list[BaseException]()
 
@@ -96,7 +99,7 @@ def lines_of(read: Callable[[Viewer], None]) -> Iterator[LogLine]:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        yield from lines.taken()
+        yield from lines.taken(on_message)
     finally:
         lines.is_abandoned.set()
         thread.join(LEAVE_S)

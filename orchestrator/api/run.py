@@ -146,6 +146,7 @@ class Run:
         tail: int | None = None,
         since: str | None = None,
         stream: str | None = None,
+        on_message: Callable[[str], None] = _ignore,
     ) -> Iterator[LogLine]:
         """
         Yield the merged lines of all nodes and ranks; the parameters are as the options of `orch logs`.
@@ -154,6 +155,7 @@ class Run:
             follow: continue until the run ends.
             ranks: such as 3 or "0-7".
             tail: only the last lines of those so far.
+            on_message: takes the messages between the lines, such as that a node does not answer at present.
 
         Raises:
             UsageError: the run has no such node, rank or stream.
@@ -172,7 +174,7 @@ class Run:
             if shown.errors:
                 raise shown.errors[-1]
 
-        return lines_of(read)
+        return lines_of(read, on_message)
 
     def metrics(self) -> Rows:
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from orchestrator.errors import UsageError
 
@@ -16,7 +16,16 @@ MOST_ROWS = 20
 
 
 class Rows(list[dict[str, Any]]):
-    """A list of mappings; a notebook shows it as a table."""
+    """A list of mappings; a notebook shows it, and a part of it, as a table."""
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Rows: ...
+
+    def __getitem__(self, index: SupportsIndex | slice) -> dict[str, Any] | Rows:
+        return Rows(super().__getitem__(index)) if isinstance(index, slice) else super().__getitem__(index)
 
     def to_frame(self) -> pd.DataFrame:
         """

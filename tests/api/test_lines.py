@@ -40,7 +40,7 @@ def test_line_has_its_values() -> None:
 
 @pytest.mark.parametrize("count", [1, 3 * WAITING_GROUPS])
 def test_reader_ends_with_the_iterator(count: int) -> None:
-    """Whether it waits until lines are taken, or has none to offer."""
+    """Both if it waits until lines are taken, and if it has none to offer."""
     begun, ended = threading.Event(), threading.Event()
 
     def read(viewer: Viewer) -> None:

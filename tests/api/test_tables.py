@@ -35,6 +35,11 @@ def test_long_table_shows_its_begin_and_its_end() -> None:
     assert (rows[1], rows[11], rows[12], rows[-1]) == (["0"], ["… 5 more rows"], ["15"], ["24"])
 
 
+def test_part_of_the_rows_is_a_table_too() -> None:
+    assert _cells(ROWS[-1:]._repr_html_()) == [["step", "loss", "rate"], ["2", "1", "3"]]
+    assert ROWS[0]["step"] == 1
+
+
 def test_no_rows_are_an_empty_table() -> None:
     assert _cells(Rows()._repr_html_()) == []
 
