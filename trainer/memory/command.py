@@ -11,6 +11,9 @@ from trainer.memory.estimate import PARTS
 from trainer.memory.fitting import RESERVE, Model, advice, rows
 from trainer.memory.shapes import known_shape
 
+CARD_MEMORY = {"gcu": 32}
+"""GB of a card by device, as a T20 has; 80 for others."""
+
 
 def plan(words: Sequence[str]) -> str:
     """
@@ -20,8 +23,9 @@ def plan(words: Sequence[str]) -> str:
         UserError: a wrong setting, or a task whose activations are unknown.
     """
     cards, words = _number(words, "cards", 1)
-    gigabytes, words = _number(words, "card_memory", 80)
+    given_gigabytes, words = _number(words, "card_memory", 0)
     config = load_config(None, words)
+    gigabytes = given_gigabytes or CARD_MEMORY.get(config.device, 80)
     model = known_shape(config)
     if model is None:
         raise UserError(
@@ -44,7 +48,7 @@ def plan(words: Sequence[str]) -> str:
 def _head(config: TrainConfig, model: Model, cards: int, gigabytes: int) -> str:
     shape, context = model
     return (
-        f"{shape.parameters / 1e9:.2f} billion parameters, {cards} cards of {gigabytes} GB, precision={config.precision} "
+        f"{shape.parameters / 1e9:.2f} billion parameters, {cards} {'card' if cards == 1 else 'cards'} of {gigabytes} GB, precision={config.precision} "
         f"micro_batch={config.micro_batch}, {context} tokens a sample; GB on one card at the moment that needs the most"
     )
 

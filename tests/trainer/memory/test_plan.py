@@ -66,6 +66,24 @@ def test_plan_of_a_llama_is_by_its_config_json(tmp_path: Path, capsys: pytest.Ca
     assert last == "fits first: strategy=fsdp2 activation_checkpointing=false"
 
 
+@pytest.mark.parametrize(
+    ("words", "cards"),
+    [
+        ("device=gcu", "1 card of 32 GB"),  # a T20's
+        ("device=gcu card_memory=48 cards=2", "2 cards of 48 GB"),
+        ("device=cuda", "1 card of 80 GB"),
+    ],
+)
+def test_memory_of_a_card_is_that_of_the_device(words: str, cards: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "model.size=1b", "precision=fp32", *words.split()]) == 0
+    head, *rows, last = capsys.readouterr().out.splitlines()
+    assert f", {cards}, " in head
+    verdicts = ["no", "no", "yes", "no", "no", "yes"] if "32" in cards else ["yes"] * 6
+    if "2 cards" not in cards:
+        assert [row.split()[-1] for row in rows[1:]] == verdicts
+    assert last.startswith("fits first: strategy=ddp")
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_each_setting_that_saves_memory_needs_less(size: str) -> None:
     def total(words: str) -> float:
