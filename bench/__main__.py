@@ -15,6 +15,7 @@ from bench import (
     death,
     launch,
     logs,
+    memory,
     planning,
     probe,
     push,
@@ -63,6 +64,7 @@ MEASURES: dict[str, Callable[..., Measure | list[Measure]]] = {
     "trainer": trainer.measure,
     "trainer-cuda": trainer.measure_cuda,
     "tokenize": tokenize.measure,
+    "estimate": memory.measure,
 }
 PROGRAMS = {
     "sshd": "openssh-server",

@@ -15,6 +15,8 @@ UNITS = {
     "threads": "",
     "open files": "",
     "memory": " MB",
+    "estimated memory": " MB",
+    "deviation": " %",
     "lines/s": "",
     "MB/s": "",
     "tokens/s": "",
