@@ -56,6 +56,12 @@ _KINDS = (
     _kind(r"TypeError: ", "a value is of another type than the operation takes: print type(…) of it at the last frame of the traceback"),
     _kind(r"ValueError: ", "a setting or a value of the data is not accepted: the text names it; look at who passes it in the frames above"),
 )  # fmt: skip
+_SENTENCES = re.compile(r"(?<=[.!?;]) +(?=[A-Z`'\"<({])")
+_INSTRUCTION = re.compile(
+    r"\b(?:[Pp]lease|[Tt]ry|[Cc]onsider|Make sure|make sure|[Ee]nsure|[Ii]nstall|[Uu]pgrade|[Ss]et|[Uu]se|[Rr]un|[Pp]ass|[Cc]heck|[Ii]ncrease|[Rr]educe|[Dd]id you|[Yy]ou (?:should|need|must|can|may|have to))\b"
+)
+MOST_QUOTED = 240
+"""Characters of an instruction that are quoted."""
 _TRACEBACK = "look at the traceback above this line in the log of that rank"
 
 
@@ -82,6 +88,13 @@ def package_of(module: str) -> str:
     return _PACKAGES.get(name, name)
 
 
+def instruction_in(error: str) -> str:
+    """The sentence of an exception's message, of two or more, that is an instruction; empty without one."""
+    sentences = _SENTENCES.split(error.partition(": ")[2])
+    instructions = [each for each in sentences if _INSTRUCTION.search(each) and len(each) <= MOST_QUOTED]
+    return instructions[0] if instructions and len(sentences) > 1 else ""
+
+
 def advice(error: str, frame: str) -> tuple[str, ...]:
     """Next steps for an exception, whose last frame is in the file `frame`, or in an unknown one."""
     text = f"{name_of(error)}{error[len(error.partition(':')[0]) :]}"
@@ -96,4 +109,5 @@ def advice(error: str, frame: str) -> tuple[str, ...]:
         steps.append(
             f"{library} raised it, called by the program: python -m pip show {package_of(library) or library}; compare the version with the one that the program was written for"
         )
-    return (_TRACEBACK, *steps)
+    instruction = instruction_in(error)
+    return (*([f"the message itself advises: {instruction}"] if instruction else ()), _TRACEBACK, *steps)

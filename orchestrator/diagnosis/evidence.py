@@ -175,6 +175,8 @@ class LogSearch:
 
     def hits(self, bodies: Iterable[HitBody], file: str, *, node: str | None, rank: int | None) -> Iterator[Hit]:
         """The lines that a search has found, with their signature and origin; node and rank as for evidence()."""
+        raised: set[int] = set()
+        """The lines in which an exception was found, as several signatures find one by its frame, its name or its module."""
         for body in bodies:
             row = self._signatures[body["id"]]
             found = row.expression.search(body["text"])
@@ -183,13 +185,16 @@ class LogSearch:
             number = body["text"][: found.end()].rstrip("\n").count("\n")
             line = body["text"].split("\n")[number]
             if row.role is Role.ERROR:
+                if body["line"] + number in raised:
+                    continue
+                raised.add(body["line"] + number)
                 if _first_match(self._specific, line) is not None:
                     continue  # a more specific signature matches the line too; its own hit may be left out after many others
                 message = _message(line, body.get("after", ""))
                 known = None if message == line else _first_match(self._causes, message)
                 if known is not None:
                     row, found = known
-                elif message != line and ": " not in found["error"]:
+                elif message != line and (": " not in found["error"] or found["error"].endswith(":")):
                     found = row.expression.search(message) or found
             values = {_NUMBERED.sub("", name): value for name, value in found.groupdict().items() if value}
             of_text, of_head = origin_of(line), origin_of(body["head"])

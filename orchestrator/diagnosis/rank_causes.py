@@ -52,6 +52,7 @@ _GENERAL = frozenset(
         "card-gone",
         "driver-too-old",
         "slurm-error",
+        "slurm-refused",
         "container-not-created",
         "apptainer-failed",
     }

@@ -27,6 +27,15 @@ def test_the_advice_fits_the_kind_of_the_exception(error: str, word: str) -> Non
     assert word in second
 
 
+def test_an_instruction_in_a_message_of_several_sentences_is_a_step() -> None:
+    error = (
+        "ValueError: Found `optimizer` in the config, but no `scheduler`. Please configure a scheduler in the config."
+    )
+    assert advice(error, "")[0] == "the message itself advises: Please configure a scheduler in the config."
+    assert "advises" not in advice("ValueError: Please configure a scheduler.", "")[0], "it is the cause already"
+    assert "advises" not in advice("ValueError: Found 3. Expected 4.", "")[0]
+
+
 def test_the_library_that_raised_it_is_named() -> None:
     assert "python -m pip show timm" in advice("RuntimeError: no", TIMM)[-1]
     assert len(advice("RuntimeError: no", "/app/train.py")) == 1

@@ -39,9 +39,11 @@ def filled(text: str) -> str:
 
 
 def signatures_of(head: str, format_: str) -> list[str]:
-    """The signatures that match a line of this format, apart from those of any line with an error."""
-    found = SEARCH.evidence([f"{head}{filled(format_)}\n".encode()], "log")
-    return [hit.signature.id for hit in found.hits if hit.signature.role not in {Role.UNKNOWN, Role.ERROR}]
+    """The signatures that match a line of this format, apart from those of any line with an error, or of any line of a part."""
+    found = [hit.signature for hit in SEARCH.evidence([f"{head}{filled(format_)}\n".encode()], "log").hits]
+    return [
+        row.id for row in found if row.role not in {Role.UNKNOWN, Role.ERROR} and not (row.is_general and row.explains)
+    ]
 
 
 def rows_of(table: str) -> list[list[str]]:

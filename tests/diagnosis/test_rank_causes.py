@@ -171,7 +171,7 @@ RUNS = {
         "python-exception", (1,), (), MEDIUM, {"gloo-closed", "aborted"},
     ),
     "an exception in an exception": (
-        '  File "/app/t.py", line 1, in f\n    g()\nException: Caught ValueError: wrong label\n', "python-exception", (), (), MEDIUM, set(),
+        '  File "/app/t.py", line 1, in f\n    g()\nException: Caught ValueError: wrong label\n', "python-error", (), (), MEDIUM, set(),
     ),
     "an exception of C++": ("[n0:0]   what():  stoi\nrank 0 on n0 was killed by SIGABRT\n", "cpp-error", (0,), ("n0",), MEDIUM, {"aborted"}),
     "an exception of a data loader worker": (
@@ -355,8 +355,21 @@ def test_the_only_silent_rank_is_the_one_that_the_others_waited_for(
 
 def test_an_exception_is_one_line_whatever_the_number_of_its_frames() -> None:
     frame = '  File "/app/t.py", line 1, in f\n    f()\n'
-    evidence = SEARCH.evidence([f"{frame * 5}Exception: no data\n".encode()], "log")
-    assert [(hit.signature.id, hit.line) for hit in evidence.hits] == [("python-exception", 11)]
+    for name, found in (("Exception", "python-error"), ("_queue.Empty", "python-exception")):
+        evidence = SEARCH.evidence([f"{frame * 5}{name}: no data\n".encode()], "log")
+        assert [(hit.signature.id, hit.line) for hit in evidence.hits] == [(found, 11)]
+
+
+def test_a_message_that_announces_the_next_line_has_it() -> None:
+    found = diagnosed(
+        "RuntimeError: Failed to import models.x because of the following error:\nno backend is built in\n"
+    )
+    assert found.cause.endswith("because of the following error: no backend is built in")
+
+
+def test_an_exception_that_its_frame_and_its_module_show_is_one() -> None:
+    found = diagnosed('  File "/app/t.py", line 1, in f\n    f()\ntorch._dynamo.exc.Unsupported: a new call\n')
+    assert (found.signature, found.confidence, found.alternatives) == ("python-exception", Confidence.MEDIUM, ())
 
 
 def test_the_node_of_a_silent_rank_is_that_of_its_log() -> None:
