@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,15 @@ from tests.docs.blocks import ROOT
 from tests.grounds.components import missing
 
 SOURCES = ("mkdocs.yml", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+
+
+def assert_search_finds_variables(index: dict[str, Any]) -> None:  # of JSON
+    """The site splits texts and queries by this separator; decisions, which are no reference, are left out."""
+    words = re.split(index["config"]["separator"], 'env: {ORCH_SEPARATE: "1"} NCCL_IB_HCA=mlx5_1, $MASTER_ADDR')
+    assert {"ORCH_SEPARATE", "NCCL_IB_HCA", "MASTER_ADDR"} <= set(words)
+    found = {item["location"]: item["title"] for item in index["items"]}
+    assert found["variables/#nccl_ib_hca"] == "NCCL_IB_HCA"
+    assert not [location for location in found if location.startswith("decisions/")]
 
 
 @pytest.mark.processes
@@ -34,6 +45,7 @@ def test_site_builds_without_warnings_and_loads_nothing_external(tmp_path: Path)
     pages = {path.parent.relative_to(tmp_path / "site").as_posix() for path in tmp_path.glob("site/**/index.html")}
     sources = {path.relative_to(tmp_path / "docs").with_suffix("") for path in tmp_path.glob("docs/**/*.md")}
     assert pages == {(path.parent if path.name == "index" else path).as_posix() for path in sources}
+    assert_search_finds_variables(json.loads((tmp_path / "site" / "search.json").read_text("utf-8")))
     for path in tmp_path.glob("site/**/index.html"):
         html = path.read_text("utf-8")
         assert not re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"?https?://[^>]*>", html), path
