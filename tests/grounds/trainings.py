@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from tests.grounds.ports import free_ports
 from trainer.config.config import TrainConfig
 from trainer.metrics.jsonl import Summary
+from trainer.runtime.group import Group
 from trainer.runtime.init import initialise
 from trainer.runtime.progress import Progress
 from trainer.tasks.gpt import GPT
@@ -42,9 +45,25 @@ def world_of_one() -> dict[str, str]:
     return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
+@contextlib.contextmanager
+def process_group(*, needed: bool) -> Iterator[Group]:
+    """The only rank, in a process group if that is needed, as FSDP2 does."""
+    group = initialise("cpu", 60.0, world_of_one() if needed else {})
+    try:
+        yield group
+    finally:
+        if needed:
+            torch.distributed.destroy_process_group()
+
+
 def train_alone(config: TrainConfig) -> Summary | None:
     """Train in this process, as the only rank."""
-    group = initialise("cpu", 60.0, {})
+    with process_group(needed=False) as group:
+        return train_in(group, config)
+
+
+def train_in(group: Group, config: TrainConfig) -> Summary | None:
+    """Train in this process, as a rank of the group."""
     trainer = Trainer(config, group, Progress(group.rank, config.steps), NO_PREEMPTION)
     try:
         return trainer.run()

@@ -495,8 +495,12 @@ def _check_lora(config: TrainConfig) -> None:
         raise UserError("lora.alpha and lora.targets need lora.rank, such as lora.rank=8")
     if not config.lora.targets:
         raise UserError("lora.targets is empty: name linear layers, such as q_proj,v_proj")
-    if not config.task.startswith(HF_TASK):
-        raise UserError(f"lora.rank={config.lora.rank} goes with task={HF_TASK}FOLDER, not {config.task}")
+    if not config.task.startswith(HF_TASK) and config.task != LLAMA_TASK:
+        raise UserError(
+            f"lora.rank={config.lora.rank} goes with task={HF_TASK}FOLDER or {LLAMA_TASK}, not {config.task}"
+        )
+    if config.init is None:
+        raise UserError(f"lora.rank={config.lora.rank}: name by init= the weights beside which adapters are trained")
     if config.strategy not in LORA_STRATEGIES:
         raise UserError(
             f"lora.rank={config.lora.rank} goes with strategy={' or '.join(LORA_STRATEGIES)}, not {config.strategy}: "

@@ -173,8 +173,8 @@ def has_initialise(task: Task) -> bool:
 
 
 def draws_weights(task: Task) -> bool:
-    """`initialise` gives the weights to start from, not a checkpoint or init=."""
-    return not task.weights_are_loaded and task.config.init is None
+    """`initialise` gives the weights to start from, not a checkpoint or init=, which has none of adapters."""
+    return not task.weights_are_loaded and (task.config.init is None or task.config.lora.rank is not None)
 
 
 def has_metrics(task: Task) -> bool:

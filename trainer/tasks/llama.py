@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping, Sequence
+from typing import Dict, Mapping, Sequence
 
 import torch
 
@@ -15,6 +15,7 @@ from trainer.tasks.base import Task
 from trainer.tasks.codecs import tokenizer_codec
 from trainer.tasks.continuation import Codec
 from trainer.tasks.llama_model import LlamaModel
+from trainer.tasks.lora import ADAPTER, add_adapters, frozen_weights, initialise_adapter
 from trainer.values import Model
 
 
@@ -30,11 +31,17 @@ class Llama(Task):
         super().__init__(config)
         self.shape_path, self.shape, self.context = named_shape(config, shape, context)
         self.tokens_per_sample = self.context
+        self._frozen: Dict[str, int] = {}
         # Some files have a tied head, too, and those of 2023 the frequencies of the positions.
         self.unused_weights = ("*.rotary_emb.inv_freq", *(("lm_head.weight",) if self.shape.tied else ()))
 
     def build_model(self) -> LlamaModel:
-        return LlamaModel(self.shape)
+        """Raises UserError: it has no layers for the adapters, or peft is missing."""
+        model = LlamaModel(self.shape)
+        if self.config.lora.rank:
+            add_adapters(model, self.blocks(model), self.config.lora)
+            self._frozen = {name: weight.numel() for name, weight in frozen_weights(model).items()}
+        return model
 
     def build_data(self, split: str) -> LanguageSamples | None:
         return open_language(
@@ -75,7 +82,10 @@ class Llama(Task):
         return [] if model.lm_head is None else [[model.model.embed_tokens], [model.model.norm, model.lm_head]]
 
     def initialise(self, name: str, weight: torch.Tensor) -> None:
-        """transformers': normal with initializer_range, zero biases, norms at one."""
+        """transformers': normal with initializer_range, zero biases, norms at one; adapters as peft's."""
+        if ADAPTER in name:
+            initialise_adapter(name, weight, derive_seed(self.config.seed, name))
+            return
         if weight.dim() == 1:
             weight.fill_(0.0 if name.endswith("bias") else 1.0)
             return
@@ -83,7 +93,10 @@ class Llama(Task):
         weight.normal_(0.0, self.shape.std, generator=generator)
 
     def flops_per_sample(self, sizes: Mapping[str, int]) -> int:
-        """As for the GPT (trainer/metrics/mfu.py); a tied embedding is multiplied once, as the head."""
-        looked_up = 0 if self.shape.tied else sizes["model.embed_tokens.weight"]
+        """As for the GPT (trainer/metrics/mfu.py); a tied embedding is multiplied once, as the head. Frozen weights have no gradient."""
+        trained, frozen = (
+            sum(size for name, size in some.items() if self.shape.tied or "embed" not in name)
+            for some in (sizes, self._frozen)
+        )
         attention = self.shape.layers * self.shape.heads * self.shape.head_width * self.context
-        return (6 * (sum(sizes.values()) - looked_up) + 12 * attention) * self.context
+        return (6 * trained + 4 * frozen + 12 * attention) * self.context

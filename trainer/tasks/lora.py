@@ -13,6 +13,8 @@ from trainer.config.config import LoraConfig
 from trainer.errors import UserError
 from trainer.values import Foreign, Model
 
+ADAPTER = "lora_"
+"""A part of the names of adapters, by peft."""
 BASE = ".base_layer."  # peft's part of the name of a frozen weight beside a trained one
 
 
@@ -51,6 +53,15 @@ def frozen_weights(model: torch.nn.Module) -> Dict[str, torch.nn.Parameter]:
     return {name.replace(BASE, "."): parameter for name, parameter in found if not parameter.requires_grad}
 
 
+def initialise_adapter(name: str, weight: torch.Tensor, seed: int) -> None:
+    """The first values of an adapter, as those of peft: random in the first matrix, zeros in the second one."""
+    if "lora_B" in name:
+        weight.zero_()
+    else:
+        limit = weight.shape[1] ** -0.5
+        weight.uniform_(-limit, limit, generator=torch.Generator().manual_seed(seed))
+
+
 def add_adapters(model: Model, blocks: Sequence[torch.nn.Module], config: LoraConfig) -> None:  # changes its class
     """
     Freeze the model, and add adapters to the linear layers in its blocks whose names end with one of the targets.
@@ -72,5 +83,5 @@ def add_adapters(model: Model, blocks: Sequence[torch.nn.Module], config: LoraCo
     settings = peft.LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets, lora_dropout=0.0)
     peft.inject_adapter_in_model(settings, model)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad = "lora_" in name
+        parameter.requires_grad = ADAPTER in name
     model.__class__ = type(type(model).__name__, (Adapted, type(model)), {})

@@ -14,17 +14,20 @@ from safetensors.torch import load_file, save_file
 from tests.grounds import components
 from tests.grounds.checkpoints import saved_state
 from tests.grounds.hf_models import build, logits, write_model
-from tests.grounds.trainings import train_alone
+from tests.grounds.live_memory import rank_among
+from tests.grounds.metrics import read_metrics
+from tests.grounds.trainings import process_group, train_alone, train_in
 from tests.trainer.tasks.test_hf import _cache, settings
 from trainer.checkpoint.__main__ import main
 from trainer.config.config import load_config
 from trainer.errors import UserError
-from trainer.parallel.fsdp import units
+from trainer.parallel.fsdp import Fsdp2, units
 from trainer.tasks.load import load_task
 from trainer.tasks.lora import frozen_weights
 
 pytestmark = pytest.mark.trains
 
+LLAMA = "task=trainer.tasks.llama:Llama"
 LORA = ("lora.rank=2", "lora.alpha=8", "lora.targets=q_proj,down_proj", "optim.weight_decay=0", "lr=0.05")
 
 __all__ = ["_cache"]
@@ -38,7 +41,7 @@ def _peft() -> None:
 def run(tmp_path: Path, *words: str) -> dict[str, Any]:
     """Train and return the weights of the checkpoint and its manifest."""
     train_alone(settings(tmp_path / "model", tmp_path / "out", *LORA, *words))
-    newest = max((tmp_path / "out").glob("step_*"), key=lambda path: int(path.name[5:]))
+    newest = max(tmp_path.glob("*/step_*"), key=lambda path: int(path.name[5:]))
     return {**saved_state(newest), "manifest": json.loads((newest / "manifest.json").read_text())}
 
 
@@ -76,6 +79,52 @@ def test_adapters_are_trained_saved_and_exported_in_both_forms(
         assert torch.equal(tensor, merged.state_dict()[name]), name
     assert json.loads((tmp_path / "fp32" / "config.json").read_text())["dtype"] == "float32"
     torch.testing.assert_close(logits(tmp_path / "fp32", tokens), theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_adapters_of_the_llama_are_those_of_peft(tmp_path: Path, strategy: str, *, tied: bool) -> None:
+    """Started, resumed and exported; peft adds the same to the model of transformers."""
+    folder, out = tmp_path / "model", tmp_path / "out"
+    write_model(folder, tie_word_embeddings=tied)
+    words = (LLAMA, f"init={folder}", f"strategy={strategy}", "precision=bf16", *LORA, "optim.schedule_steps=4")
+    for steps in (2, 4):
+        with process_group(needed=strategy == "fsdp2") as group:
+            train_in(group, settings(folder, out, *words, f"steps={steps}"))
+    assert all(tensor.any() for tensor in saved_state(out / "step_4")["model"].values())
+    assert main(["export", str(out), str(tmp_path / "adapter"), "--adapter"]) == 0
+    assert main(["export", str(out), str(tmp_path / "merged"), "--hf", "--precision", "fp32"]) == 0
+    peft: Any = importlib.import_module("peft")
+    adapted = peft.PeftModel.from_pretrained(build(tie_word_embeddings=tied), tmp_path / "adapter")
+    merged, found = adapted.merge_and_unload().state_dict(), load_file(tmp_path / "merged" / "model.safetensors")
+    assert merged.keys() - found.keys() == ({"lm_head.weight"} if tied else set())
+    for name, tensor in found.items():
+        assert torch.equal(tensor, merged[name]), name
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(folder)
+
+
+def test_frozen_weights_of_a_sharded_llama_have_the_type_of_its_products(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    words = (LLAMA, f"init={tmp_path / 'model'}", "strategy=fsdp2", "precision=bf16", *LORA)
+    config = settings(tmp_path / "model", tmp_path / "out", *words)
+    with rank_among(4) as group:
+        strategy = Fsdp2(group, config, load_task(config))
+    assert {weight.dtype for weight in frozen_weights(strategy.unwrapped_model).values()} == {torch.bfloat16}
+    assert {weight.dtype for weight in strategy.unwrapped_model.parameters()} == {torch.float32}
+
+
+def test_adapters_of_the_llama_lower_the_loss_as_those_of_transformers(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    losses = []
+    for number, words in enumerate([(), (LLAMA, f"init={tmp_path / 'model'}")]):
+        run(tmp_path, "steps=8", f"out={tmp_path / str(number)}", *words)
+        losses.append([record["loss"] for record in read_metrics(tmp_path / str(number))])
+    theirs, ours = losses
+    assert ours[0] == pytest.approx(theirs[0], abs=1e-4)  # nothing is added before the first step
+    assert ours[-1] < ours[0] - 0.1
+    assert ours[-1] == pytest.approx(theirs[-1], abs=0.1)  # other first values
 
 
 def test_resumed_adapters_repeat_an_uninterrupted_run(tmp_path: Path) -> None:
@@ -139,7 +188,11 @@ def test_unknown_target_names_the_layers_there_are(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["lora.alpha=4"], "lora.alpha and lora.targets need lora.rank, such as lora.rank=8"),
-        (["lora.rank=4"], "lora.rank=4 goes with task=hf:FOLDER, not trainer.tasks.gpt:Gpt"),
+        (
+            ["lora.rank=4"],
+            "lora.rank=4 goes with task=hf:FOLDER or trainer.tasks.llama:Llama, not trainer.tasks.gpt:Gpt",
+        ),
+        (["lora.rank=4", LLAMA], "lora.rank=4: name by init= the weights beside which adapters are trained"),
         (["lora.rank=4", "task=hf:a", "strategy=zero2"], "lora.rank=4 goes with strategy=ddp or fsdp2, not zero2: "),
         (["lora.rank=4", "task=hf:a", "lora.targets="], "lora.targets is empty: name linear layers"),
         (["lora.rank=0"], "lora.rank=0: allowed: a whole number >= 1"),

@@ -118,12 +118,14 @@ def export_folder(
     """
     manifest, weights = _weights_for(target, path, averaged=averaged)
     source = shape or _trained_shape(path, manifest["config"])
-    if str(manifest["config"]["task"]).startswith(HF_TASK):
-        base = _read_base(path, manifest, shape)
-        merged = _merge_adapters(path, weights, manifest, base) if _has_adapters(manifest) else weights
-        config, weights = _read_config(source), _matching(path, merged, base, source)
+    of_transformers, has_adapters = str(manifest["config"]["task"]).startswith(HF_TASK), _has_adapters(manifest)
+    base = _read_base(path, manifest, shape) if of_transformers or has_adapters else {}
+    if has_adapters:
+        weights = _merge_adapters(path, weights, manifest, base)
+    if of_transformers:
+        config, weights = _read_config(source), _matching(path, weights, base, source)
     else:
-        config = _check(path, weights, source)
+        config, weights = _check(path, weights, source, base=base)
     with appearing_whole(target) as temporary:
         temporary.mkdir()
         _write_shards(temporary, weights, PRECISIONS[precision], shard_bytes)
@@ -146,24 +148,31 @@ def _trained_shape(path: Path, config: Mapping[str, Any]) -> Path:
     return Path(named).expanduser()
 
 
-def _check(path: Path, weights: Mapping[str, torch.Tensor], source: Path) -> Dict[str, Any]:
-    """Return the contents of config.json. Raises UserError: the weights are of another shape."""
+def _check(
+    path: Path, weights: Mapping[str, torch.Tensor], source: Path, base: Mapping[str, torch.Tensor]
+) -> Tuple[Dict[str, Any], Dict[str, torch.Tensor]]:
+    """
+    Return the contents of config.json and the model's weights, of which files may have more (`base`).
+
+    Raises:
+        UserError: the weights are of another shape.
+    """
     shape = read_shape(source)
     with torch.device("meta"):
         needed = shapes_of(LlamaModel(shape))
-    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    _compare(path, needed, found, source)
-    return {"architectures": [ARCHITECTURES[str(shape.raw["model_type"])]], **shape.raw}
+    kept = {name: tensor for name, tensor in weights.items() if name in needed or name not in base}
+    _compare(path, needed, {name: tuple(tensor.shape) for name, tensor in kept.items()}, source)
+    return {"architectures": [ARCHITECTURES[str(shape.raw["model_type"])]], **shape.raw}, kept
 
 
 def _read_base(path: Path, manifest: Mapping[str, Any], shape: Path | None) -> Dict[str, torch.Tensor]:
     """
-    The weights from which the training of task=hf:FOLDER began, mapped from their files; `shape`: where these are now, if not there.
+    The weights from which the training began, mapped from their files; `shape`: the folder where these are now, if not there.
 
     Raises:
         UserError: they cannot be read, or those of adapters are not the ones beside which they were trained.
     """
-    source = shape or Path(manifest["config"]["init"]).expanduser()
+    source = shape if shape and shape.is_dir() else Path(manifest["config"]["init"]).expanduser()
     try:
         base, digest = read_tensors(source), digest_of(source) if "base_sha256" in manifest else None
     except OSError as exc:
@@ -263,11 +272,11 @@ def export_adapter(path: Path, target: Path, *, averaged: bool = True) -> int:
     if not _has_adapters(manifest):
         raise UserError(f"{path}: has no adapters, because lora.rank was not set: use --hf")
     tensors = {f"base_model.model.{name.replace(f'{ADAPTER}.', '.')}": tensor for name, tensor in weights.items()}
-    lora = manifest["config"]["lora"]
+    lora, task = manifest["config"]["lora"], str(manifest["config"]["task"])
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": manifest["config"]["task"][len(HF_TASK) :],
+        "base_model_name_or_path": task[len(HF_TASK) :] if task.startswith(HF_TASK) else manifest["config"]["init"],
         "r": lora["rank"],
         "lora_alpha": lora["alpha"],
         "target_modules": lora["targets"],
