@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import time
-from typing import Mapping, Type, TypeVar
+from typing import Mapping, Sequence, Type, TypeVar
 
 REQUEUE = 99  # exit code that requests another attempt: everything is saved, and steps are left
 NO_RETRY = 93  # exit code of a failure that a retry with the same settings would repeat
@@ -78,10 +78,28 @@ class NumbersError(TrainerError):
     kind = "numbers"
     is_agreed = True
 
-    def __init__(self, message: str, step: int = 0) -> None:
-        """`step` made no update; steps after it may have been made."""
+    def __init__(self, message: str, step: int = 0, *, ranks: Sequence[int] = (), of: str = "loss") -> None:
+        """
+        `step` made no update; steps after it may have been made.
+
+        Args:
+            message: names rank and step.
+            step: counted from 1 on.
+            ranks: those whose value is wrong; empty if the failure is not that of one step.
+            of: "loss"; "gradient" if all ranks have a norm that is not finite; "norm" if ranks have different norms of one gradient.
+        """
         super().__init__(message)
-        self.step = step
+        self.step, self.ranks, self.of = step, tuple(ranks), of
+
+
+class DeviceError(TrainerError):
+    """The devices of these ranks compute wrongly; raised on them, while the other ranks wait for their end."""
+
+    kind = "node"
+
+    def __init__(self, message: str, ranks: Sequence[int]) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
 
 
 def kind_of(error: BaseException) -> str:

@@ -149,6 +149,7 @@ def check_finite(quantity: str, values: Sequence[float], step: int) -> None:
             f"{ranks}: {quantity} is {values[bad[0]]} at step {step}; the weights were not updated. "
             "Continue from the last checkpoint with a smaller lr, or look at the data and the device of that rank",
             step,
+            ranks=bad,
         )
 
 
@@ -175,7 +176,8 @@ class Skips:
         """
         bad = [rank for rank, norm in enumerate(norms) if not math.isfinite(norm)]
         if bad and not (self.scales_loss and len(bad) == len(norms)):
-            raise NumbersError(_message(bad, len(norms), step), step)
+            of = "norm" if len(bad) < len(norms) else "gradient"
+            raise NumbersError(_message(bad, len(norms), step), step, ranks=bad, of=of)
         if not bad:
             check_equal_norms(norms, step)
         self.in_a_row = self.in_a_row + 1 if bad else 0
@@ -208,7 +210,8 @@ def check_equal_norms(norms: Sequence[float], step: int) -> None:
         ).replace("\n", "; ")
         suspect = "one of these devices probably computes wrongly. Test their nodes (orch check --level full)"
     message = f"{found}, though all have the same gradient; {suspect}, and restart from the last checkpoint"
-    raise NumbersError(message, step)
+    ranks = differing if 2 * len(differing) < len(norms) else range(len(norms))
+    raise NumbersError(message, step, ranks=ranks, of="norm")
 
 
 def _message(bad: Sequence[int], ranks: int, step: int) -> str:

@@ -21,7 +21,7 @@ from trainer.config.defaults import Garbage
 from trainer.console import log_line
 from trainer.data.batches import Batches
 from trainer.data.split import open_split
-from trainer.errors import REQUEUE, NumbersError, UserError
+from trainer.errors import REQUEUE, DeviceError, NumbersError, UserError
 from trainer.evaluation import Evaluation
 from trainer.io import replace_text
 from trainer.metrics.hub import MetricsHub
@@ -41,6 +41,7 @@ from trainer.tasks.base import writes_no_files
 from trainer.tasks.load import load_task
 from trainer.tasks.lora import frozen_weights
 from trainer.tasks.loss_mean import LossMean
+from trainer.trial import Trial
 
 
 class Trainer:
@@ -71,6 +72,7 @@ class Trainer:
         self.checkpoints = self.checkpoints.for_model(self.strategy)
         self.saver = Saver(self.checkpoints, self.strategy, progress, self.metrics.flush)
         self.roll_back = RollBack(self.checkpoints, self.saver, self.strategy)
+        self.trial = Trial(group, self.task, self.batches, self.strategy)
         self.loss_mean = LossMean(self.task, group)
         self.replicas = Replicas(
             self.strategy.replicated,
@@ -119,7 +121,7 @@ class Trainer:
                     state = self._advance(state)
                 except NumbersError as exc:
                     self.progress.write("init", state.step)  # the other ranks wait while rank 0 reads a checkpoint
-                    state = self.roll_back.after(exc, state, self.samples_per_step)
+                    state = self._after_failure(exc, state)
                     self._begin(state)
                 else:
                     self.profiler.after_step(state.step)
@@ -191,6 +193,28 @@ class Trainer:
             else:
                 self.outcomes.flags = known
         return state
+
+    def _after_failure(self, error: NumbersError, state: TrainState) -> TrainState:
+        """
+        Repeat the step that failed, and roll back; `state` is that before the step in which this was found.
+
+        Raises:
+            DeviceError: on the ranks whose device computes wrongly; the other ranks wait for their end.
+            NumbersError: there is no checkpoint to return to, or no roll-back is left.
+        """
+        end = state.position + (error.step - state.step) * self.samples_per_step
+        begin = end - self.samples_per_step
+        verdict = self.trial.after(error, begin)
+        found = error if verdict is None else self.trial.error(error, verdict, begin)
+        is_over = verdict is None or verdict.is_repeated
+        try:
+            if isinstance(found, DeviceError) and is_over:
+                raise found
+            return self.roll_back.after(found, end if is_over else None, self.samples_per_step)
+        except DeviceError as exc:
+            if self.group.rank.global_rank not in exc.ranks:
+                self.group.gather_bytes(b"")
+            raise
 
     def _step(self, step: int) -> StepResult | None:
         """Make one optimizer step; returns the result of the step before, unless it is known. Raises NumbersError as _advance() does."""

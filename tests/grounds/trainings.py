@@ -26,15 +26,17 @@ NO_PREEMPTION: Any = SimpleNamespace(is_received=False)
 
 
 class Breaking:
-    """Patches GPT.forward: the calls with the numbers in `broken` (from 1) return nan; `inputs` has the tokens of every call."""
+    """Patches GPT.forward: the inputs with the numbers in `broken` (from 1) give nan; `inputs` has the tokens of each, once."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *broken: int) -> None:
         self.inputs: list[str] = []
         whole = GPT.forward
 
         def forward(model: GPT, tokens: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            self.inputs.append(str(tokens.tolist()))
-            return whole(model, tokens, target) * (math.nan if len(self.inputs) in broken else 1.0)
+            text = str(tokens.tolist())
+            if text not in self.inputs:
+                self.inputs.append(text)
+            return whole(model, tokens, target) * (math.nan if self.inputs.index(text) + 1 in broken else 1.0)
 
         monkeypatch.setattr(GPT, "forward", forward)
 

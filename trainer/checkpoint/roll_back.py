@@ -1,4 +1,4 @@
-"""Roll back to the last good checkpoint, and skip batches, when a loss or a gradient is not finite."""
+"""Roll back to the last good checkpoint, and skip batches that fail again, when a loss or a gradient is not finite."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.checkpoint.saver import Saver
 from trainer.console import log_line
-from trainer.errors import NumbersError
+from trainer.errors import TrainerError
 from trainer.parallel.base import Strategy
 
 
@@ -16,7 +16,6 @@ class RollBack:
     """
     Rolls back at most config.roll_back times, on all ranks alike.
 
-    The batches since that checkpoint, the failing one included, are skipped: they would fail again.
     Mutable: counts, and remembers the last checkpoint it returned to.
     """
 
@@ -26,12 +25,17 @@ class RollBack:
     count: int = 0
     last_step: int | None = None
 
-    def after(self, error: NumbersError, state: TrainState, samples: int) -> TrainState:
+    def after(self, error: TrainerError, position: int | None, samples: int) -> TrainState:
         """
-        The state to continue from after an error in a step of `samples` samples, found in a step after `state`.
+        The state to continue from after an error in a step of `samples` samples.
+
+        Args:
+            error: its text is shown up to the first semicolon.
+            position: to skip the batches up to this one, which would fail again; None to repeat those since the checkpoint.
+            samples: of a step of all ranks.
 
         Raises:
-            NumbersError: the given error, if the limit is reached or nothing was saved yet.
+            TrainerError: the given error, if the limit is reached or nothing was saved yet.
         """
         limit = self.checkpoints.config.roll_back
         if self.count == limit:
@@ -42,11 +46,12 @@ class RollBack:
         if found is None:
             raise error
         self.count, self.last_step = self.count + 1, found.step
-        position = state.position + (error.step - state.step) * samples
         if self.checkpoints.group.rank.is_main:
-            cause, left_out = str(error).partition(";")[0], (position - found.position) // samples
-            log_line(
-                f"WARNING: {cause}: back to {self.checkpoints.path(found.step)} (roll_back {self.count} of {limit}), "
-                f"without the batches of {left_out} steps"
+            path, cause = self.checkpoints.path(found.step), str(error).partition(";")[0]
+            how = (
+                "repeating its steps"
+                if position is None
+                else f"without the batches of {(position - found.position) // samples} steps"
             )
-        return replace(found, position=position)
+            log_line(f"WARNING: {cause}: back to {path} (roll_back {self.count} of {limit}), {how}")
+        return found if position is None else replace(found, position=position)

@@ -87,7 +87,11 @@ class Batches:
 
     def peek(self) -> Batch:
         """Return the first batch, without advancing the order."""
-        return self._receive(self.source[self.first])
+        return self.at(self.first)
+
+    def at(self, first: int) -> Batch:
+        """Return the batch whose first sample has this position, of any rank. Raises UserError for an invalid sample."""
+        return self._receive(self.source[first])
 
     def begin(self, position: int) -> None:
         """Continue after this number of samples of all ranks, without end."""

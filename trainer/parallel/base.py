@@ -71,6 +71,9 @@ class Strategy(Protocol):
     def discard_gradients(self) -> None:
         """Discard the gradients of an unfinished step; the weights are undefined until a state is loaded."""
 
+    def without_gradients(self) -> ContextManager[Any]:
+        """Return the block of forward passes that no backward pass follows, which yields the model as it is."""
+
     def evaluating(self) -> ContextManager[Any]:
         """Return the block of an evaluation, which yields the model in evaluation mode and without gradients."""
 
@@ -180,11 +183,16 @@ class TorchStrategy(abc.ABC):
             self.scaler.load_state_dict(native)
 
     @contextlib.contextmanager
+    def without_gradients(self) -> Iterator[Any]:
+        with torch.no_grad(), self.computing():
+            yield self.model
+
+    @contextlib.contextmanager
     def evaluating(self) -> Iterator[Any]:
         self.model.eval()
         try:
-            with self.ema.swapped(), torch.no_grad(), self.computing():
-                yield self.model
+            with self.ema.swapped(), self.without_gradients() as model:
+                yield model
         finally:
             self.model.train()
 

@@ -113,8 +113,8 @@ class Fsdp2(TorchStrategy):
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
-    def evaluating(self) -> Iterator[Any]:
-        with super().evaluating() as model:
+    def without_gradients(self) -> Iterator[Any]:
+        with super().without_gradients() as model:
             yield model
         # FSDP2 keeps some weights whole after a forward pass, by default those of the root; the backward pass shards them.
         for module in self.model.modules():

@@ -272,7 +272,7 @@ def test_phase_changes_before_work_that_only_rank_0_does(tmp_path: Path, monkeyp
 
         monkeypatch.setattr(owner, name, recording)
     Breaking(monkeypatch, 4)
-    (tmp_path / "text").write_text("to be or not to be " * 99)
+    (tmp_path / "text").write_text(" ".join(map(str, range(500))))  # no batch comes twice
     paths = (f"data.paths={tmp_path / 'text'}", f"data.validation={tmp_path / 'text'}", f"out={tmp_path / 'out'}")
     words = ("steps=6", "save_steps=2", "async_save=true", "roll_back=1", "eval_steps=5", "eval_batches=1")
     config = load_config(words=[*TINY, *paths, *words])

@@ -160,11 +160,16 @@ class Zero:
         self._holds_gradients = False
 
     @contextlib.contextmanager
+    def without_gradients(self) -> Iterator[Any]:
+        with torch.no_grad():
+            yield self.engine
+
+    @contextlib.contextmanager
     def evaluating(self) -> Iterator[Any]:
         self.engine.eval()
         try:
-            with torch.no_grad():
-                yield self.engine
+            with self.without_gradients() as model:
+                yield model
         finally:
             self.engine.train()
 
