@@ -48,11 +48,8 @@ def _progress(orch: Orch, run: str) -> list[dict[str, Any]]:
 
 def _train(orch: Orch, *words: str) -> str:
     run = orch(*words, "--detach", *TRAINING).stdout.strip()
-    until(
-        lambda: any(report.get("step", 0) > 3 for report in _progress(orch, run)),
-        deadline_s=DEADLINE_S,
-        awaited=lambda: orch.printed(run),
-    )
+    trains = re.compile(r"^step=([4-9]|\d\d)", re.MULTILINE)
+    until(lambda: trains.search(orch.printed(run)), deadline_s=DEADLINE_S, awaited=lambda: orch.printed(run))
     return run
 
 
