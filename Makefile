@@ -1,5 +1,5 @@
 # make demo: train on this machine, DEMO="steps=20" for fewer steps · make check: read the code, about a minute
-# make docs: the documentation as a site, in site/ · make picture: record the picture of the README again
+# make docs: the documentation as a site, in site/ · make picture: record the pictures of README and docs again
 # make test-quick: lint, types and the quick tests, 2 min · make test: check, then the tests, 17 min
 # make test-all: as test, with further variants and long proofs, 40 min
 .DEFAULT_GOAL := help
@@ -52,6 +52,7 @@ docs: .venv/.docs
 
 picture: .venv/.trainer
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/record_terminal.py docs/images/first-run.svg "orch ssh-launch -i local steps=20"
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/record_run.py docs/images
 
 dev: .venv/.dev
 

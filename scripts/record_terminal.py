@@ -60,7 +60,7 @@ def _read(terminal: int) -> bytes:
 def draw(shown: str, title: str) -> str:
     """Draw terminal output with its colours as an SVG."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(Text.from_ansi(shown.rstrip("\n")), highlight=False)
+    console.print(Text.from_ansi(shown.rstrip("\n")), "", sep="\n", highlight=False)  # the format cuts the last line
     return console.export_svg(title=title, code_format=FORMAT, unique_id="orch")
 
 
