@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import click
+from click.shell_completion import CompletionItem
 
 
-def runs(_context: click.Context, _parameter: click.Parameter, beginning: str) -> list[str]:
-    from orchestrator.usecases.completion import run_names
+def words(*names: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Complete one of these words."""
 
-    return [name for name in run_names() if name.startswith(beginning)]
+    def complete(_context: click.Context, _parameter: click.Parameter, beginning: str) -> list[str]:
+        return [name for name in names if name.startswith(beginning)]
+
+    return complete
+
+
+def found(function: str, after: str = "") -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Complete a name that a function of usecases/completion.py finds; the text `after` follows it."""
+
+    def complete(_context: click.Context, _parameter: click.Parameter, beginning: str) -> list[str]:
+        from orchestrator.usecases import completion
+
+        names: list[str] = getattr(completion, function)()
+        return [f"{name}{after}" for name in names if name.startswith(beginning)]
+
+    return complete
+
+
+runs = found("run_names")
 
 
 def inventories(_context: click.Context, _parameter: click.Parameter, beginning: str) -> list[str]:
@@ -37,6 +58,13 @@ def nodes_of_inventory(context: click.Context, _parameter: click.Parameter, begi
     from orchestrator.usecases import completion
 
     return _after_comma(completion.nodes_of_inventory(context.params.get("inventory")), beginning)
+
+
+def runs_or_files(_context: click.Context, _parameter: click.Parameter, beginning: str) -> list[CompletionItem]:
+    from orchestrator.usecases.completion import run_names
+
+    items = [CompletionItem(name) for name in run_names() if name.startswith(beginning)]
+    return [*items, CompletionItem(beginning, type="file")]
 
 
 def _after_comma(names: list[str], beginning: str) -> list[str]:

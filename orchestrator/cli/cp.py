@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli import options
+from orchestrator.cli import completion, options
 from orchestrator.cli.console import ProgressLine, inform, print_text, warn
 from orchestrator.cli.numbers import size_text
 from orchestrator.errors import UsageError
@@ -14,7 +14,12 @@ from orchestrator.node.number_text import counted
 
 
 @click.command()
-@click.argument("source", metavar="RUN:PATH", callback=options.name_chosen_run)
+@click.argument(
+    "source",
+    metavar="RUN:PATH",
+    callback=options.name_chosen_run,
+    shell_complete=completion.found("run_names", ":"),
+)
 @click.argument("destination", type=options.PATH, default=".", metavar="[DIR]")
 @options.nodes_of_run("Only from these nodes.")
 def cp(source: str, destination: Path, nodes: str | None) -> int:

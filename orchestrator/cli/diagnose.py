@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli import options
+from orchestrator.cli import completion, options
 from orchestrator.cli.console import (
     ProgressLine,
     inform,
@@ -31,7 +31,7 @@ _FAILED = ("FAILED", "LOST")
 
 
 @click.command()
-@click.argument("words", nargs=-1, metavar="[RUN | FILE...]")
+@click.argument("words", nargs=-1, metavar="[RUN | FILE...]", shell_complete=completion.runs_or_files)
 @click.option(
     "--signatures", type=options.PATH, metavar="FILE", help="Your own signatures; default: $ORCH_HOME/signatures."
 )

@@ -47,7 +47,11 @@ def new(name: str) -> int:
 
 
 @inventory.command("import")
-@click.argument("source", metavar="hostfile|ssh-config|scontrol")
+@click.argument(
+    "source",
+    metavar="hostfile|ssh-config|scontrol",
+    shell_complete=completion.words("hostfile", "ssh-config", "scontrol"),
+)
 @click.argument("file", type=options.PATH, required=False)
 def import_(source: str, file: Path | None) -> int:
     """Print an inventory made from a hostfile, an ssh_config or `scontrol show node`; from standard input without FILE."""

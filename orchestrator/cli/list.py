@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from orchestrator.cli import options
+from orchestrator.cli import completion, options
 from orchestrator.cli.console import inform, print_json, print_table, warn
 from orchestrator.records.runs import RunSelection, all_runs, read_runs
 from orchestrator.run import RunEntry, RunState
@@ -25,8 +25,15 @@ from orchestrator.usecases.durations import clock
     type=click.Choice([state.value for state in RunState], case_sensitive=False),
     help="Only runs in this state; may be repeated.",
 )
-@click.option("--tag", "tags", multiple=True, metavar="WORD", help="Only runs with this tag; with each, if repeated.")
-@click.option("--sweep", metavar="ID", help="Compare the runs of a sweep.")
+@click.option(
+    "--tag",
+    "tags",
+    multiple=True,
+    metavar="WORD",
+    shell_complete=completion.found("tags"),
+    help="Only runs with this tag; with each, if repeated.",
+)
+@click.option("--sweep", metavar="ID", shell_complete=completion.found("sweeps"), help="Compare the runs of a sweep.")
 @options.as_json
 def list_(*, sweep: str | None, up_to_date: bool, as_json: bool, **wanted: Any) -> int:
     """List the runs started from this machine, newest last."""

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import click
 
-from orchestrator.cli import options
+from orchestrator.cli import completion, options
 from orchestrator.cli.console import LogView, ProgressLine, inform, print_error, warn
 from orchestrator.errors import CTRL_C, UsageError
 
@@ -19,7 +19,12 @@ from orchestrator.errors import CTRL_C, UsageError
 @click.option("--grep", "pattern", metavar="RE", help="Only lines that match.")
 @click.option("--tail", type=options.WholeNumber(min=0), metavar="N", help="Only the last N lines.")
 @click.option("--since", metavar="SPAN", help="Only the last 30s, 5m, 2h, 1d.")
-@click.option("--stream", metavar="out|err|event|batch", help="Only this stream.")
+@click.option(
+    "--stream",
+    metavar="out|err|event|batch",
+    shell_complete=completion.words("out", "err", "event", "batch"),
+    help="Only this stream.",
+)
 @options.fold
 @options.all_ranks
 @options.timestamps

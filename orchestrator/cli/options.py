@@ -62,7 +62,14 @@ nodes = click.option(
 )
 to_host = click.option("--host", "to_host", is_flag=True, help="On the node itself, also if it has a container.")
 shape = click.option("-j", "shape", metavar="NxR", help="Number of nodes and ranks on each, as in 2x8; default: all.")
-skip = click.option("--skip", "skipped", multiple=True, metavar="NAME", help="Leave out this check; may be repeated.")
+skip = click.option(
+    "--skip",
+    "skipped",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=completion.found("checks"),
+    help="Leave out this check; may be repeated.",
+)
 dry_run = click.option("--dry-run", is_flag=True, help="Print every file and command, start nothing.")
 query = click.option(
     "--query", is_flag=True, help="With --dry-run: query the nodes or Slurm too, and print what they add to the plan."
@@ -112,7 +119,12 @@ env = click.option(
 )
 # Named like the fields of LaunchArguments.
 _LAUNCH_OPTIONS: tuple[Decorator, ...] = (
-    click.argument("settings", nargs=-1, metavar="[KEY=VALUE]... [-- PROGRAM ARGS...]"),
+    click.argument(
+        "settings",
+        nargs=-1,
+        metavar="[KEY=VALUE]... [-- PROGRAM ARGS...]",
+        shell_complete=completion.found("settings", "="),
+    ),
     inventory,
     nodes,
     shape,
@@ -122,7 +134,12 @@ _LAUNCH_OPTIONS: tuple[Decorator, ...] = (
     ),
     click.option("--note", metavar="TEXT", help="Your own words about the run, shown by status and list."),
     click.option(
-        "--tag", "tags", multiple=True, metavar="WORD", help="Tag of the run, for list --tag; may be repeated."
+        "--tag",
+        "tags",
+        multiple=True,
+        metavar="WORD",
+        shell_complete=completion.found("tags"),
+        help="Tag of the run, for list --tag; may be repeated.",
     ),
     skip,
     click.option("--exclude-suspects", is_flag=True, help="Leave out nodes on which too many runs have failed."),

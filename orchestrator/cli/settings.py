@@ -6,13 +6,13 @@ import json
 
 import click
 
-from orchestrator.cli import options
+from orchestrator.cli import completion, options
 from orchestrator.cli.console import print_json, print_table
 from orchestrator.usecases.launch.settings import trainer_settings
 
 
 @click.command()
-@click.argument("word", required=False)
+@click.argument("word", required=False, shell_complete=completion.found("settings"))
 @options.as_json
 def settings(word: str | None, *, as_json: bool) -> int:
     """List the settings of the shared trainer, those with WORD in their name: orch settings lr."""

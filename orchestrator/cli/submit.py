@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from orchestrator.cli import options
+from orchestrator.cli import completion, options
 from orchestrator.cli.launch import launch
 from orchestrator.errors import UsageError
 from orchestrator.usecases.launch_arguments import LaunchArguments, WatchedLines
@@ -16,7 +16,11 @@ from orchestrator.usecases.launch_arguments import LaunchArguments, WatchedLines
 @options.launch
 @options.slurm
 @click.option(
-    "--after", multiple=True, metavar="[KIND:]RUN", help="Start after this run; KIND: afterok (default), afterany, …"
+    "--after",
+    multiple=True,
+    metavar="[KIND:]RUN",
+    shell_complete=completion.runs,
+    help="Start after this run; KIND: afterok (default), afterany, …",
 )
 @options.max_retries
 @options.elastic

@@ -1,4 +1,4 @@
-"""Names that the shell completes: runs, nodes and inventories. A name that cannot be found is not completed; nothing fails."""
+"""Names that the shell completes: runs, nodes, settings and others. A name that cannot be found is not completed; nothing fails."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from orchestrator.errors import OrchError
 from orchestrator.node.run.run_id import RUN_ID
+from orchestrator.records.cache.entries import list_entries
 from orchestrator.records.runs import find_run, home_store
 from orchestrator.resources import inventory_folder
 
@@ -20,6 +21,38 @@ def run_names() -> list[str]:
         ids = [path.name for path in home_store().runs.iterdir() if RUN_ID.fullmatch(path.name)]
         return ["latest", *dict.fromkeys(run_id.rsplit("-", 3)[0] for run_id in ids), *ids]
     return []
+
+
+def tags() -> list[str]:
+    """The tags of all runs, each once, the newest first."""
+    with suppress(OrchError, OSError):
+        entries = [entry for _, entry in list_entries(home_store())[0]]
+        return list(dict.fromkeys(tag for entry in reversed(entries) for tag in entry.tags))
+    return []
+
+
+def sweeps() -> list[str]:
+    """The ids of all sweeps, the newest first."""
+    with suppress(OrchError, OSError):
+        entries = [entry for _, entry in list_entries(home_store())[0]]
+        return list(dict.fromkeys(entry.sweep for entry in reversed(entries) if entry.sweep))
+    return []
+
+
+def settings() -> list[str]:
+    """The keys of the settings of the shared trainer."""
+    from orchestrator.usecases.launch.settings import trainer_settings  # starts a Python
+
+    with suppress(OrchError, OSError):
+        return [setting["key"] for setting in trainer_settings(None)]
+    return []
+
+
+def checks() -> list[str]:
+    """The names of the checks of nodes."""
+    from orchestrator.usecases.checks.check import known_checks
+
+    return known_checks()
 
 
 def nodes_of_run(run: str) -> list[str]:

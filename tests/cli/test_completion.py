@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.shell_completion import ShellComplete
@@ -14,6 +15,7 @@ from orchestrator.records.store import Store
 from orchestrator.run import Program, Request, RunRecord, RunState
 
 RUN, NEWER_RUN = "gpt-20260102-030405-0abc", "bert-20260102-030406-0abc"
+LABELS: dict[str, Any] = {"tags": ("base", "lr"), "sweep": "rates"}
 INVENTORY = "name: here\naccelerator: cpu\ntransport: local\ndevices: 1\nnodes: [{name: 'NAME[0-1]'}]\n"
 
 
@@ -37,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         load(tmp_path / "sub" / "b.yml"), Request("ssh", Program("executable", ("true",))), run_id=RUN, bundle="0"
     )
     for run in (RUN, NEWER_RUN):
-        record = RunRecord(run, "ssh", RunState.DONE, "2026-01-02T03:04:05+00:00", {}, {}, {}, {})
+        record = RunRecord(run, "ssh", RunState.DONE, "2026-01-02T03:04:05+00:00", {}, {}, {}, {}, **LABELS)
         Store(tmp_path / "home").create(record).write_plan(plan)
     return tmp_path
 
@@ -61,6 +63,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("submit", "-i", "s"), ["sub/"]),
         (("submit", "-i", "sub/"), ["sub/b.yml"]),
         (("submit", "-i", "no/"), []),
+        pytest.param(("ssh-launch", "optim.warm"), ["optim.warmup_steps="], marks=pytest.mark.processes),
+        pytest.param(("settings", "save_st"), ["save_steps"], marks=pytest.mark.processes),
+        (("check", "--skip", "gpu"), []),
+        (("check", "--skip", "outs"), ["outside"]),
+        (("list", "--tag", "b"), ["base"]),
+        (("list", "--sweep", ""), ["rates"]),
+        (("logs", "--stream", "e"), ["err", "event"]),
+        (("cp", "gp"), ["gpt:", f"{RUN}:"]),
+        (("diagnose", "ber"), ["bert", NEWER_RUN, "ber"]),  # the last one lets the shell complete files
+        (("inventory", "import", "s"), ["ssh-config", "scontrol"]),
     ],
 )
 def test_names_are_completed(words: tuple[str, ...], completed: list[str]) -> None:

@@ -175,8 +175,13 @@ def connected(plan: LaunchPlan, reach: Callable[[NodePlan], Endpoint]) -> Reach:
     return of_name
 
 
+def known_checks() -> list[str]:
+    """The names of all checks, for --skip."""
+    return [*CHECKS, "outside", IMPORTS, *MEASURED]
+
+
 def require_known(skipped: Sequence[str]) -> None:
     """Raise UsageError if there is no check of one of these names."""
-    known = (*CHECKS, "outside", IMPORTS, *MEASURED)
+    known = known_checks()
     if unknown := [name for name in skipped if name not in known]:
         raise UsageError(f"--skip {unknown[0]}: there is no such check", hint=f"the checks are {', '.join(known)}")
