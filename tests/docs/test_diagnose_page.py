@@ -17,7 +17,7 @@ CATALOGUE_PAGE = ROOT / "docs" / "catalogue.md"
 HEAD = f"""\
 # The catalogue of causes
 
-Generated from `orchestrator/diagnosis/catalogue/`, {len(CATALOGUE)} signatures. [The cause of a failure](diagnose.md) explains roles, classes and retries.
+Generated from `orchestrator/diagnosis/catalogue/`, {len(CATALOGUE)} signatures. The last column has the id, role, class, retry and source,\nwhich [the cause of a failure](diagnose.md) explains.
 """
 
 
@@ -39,7 +39,7 @@ def _lines() -> Iterator[str]:
     yield HEAD
     for program, rows in PROGRAMS.items():
         yield f"## {program}\n"
-        yield "| cause | first step | signature, with its role, class: retry, and source |"
+        yield "| cause | first step | signature |"
         yield "|---|---|---|"
         yield from map(_row, rows)
         yield ""
