@@ -231,7 +231,6 @@ BELONGS_TO = {
     "channels_last": ("ddp",),
     "fp8": ("ddp", "fsdp2"),
 }
-LORA_STRATEGIES = ("ddp", "fsdp2")
 GROUPS: Dict[str, Any] = {
     "model": ModelConfig,
     "data": DataConfig,
@@ -501,8 +500,8 @@ def _check_lora(config: TrainConfig) -> None:
         )
     if config.init is None:
         raise UserError(f"lora.rank={config.lora.rank}: name by init= the weights beside which adapters are trained")
-    if config.strategy not in LORA_STRATEGIES:
+    if config.strategy == "zero3" and config.task != LLAMA_TASK:
         raise UserError(
-            f"lora.rank={config.lora.rank} goes with strategy={' or '.join(LORA_STRATEGIES)}, not {config.strategy}: "
-            "DeepSpeed's slices have no frozen weights"
+            f"lora.rank={config.lora.rank} strategy=zero3 goes with task={LLAMA_TASK} init=FOLDER: DeepSpeed does not split the frozen "
+            "weights of a model of transformers; strategy=fsdp2 does"
         )

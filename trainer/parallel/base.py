@@ -97,6 +97,9 @@ class Strategy(Protocol):
         Replicated parts are the same on all ranks, in the same order.
         """
 
+    def put(self, weight: torch.Tensor, whole: Callable[[], torch.Tensor]) -> None:
+        """Fill a weight with the values that `whole` returns on rank 0; without gradients."""
+
     def finish_load(self, scaler: Mapping[str, Any]) -> None:
         """Load the loss scale of fp16, if there is one, once all parts are loaded."""
 

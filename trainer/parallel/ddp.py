@@ -14,7 +14,7 @@ from trainer.optim.optimizer import make_optimizer
 from trainer.parallel.base import TorchStrategy
 from trainer.parallel.building import build_whole, sizes_of, warn_if_on_cpu
 from trainer.parallel.compiling import compile_blocks
-from trainer.parallel.parts import Part, named_moments, whole_part
+from trainer.parallel.parts import Part, named_moments, put_replica, whole_part
 from trainer.runtime.group import STOCK_BACKENDS, Group
 from trainer.runtime.seeds import preserve_device_rng, seeded_rng
 from trainer.tasks.base import Task, loss_of
@@ -73,10 +73,7 @@ class Ddp(TorchStrategy):
         return {**state, "scaler": self.scaler.state_dict()} if self.scaler else state
 
     def put(self, weight: torch.Tensor, whole: Callable[[], torch.Tensor]) -> None:
-        is_main = self.group.rank.is_main
-        value = whole().to("cpu", weight.dtype) if is_main else torch.empty(weight.shape, dtype=weight.dtype)
-        self.group.broadcast(value)
-        weight.copy_(value)
+        put_replica(self.group, weight, whole)
 
     def part(self, key: str, tensor: torch.Tensor) -> Part:
         return whole_part(key, tensor)

@@ -29,7 +29,7 @@ from trainer.parallel.parts import Part
 from trainer.runtime.group import Group
 from trainer.runtime.seeds import seed_everything
 from trainer.tasks.base import Task, draws_weights
-from trainer.tasks.lora import frozen_weights
+from trainer.tasks.lora import narrow_frozen_weights
 from trainer.values import Foreign, Model
 
 DTensor = Any  # newer than torch 1.10
@@ -41,8 +41,8 @@ class Fsdp2(TorchStrategy):
     def __init__(self, group: Group, config: TrainConfig, task: Task) -> None:
         super().__init__(group, config, task)
         empty = build_fillable(task, config)
-        if empty is not None:
-            self._narrow_frozen(empty)
+        if empty is not None and shards_mixed_types():
+            narrow_frozen_weights(empty, config.precision)
         unfilled = self._build_unfilled() if empty is None else None
         model = empty or unfilled or build_whole(group, config, task)
         self.sizes, self.buffers = sizes_of(model), Buffers(model)
@@ -66,15 +66,9 @@ class Fsdp2(TorchStrategy):
         model = self.task.build_unfilled()
         if model is None:
             return None
-        self._narrow_frozen(model)
+        if shards_mixed_types():
+            narrow_frozen_weights(model, self.config.precision)
         return prepare(self.task, self.config, model)
-
-    def _narrow_frozen(self, model: torch.nn.Module) -> None:
-        """Give frozen weights the type in which they are gathered, as nothing updates them."""
-        narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.config.precision)
-        if narrow and shards_mixed_types():
-            for weight in frozen_weights(model).values():
-                weight.data = weight.data.to(narrow)
 
     def update(self, lr: float, loss: torch.Tensor, *, is_good: torch.Tensor) -> torch.Tensor:
         norm = super().update(lr, loss, is_good=is_good)

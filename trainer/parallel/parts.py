@@ -75,6 +75,13 @@ class LocalState:
     further: Dict[str, List[str]] = field(default_factory=dict)
 
 
+def put_replica(group: Group, weight: torch.Tensor, whole: Callable[[], torch.Tensor]) -> None:
+    """Fill a weight that every rank has with the values that `whole` returns on rank 0; without gradients."""
+    value = whole().to("cpu", weight.dtype) if group.rank.is_main else torch.empty(weight.shape, dtype=weight.dtype)
+    group.broadcast(value)
+    weight.copy_(value)
+
+
 def whole_part(key: str, tensor: torch.Tensor) -> Part:
     """A tensor of which every rank has the same whole copy."""
     return Part(key, tuple(tensor.shape), 0, tensor, is_replicated=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import warnings
 from typing import Any, Dict, Iterator, Mapping, Sequence, Tuple
 
 import torch
@@ -53,6 +54,14 @@ def frozen_weights(model: torch.nn.Module) -> Dict[str, torch.nn.Parameter]:
     return {name.replace(BASE, "."): parameter for name, parameter in found if not parameter.requires_grad}
 
 
+def narrow_frozen_weights(model: torch.nn.Module, precision: str) -> None:
+    """Give frozen weights the 16-bit type of a precision, in which they are multiplied: nothing updates them."""
+    narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    if narrow:
+        for weight in frozen_weights(model).values():
+            weight.data = weight.data.to(narrow)
+
+
 def initialise_adapter(name: str, weight: torch.Tensor, seed: int) -> None:
     """The first values of an adapter, as those of peft: random in the first matrix, zeros in the second one."""
     if "lora_B" in name:
@@ -81,7 +90,9 @@ def add_adapters(model: Model, blocks: Sequence[torch.nn.Module], config: LoraCo
     peft: Any = importlib.import_module("peft")
     targets = list(config.targets)
     settings = peft.LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets, lora_dropout=0.0)
-    peft.inject_adapter_in_model(settings, model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # under ZeRO-3, peft initialises what is split already
+        peft.inject_adapter_in_model(settings, model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad = ADAPTER in name
     model.__class__ = type(type(model).__name__, (Adapted, type(model)), {})

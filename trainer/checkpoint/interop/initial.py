@@ -22,7 +22,7 @@ from trainer.console import log_line
 from trainer.errors import UserError
 from trainer.io import LFS_REMEDY, is_lfs_pointer
 from trainer.optim.optimizer import whole_shape
-from trainer.parallel.base import Strategy, TorchStrategy
+from trainer.parallel.base import Strategy
 from trainer.parallel.parts import tied_names
 from trainer.runtime.group import Group
 from trainer.safetensors import KINDS, FormatError, SafetensorsFile
@@ -61,11 +61,13 @@ def load_initial(path: Path, strategy: Strategy, task: Task, group: Group) -> No
     if problem:
         raise UserError.agreed(problem)
     if frozen:
-        assert isinstance(strategy, TorchStrategy)
         with torch.no_grad():
             for name, weight in frozen.items():
                 strategy.put(weight, functools.partial(tensors.__getitem__, name))
-        _refuse_infinite(path, {name: local_elements(weight) for name, weight in frozen.items()}, group)
+        # of weights that DeepSpeed has split, rank 0 has the whole in the files
+        is_split = any(hasattr(weight, "ds_id") for weight in frozen.values())
+        held = tensors if is_split else {name: local_elements(weight) for name, weight in frozen.items()}
+        _refuse_infinite(path, held, group)
         return
     load_whole(group, state, strategy, f"init={path}")
     held = {

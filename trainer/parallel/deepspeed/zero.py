@@ -34,6 +34,7 @@ from trainer.parallel.parts import (
     buffer_parts,
     described,
     named_moments,
+    put_replica,
     saved_buffers,
     tied_names,
     torch_parts,
@@ -41,6 +42,7 @@ from trainer.parallel.parts import (
 )
 from trainer.runtime.group import Group
 from trainer.tasks.base import Task, loss_of
+from trainer.tasks.lora import narrow_frozen_weights
 from trainer.values import Batch, Foreign
 
 SPLIT_STAGE = 3  # weights are sharded too
@@ -67,6 +69,8 @@ class Zero:
         self.sizes: Mapping[str, int] = sizes_of(model)
         if self.stage > 0:
             refuse_frozen_weights(model, config.strategy)
+            if not split:  # DeepSpeed converts what it sees, and while it splits, everything
+                narrow_frozen_weights(model, config.precision)
         if config.compile:
             self._compile(model)
         self.buffers = Buffers(model)
@@ -198,6 +202,12 @@ class Zero:
             return [*torch_parts(model, self.engine.optimizer, whole_part), *buffer_parts(model)]
         return [*zero_state.parts_to_load(self.engine, steps, self.group), *buffer_parts(model)]
 
+    def put(self, weight: torch.Tensor, whole: Callable[[], torch.Tensor]) -> None:
+        if hasattr(weight, "ds_id"):  # split by ZeRO-3
+            _put_split(self.group, weight, whole)
+        else:
+            put_replica(self.group, weight, whole)
+
     def finish_load(self, scaler: Mapping[str, Any]) -> None:
         if self.stage > 0:
             zero_state.load_scale(self.engine, scaler)
@@ -205,17 +215,16 @@ class Zero:
 
 def _build_split(group: Group, config: TrainConfig, task: Task, settings: Mapping[str, Any]) -> torch.nn.Module:
     """Shard each parameter when it is created, and initialise one at a time."""
-    zero = importlib.import_module("deepspeed").zero
-
-    def put(weight: Foreign, whole: Callable[[], torch.Tensor]) -> None:  # a parameter with DeepSpeed's fields
-        with zero.GatheredParameters([weight], modifier_rank=0):
-            if group.rank.is_main:
-                weight.copy_(whole())
-
-    with zero.Init(config_dict_or_path=dict(settings)):
+    with importlib.import_module("deepspeed").zero.Init(config_dict_or_path=dict(settings)):
         model = build_plain(task, config)
-    fill(task, model, put)
+    fill(task, model, functools.partial(_put_split, group))
     return model
+
+
+def _put_split(group: Group, weight: Foreign, whole: Callable[[], torch.Tensor]) -> None:  # with DeepSpeed's fields
+    with importlib.import_module("deepspeed").zero.GatheredParameters([weight], modifier_rank=0):
+        if group.rank.is_main:
+            weight.copy_(whole())
 
 
 def refuse_frozen_weights(model: torch.nn.Module, strategy: str) -> None:
