@@ -48,6 +48,7 @@ _KINDS = (
     _kind(r"(?:KeyError|ConfigKeyError|ConfigAttributeError): ", "the entry does not exist: print the keys that do at the last frame of the traceback; data, a checkpoint or a configuration of another kind has other names"),
     _kind(r"IndexError: ", "a position beyond the end: an empty data set or list, or one that is shorter than on other nodes; print its length at the last frame"),
     _kind(r"ZeroDivisionError", "a number of samples, steps or ranks is 0: an empty data set, or fewer samples than ranks times batch size"),
+    _kind(r"(?:AssertionError|ValueError|RuntimeError|NotImplementedError): [^\n]*?(?<![\w-])--(?P<option>[a-z][\w-]+)", "settings that do not go together: change or remove --{option}, or the other setting that the message names; the program's --help has them"),
     _kind(r"AssertionError", "the program checks a condition that does not hold: the `assert` above this line names it; print both sides there"),
     _kind(r"NotImplementedError", "the program or library does not support this combination of model, device and options: choose another, or a newer version"),
     _kind(r"UnicodeDecodeError", "a file is not text in this encoding: it is binary or compressed, or needs encoding=… ; PYTHONUTF8=1 if the node has no UTF-8 locale"),
