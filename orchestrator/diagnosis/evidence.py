@@ -45,6 +45,8 @@ _NO_MESSAGE = re.compile(
 """The beginning of a line that does not continue the message above it."""
 _LOG_LINE = re.compile(r"\W*(?:[IWEF]\d{4} \d\d:|\d{4}-\d\d-\d\d|\d\d[:/]\d\d[:/ ]|(?:INFO|WARNING|ERROR|DEBUG)\b)")
 _NUMBERED = re.compile(r"_\d$")
+_CONTINUES = re.compile(r":$|\d validation errors? for \S+$")
+"""The end of a message whose next line has what it is about."""
 _BARE_NAME = re.compile(r"(?:Error|Exception)$")
 MOST_PREFIXES = 5
 _MILD_HEAD = re.compile(r"\b(?:(?<!NCCL )(?:WARN|WARNING|INFO|DEBUG)|\w*Warning)\b")
@@ -194,7 +196,7 @@ class LogSearch:
                 known = None if message == line else _first_match(self._causes, message)
                 if known is not None:
                     row, found = known
-                elif message != line and (": " not in found["error"] or found["error"].endswith(":")):
+                elif message != line and (": " not in found["error"] or _CONTINUES.search(found["error"])):
                     found = row.expression.search(message) or found
             values = {_NUMBERED.sub("", name): value for name, value in found.groupdict().items() if value}
             of_text, of_head = origin_of(line), origin_of(body["head"])

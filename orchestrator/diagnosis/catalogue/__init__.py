@@ -16,6 +16,7 @@ from orchestrator.diagnosis.catalogue.openmmlab import OPENMMLAB
 from orchestrator.diagnosis.catalogue.own import OF_ORCH
 from orchestrator.diagnosis.catalogue.processes import PROCESSES
 from orchestrator.diagnosis.catalogue.python import PYTHON
+from orchestrator.diagnosis.catalogue.ray import RAY
 from orchestrator.diagnosis.catalogue.rendezvous import RENDEZVOUS
 from orchestrator.diagnosis.catalogue.slurm import SLURM
 from orchestrator.diagnosis.catalogue.ssh import SSH
@@ -35,6 +36,7 @@ PROGRAMS: dict[str, tuple[Signature, ...]] = {
     "OpenMMLab": OPENMMLAB,
     "CUDA and cards": CUDA,
     "DeepSpeed": DEEPSPEED,
+    "Ray and vLLM": RAY,
     "Slurm": SLURM,
     "Open MPI, MPICH, pdsh and Horovod": LAUNCHERS,
     "Containers: docker, Pyxis, enroot, apptainer": CONTAINERS,
