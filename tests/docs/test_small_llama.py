@@ -18,6 +18,7 @@ from trainer.tasks.llama import Llama
 from trainer.tasks.llama_model import LlamaModel
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.train
 @pytest.mark.timeout(600)

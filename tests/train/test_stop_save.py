@@ -74,11 +74,20 @@ def test_training_over_ssh_saves_and_ends(farm: Farm, tmp_path: Path) -> None:
     _require_saved(orch, run, stopped)
 
 
-def test_training_under_slurm_saves_and_ends_and_its_job_is_not_requeued(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.inventory(tmp_path, devices=1, env=ENV)
+def test_program_under_slurm_saves_and_ends_and_its_job_is_not_requeued(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.inventory(tmp_path, devices=1)
     orch = Orch(tmp_path, env=cluster.env)
-    run = _train(orch, "submit", "-j", "2x1")
-    _require_saved(orch, run, orch("stop", run, "--save", "--grace", "2m").stderr)
+    (tmp_path / "train.py").write_text(SLOW_SAVE.replace("SAVE_S", "0.5"))
+    run = orch("submit", "-j", "2x1", "--detach", "--", "train.py").stdout.strip()
+    until(
+        lambda: orch.printed(run).splitlines().count("up") == 2,
+        deadline_s=DEADLINE_S,
+        awaited=lambda: orch.printed(run),
+    )
+    stopped = orch("stop", run, "--save", "--grace", "2m").stderr
+    assert re.search(rf"run {run} is STOPPED: step \d+ is saved$", stopped, re.MULTILINE), stopped
+    assert (orch.status(run)["state"], orch.status(run)["attempt"]) == ("STOPPED", 1)
+    assert not orch.processes_of(run)
     assert not orch("logs", run, "--grep", "requeued|restarts").stdout
 
 
