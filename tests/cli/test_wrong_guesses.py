@@ -82,6 +82,6 @@ def test_settings_of_the_trainer_are_listed_without_torch(folder: Path, capfd: p
 
 def test_shape_for_nodes_without_an_inventory_needs_one() -> None:
     request = Request("ssh", Program("executable", ("true",)), nodes="n0,n1", shape=Shape(2, 2))
-    with pytest.raises(UsageError, match=r"n0 has 1 device$") as caught:
+    with pytest.raises(UsageError, match=r"(?m)n0 has 1 device$") as caught:
         make_plan(from_names(["n0", "n1"]), request, run_id="a", bundle="b")
     assert "write an inventory.yaml with these nodes and the line `devices: 2`" in caught.value.hint
