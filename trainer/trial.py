@@ -18,6 +18,7 @@ from typing import List, Sequence, Tuple
 
 import torch
 
+from trainer.console import log_line
 from trainer.data.batches import Batches
 from trainer.errors import DeviceError, NumbersError
 from trainer.optim.clip import gradient_norm
@@ -90,6 +91,8 @@ class Trial:
         """
         if not error.ranks:
             return None
+        if self.group.rank.is_main:
+            log_line(f"WARNING: {str(error).partition(';')[0]}: the step is repeated to find the cause")
         ranks = self.group.rank.world_size
         shift = self._shift()
         shifts = [0, shift] if ranks > 1 else [0]

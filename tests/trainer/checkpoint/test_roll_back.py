@@ -46,7 +46,9 @@ def test_roll_back_resumes_from_the_checkpoint_and_skips_the_batches_since_then(
     assert all(math.isfinite(record["loss"]) for record in records)
     assert broken.inputs == uninterrupted.inputs[:10]  # the two repeated steps take the next batches
     warning = f"WARNING: all ranks: loss is nan at step 6: back to {tmp_path / 'out' / 'step_4'} (roll_back 1 of 1), without the "
-    assert warning in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "WARNING: all ranks: loss is nan at step 6: the step is repeated to find the cause" in printed
+    assert warning in printed
     assert files.read_manifest(tmp_path / "out" / "step_8", 8)["position"] == 10
 
 
