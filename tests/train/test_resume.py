@@ -51,12 +51,23 @@ def test_program_with_a_killed_rank_continues_at_its_newest_save(farm: Farm, tmp
     _require_resumed(orch, 20 if framework == "plain" else 30)  # the state of SGD counts no steps
 
 
-def test_program_with_a_killed_rank_continues_in_its_slurm_job(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("framework", "ranks"),
+    [
+        ("plain", 1),
+        *(pytest.param(name, 2, marks=pytest.mark.extended) for name in resuming.PROGRAMS if name != "plain"),
+    ],
+)
+def test_program_with_a_killed_rank_continues_in_its_slurm_job(
+    cluster: Cluster, tmp_path: Path, framework: str, ranks: int
+) -> None:
+    if framework != "plain":
+        components.module(framework)
     cluster.inventory(tmp_path, env=ENV)
-    (tmp_path / "train.py").write_text(resuming.PLAIN)
+    (tmp_path / "train.py").write_text(resuming.PROGRAMS[framework])
     orch = Orch(tmp_path, env=cluster.env)
-    orch("submit", "-j", "1x1", "--max-retries", "2", "--", "train.py", "out", timeout_s=200)
-    _require_resumed(orch, 20, ranks=1)
+    orch("submit", "-j", f"{ranks}x1", "--max-retries", "2", "--", "train.py", "out", timeout_s=200)
+    _require_resumed(orch, 20 if framework == "plain" else 30, ranks=ranks)
 
 
 @pytest.mark.extended
