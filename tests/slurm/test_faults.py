@@ -113,6 +113,20 @@ def test_submission_fails_and_leaves_no_job_while_slurmctld_is_down(orch: Orch, 
 @pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_run_is_ended_by_a_file_while_slurmctld_is_down(orch: Orch, cluster: Cluster) -> None:
+    run, _ = _start_counting(orch)
+    cluster.stop_controller()
+    assert f"until then, `orch stop {run} --save --grace 1s` ends its ranks" in orch("stop", run, code=4).stderr
+    assert orch.processes_of(run)
+    orch("stop", run, "--save", "--grace", "1s", code=4)  # Slurm still has the job
+    assert not orch.processes_of(run)
+    cluster.start_controller()
+    cluster.wait_for(orch, run, "STOPPED")
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_job_that_slurmctld_accepts_after_sbatch_timed_out_is_the_runs_only_job(orch: Orch, cluster: Cluster) -> None:
     """A slurmctld that hung handles the request later, when sbatch has already timed out."""
     _wrap_program(orch, "sbatch", '$real "$@"; code=$?; touch timed-out; exit $code')

@@ -178,7 +178,7 @@ class SlurmLauncher:
             if status.state != SILENT:
                 answered_s = time.monotonic()
             elif not status.absent and time.monotonic() - answered_s >= SILENT_S:
-                return [_silent_text(status.job or job or self._plan.run_id, status.reason, is_cancelled=is_cancelled)]
+                return [_silent_text(status.job or job, self._plan.run_id, status.reason, is_cancelled=is_cancelled)]
             if status.job and not self._is_own(status):
                 problem = f"Slurm job {status.job} ({status.name}) does not run in the folder of {self._plan.job_run}"
                 lists = f"`squeue --me --name={self._plan.job_name}` lists the run's job, and `scancel ID` ends it"
@@ -286,11 +286,13 @@ class SlurmLauncher:
             raise NodesError([exc], 1) from exc
 
 
-def _silent_text(job: str, reason: str, *, is_cancelled: bool) -> str:
+def _silent_text(job: str | None, run: str, reason: str, *, is_cancelled: bool) -> str:
     """The sentence about a job that cannot be ended because slurmctld does not answer."""
     if is_cancelled:
-        return f"Slurm job {job} was cancelled, and is not known to be over: slurmctld does not answer ({reason})"
+        return (
+            f"Slurm job {job or run} was cancelled, and is not known to be over: slurmctld does not answer ({reason})"
+        )
     return (
-        f"Slurm job {job} was not cancelled, because slurmctld does not answer ({reason}); "
-        "the job continues, and `orch stop` works once `scontrol ping` reports UP"
+        f"Slurm job {job or run} was not cancelled, because slurmctld does not answer ({reason}): `orch stop {run}` cancels it once "
+        f"`scontrol ping` reports UP; until then, `orch stop {run} --save --grace 1s` ends its ranks, by a file in their folder"
     )

@@ -95,6 +95,7 @@ def test_stop_does_not_wait_long_for_a_controller_that_is_down(
         assert left.startswith("Slurm job 120_1 was cancelled, and is not known to be over: slurmctld does not answer")
     else:
         assert left == (
-            "Slurm job 120_1 was not cancelled, because slurmctld does not answer (squeue: Unable to contact slurm controller); "
-            "the job continues, and `orch stop` works once `scontrol ping` reports UP"
+            "Slurm job 120_1 was not cancelled, because slurmctld does not answer (squeue: Unable to contact slurm controller): "
+            f"`orch stop {RUNS[1]}` cancels it once `scontrol ping` reports UP; until then, `orch stop {RUNS[1]} --save --grace 1s` ends its "
+            "ranks, by a file in their folder"
         )
