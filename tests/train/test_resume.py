@@ -82,3 +82,13 @@ def test_mmengine_with_a_killed_rank_continues_on_a_t20(tmp_path: Path) -> None:
         done = orch("ssh-launch", "--no-check", "--share", "--max-retries", "2", "--", "train.py", "out", timeout_s=200)
         assert "attempt 2: rank 1 on n1 was killed by SIGKILL" in done.stdout
         _require_resumed(orch, 30)
+
+
+@pytest.mark.extended
+def test_mmengine_with_a_killed_rank_continues_on_a_t20_under_slurm(cluster: Cluster, tmp_path: Path) -> None:
+    cards = {"python": t20_python(), "env": {**ENV, **environment("t20")}}
+    cluster.inventory(tmp_path, accelerator="gcu", defaults=cards)
+    (tmp_path / "train.py").write_text(resuming.PROGRAMS["mmengine"])
+    orch = Orch(tmp_path, env=cluster.env)
+    orch("submit", "-j", "2x1", "--max-retries", "2", "--", "train.py", "out", timeout_s=200)
+    _require_resumed(orch, 30)
