@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import time
-from typing import Mapping, Sequence, Type, TypeVar
+from typing import Literal, Mapping, Sequence, Type, TypeVar
 
 REQUEUE = 99  # exit code that requests another attempt: everything is saved, and steps are left
 NO_RETRY = 93  # exit code of a failure that a retry with the same settings would repeat
@@ -24,6 +24,8 @@ NO_MEMORY = re.compile(
 )
 NO_NETWORK = re.compile(r"gloo/transport|\b[NE]CCL (error|communicator)|\b[ne]ccl[A-Z]\w+|\bWork[NE]CCL\b")
 
+Wrong = Literal["loss", "gradient", "norm"]
+"""The numbers of a step that can be wrong."""
 Error = TypeVar("Error", bound="TrainerError")
 
 
@@ -78,7 +80,7 @@ class NumbersError(TrainerError):
     kind = "numbers"
     is_agreed = True
 
-    def __init__(self, message: str, step: int = 0, *, ranks: Sequence[int] = (), of: str = "loss") -> None:
+    def __init__(self, message: str, step: int = 0, *, ranks: Sequence[int] = (), of: Wrong = "loss") -> None:
         """
         `step` made no update; steps after it may have been made.
 

@@ -11,7 +11,7 @@ from typing import Any, Callable, List, Sequence
 
 import torch
 
-from trainer.errors import NumbersError
+from trainer.errors import NumbersError, Wrong
 from trainer.metrics.jsonl import StepResult
 from trainer.runtime.group import Group
 from trainer.runtime.signals import NUMBERS, Flag, Received, Signals
@@ -176,7 +176,7 @@ class Skips:
         """
         bad = [rank for rank, norm in enumerate(norms) if not math.isfinite(norm)]
         if bad and not (self.scales_loss and len(bad) == len(norms)):
-            of = "norm" if len(bad) < len(norms) else "gradient"
+            of: Wrong = "norm" if len(bad) < len(norms) else "gradient"
             raise NumbersError(_message(bad, len(norms), step), step, ranks=bad, of=of)
         if not bad:
             check_equal_norms(norms, step)

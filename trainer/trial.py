@@ -75,6 +75,15 @@ def judge(here: Sequence[Values], there: Sequence[Values], shift: int, error: Nu
     return Verdict(named, is_repeated=False)
 
 
+def distance(nodes: Sequence[str]) -> int:
+    """The least distance at which every rank has a rank of another node, by the node of each rank; 1 if there is none."""
+    count = len(nodes)
+    for shift in range(1, count):
+        if all(node != nodes[(rank + shift) % count] for rank, node in enumerate(nodes)):
+            return shift
+    return 1
+
+
 class Trial:
     """Repeats a step of the training; one per training."""
 
@@ -94,7 +103,7 @@ class Trial:
         if self.group.rank.is_main:
             log_line(f"WARNING: {str(error).partition(';')[0]}: the step is repeated to find the cause")
         ranks = self.group.rank.world_size
-        shift = self._shift()
+        shift = distance([node.decode() for node in self.group.gather_bytes(self.group.rank.node.encode())])
         shifts = [0, shift] if ranks > 1 else [0]
         mine = [self._values(begin, by) for by in shifts]
         everyone = [json.loads(text) for text in self.group.gather_bytes(json.dumps(mine).encode())]
@@ -106,29 +115,16 @@ class Trial:
 
     def error(self, error: NumbersError, verdict: Verdict, begin: int) -> NumbersError | DeviceError:
         """The error with what the trial has shown."""
-        unchanged = (
-            "" if error.of == "norm" else "the weights were not updated. "
-        )  # the other ranks have made that update
-        cause = f"{str(error).partition(';')[0]}; {unchanged}The step was repeated"
-        if not verdict.is_repeated:
-            cause += ", and is finite on all ranks"
+        cause = str(error).partition(";")[0] + "; "
+        if error.of != "norm":  # of different norms, most ranks have made that update
+            cause += "the weights were not updated. "
+        cause += "The step was repeated" if verdict.is_repeated else "The step was repeated, and is finite on all ranks"
         if verdict.devices:
-            count = len(verdict.devices)
-            devices = f"the device{'s' if count > 1 else ''} of rank {fold(verdict.devices)} compute{'' if count > 1 else 's'} wrongly"
-            how = (
-                ", and another rank rightly with the same batch"
-                if verdict.is_repeated
-                else ", if only at times, or the code varies"
-            )
-            return DeviceError(
-                f"{cause}: {devices}{how}. Continue from the last checkpoint without that node", verdict.devices
-            )
+            return DeviceError(f"{cause}: {_device_text(verdict)}", verdict.devices)
         if verdict.batches:
             return NumbersError(f"{cause}: {self._batch_text(verdict, begin)}", error.step)
-        return NumbersError(
-            f"{cause}: some device computes wrongly at times, or the code varies. Restart from the last checkpoint",
-            error.step,
-        )
+        remedy = "some device computes wrongly at times, or the code varies. Restart from the last checkpoint"
+        return NumbersError(f"{cause}: {remedy}", error.step)
 
     def _batch_text(self, verdict: Verdict, begin: int) -> str:
         ranks = self.group.rank.world_size
@@ -156,14 +152,6 @@ class Trial:
         """The positions of the micro batches of a rank in a step."""
         count = self.config.micro_batch
         return [begin + micro * self.batches.stride + rank * count for micro in range(self.config.accumulation)]
-
-    def _shift(self) -> int:
-        """The distance to a rank on another node, as far as that is the same for all; else 1."""
-        nodes = self.group.gather_bytes(self.group.rank.node.encode())
-        for shift in range(1, len(nodes)):
-            if all(node != nodes[(rank + shift) % len(nodes)] for rank, node in enumerate(nodes)):
-                return shift
-        return 1
 
     def _has_gradients(self) -> bool:
         """A rank has whole gradients of the batches it computes with, before they are summed over the ranks."""
@@ -200,6 +188,16 @@ class Trial:
         norm = float(gradient_norm(self.strategy.unwrapped_model.parameters()))
         self.strategy.discard_gradients()
         return [*losses, norm]
+
+
+def _device_text(verdict: Verdict) -> str:
+    is_one = len(verdict.devices) == 1
+    devices = f"the {'device' if is_one else 'devices'} of rank {fold(verdict.devices)} {'computes' if is_one else 'compute'} wrongly"
+    if verdict.is_repeated:
+        proof = "and another rank rightly with the same batch"
+    else:
+        proof = "if only at times, or the code varies"
+    return f"{devices}, {proof}. Continue from the last checkpoint without that node"
 
 
 def _fails(values: Values) -> bool:

@@ -25,14 +25,7 @@ from orchestrator.usecases.durations import clock
     type=click.Choice([state.value for state in RunState], case_sensitive=False),
     help="Only runs in this state; may be repeated.",
 )
-@click.option(
-    "--tag",
-    "tags",
-    multiple=True,
-    metavar="WORD",
-    shell_complete=completion.found("tags"),
-    help="Only runs with this tag; with each, if repeated.",
-)
+@options.tags("Only runs with this tag; with each, if repeated.")
 @click.option("--sweep", metavar="ID", shell_complete=completion.found("sweeps"), help="Compare the runs of a sweep.")
 @options.as_json
 def list_(*, sweep: str | None, up_to_date: bool, as_json: bool, **wanted: Any) -> int:

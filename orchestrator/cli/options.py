@@ -41,6 +41,13 @@ def nodes_of_run(help_text: str) -> Decorator:
     )
 
 
+def tags(help_text: str) -> Decorator:
+    """Add --tag, which may be repeated, with this help text."""
+    return click.option(
+        "--tag", "tags", multiple=True, metavar="WORD", shell_complete=completion.found("tags"), help=help_text
+    )
+
+
 def name_chosen_run(_context: click.Context, _parameter: click.Parameter, run: str) -> str:
     """Name the run that is shown if several have its name and others could be meant."""
     from orchestrator.cli.console import inform
@@ -133,14 +140,7 @@ _LAUNCH_OPTIONS: tuple[Decorator, ...] = (
         "--name", metavar="NAME", help="Name of the run, by which commands find it; default: the inventory's."
     ),
     click.option("--note", metavar="TEXT", help="Your own words about the run, shown by status and list."),
-    click.option(
-        "--tag",
-        "tags",
-        multiple=True,
-        metavar="WORD",
-        shell_complete=completion.found("tags"),
-        help="Tag of the run, for list --tag; may be repeated.",
-    ),
+    tags("Tag of the run, for list --tag; may be repeated."),
     skip,
     click.option("--exclude-suspects", is_flag=True, help="Leave out nodes on which too many runs have failed."),
     click.option("--no-check", is_flag=True, help="Do not check the nodes before the start."),

@@ -47,9 +47,10 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(4, 2 * WARP), nn.Linear(2 * WARP, 1)
+        self.norm = nn.BatchNorm1d(2 * WARP)
 
     def forward(self, points: torch.Tensor, *, both: bool) -> torch.Tensor:
-        last: torch.Tensor = self.last(torch.tanh(self.first(points)))
+        last: torch.Tensor = self.last(torch.tanh(self.norm(self.first(points))))
         return last
 
 
@@ -152,6 +153,11 @@ def injected(fault: Fault, trainer: Trainer, state: TrainState) -> Iterator[None
         net.load_state_dict(weights)
 
 
+def _state_beside_weights(trainer: Trainer) -> list[torch.Tensor]:
+    """The buffers and the state of the random numbers, which a trial leaves as they are."""
+    return [*(buffer.clone() for buffer in trainer.strategy.unwrapped_model.buffers()), torch.get_rng_state()]
+
+
 def verdict_on(trainer: Trainer, state: TrainState) -> tuple[Verdict | None, str, TrainState]:
     """Train until a step fails."""
     for _ in range(STEPS):
@@ -159,7 +165,10 @@ def verdict_on(trainer: Trainer, state: TrainState) -> tuple[Verdict | None, str
             state = trainer._advance(state)
         except NumbersError as error:
             begin = state.position + (error.step - state.step - 1) * trainer.samples_per_step
+            before = _state_beside_weights(trainer)
             verdict = trainer.trial.after(error, begin)
+            for was, now in zip(before, _state_beside_weights(trainer), strict=True):
+                torch.testing.assert_close(now, was, rtol=0, atol=0, equal_nan=True)
             return verdict, str(trainer.trial.error(error, verdict, begin)) if verdict else str(error), state
     return None, "no step failed", state
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from trainer.errors import NumbersError
-from trainer.trial import Verdict, judge
+from trainer.errors import NumbersError, Wrong
+from trainer.trial import Verdict, distance, judge
 
 NAN, GOOD = [math.nan, 1.0], [2.0, 1.0]
 
@@ -34,6 +34,13 @@ def test_batch_that_fails_twice_is_at_fault_and_else_the_rank_that_fails_alone(
 
 
 @pytest.mark.parametrize(("of", "ranks"), [("gradient", [0, 1]), ("norm", [0, 1])])
-def test_failure_of_all_ranks_that_is_not_repeated_names_none(of: str, ranks: list[int]) -> None:
+def test_failure_of_all_ranks_that_is_not_repeated_names_none(of: Wrong, ranks: list[int]) -> None:
     error = NumbersError("all ranks: gradient norm is not finite at step 7", 7, ranks=ranks, of=of)
     assert judge([GOOD, GOOD], [GOOD, GOOD], 1, error) == Verdict(is_repeated=False)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "least"), [("ab", 1), ("aabb", 2), ("abab", 1), ("aabbcc", 2), ("aa", 1), ("aab", 1), ("a", 1)]
+)
+def test_second_rank_is_on_another_node_if_each_has_one(nodes: str, least: int) -> None:
+    assert distance(nodes) == least

@@ -7,7 +7,7 @@ from orchestrator.diagnosis.signature import Signature, consequence, likely, roo
 _LOADER = (
     r"(?:(?:ImportError|OSError|RuntimeError|loading shared libraries): |(?:^|[\]>)]:? +)(?=/\S+: undefined symbol: ))"
 )
-"""What stands before the text of the dynamic loader; it may begin a line where a library has caught the exception."""
+"""The part of a line before the text of the dynamic loader; empty where a library has caught the exception and prints its text alone."""
 _MISSING = ": cannot open shared object file"
 _TOOLKIT = ('ls -d /usr/local/cuda*; python -c "import torch; print(torch.version.cuda)": the toolkit must be of the same CUDA as torch', "export CUDA_HOME=/usr/local/cuda PATH=/usr/local/cuda/bin:$PATH: as env: and setup: of the inventory; module load cuda on many clusters; conda install -c nvidia cuda-toolkit without an administrator")  # fmt: skip
 _CACHE = "rm -rf ~/.cache/torch_extensions on each node: the next start builds the extension again"
