@@ -7,6 +7,7 @@ import gc
 import importlib
 import itertools
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -189,13 +190,14 @@ def farm_ground() -> Iterator[Farm]:
 
 @pytest.fixture
 def farm(farm_ground: Farm, tmp_path: Path) -> Iterator[Farm]:
-    """The sshd farm; processes and supervisors that a test leaves are killed after it, and the shell's start-up files are removed."""
+    """The sshd farm; processes and supervisors that a test leaves are killed after it, and files of shell and ssh in the home are removed."""
     yield farm_ground
     for name in (".bash_profile", ".bashrc", ".profile"):
         (farm_ground.home / name).unlink(missing_ok=True)
     for pid in supervisors_below(tmp_path):
         kill(pid)
     farm_ground.end_processes()
+    shutil.rmtree(farm_ground.home / ".ssh", ignore_errors=True)  # the program ssh makes it, from node to node
 
 
 @pytest.fixture(scope="session")

@@ -83,7 +83,7 @@ def test_shared_folder_gets_it_once(farm: Farm, tmp_path: Path, weights: Path, w
 
 
 @pytest.fixture
-def trusting(farm: Farm) -> Iterator[None]:
+def trusting(farm: Farm) -> None:
     """Nodes whose account has a key and the host keys, so that each may log in to each."""
     if not farm.is_own_account:
         pytest.skip("ssh reads the keys in the home of the account that runs the tests")
@@ -94,8 +94,6 @@ def trusting(farm: Farm) -> Iterator[None]:
     for path in (home, *home.iterdir()):
         path.chmod(0o700 if path.is_dir() else 0o600)
         shutil.chown(path, farm.user)
-    yield
-    shutil.rmtree(home)
 
 
 @pytest.mark.usefixtures("trusting")
