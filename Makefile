@@ -67,7 +67,7 @@ check-style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/vermin --quiet --no-tips --violations --target=3.8- orchestrator/node orchestrator/checks orchestrator/environment/*.py orchestrator/findings.py orchestrator/names orchestrator/job_check trainer examples
+	$(BIN)/vermin --quiet --no-tips --violations --target=3.8- orchestrator/node orchestrator/portable trainer examples
 	$(BIN)/vermin --quiet --no-tips --violations --target=3.10- orchestrator
 	$(BIN)/codespell
 	$(BIN)/python scripts/audit.py
@@ -117,7 +117,7 @@ bench: .venv-bench/.ready
 FLOORS := .venv-floors$(addprefix -,$(notdir $(PYTHON)))
 FLOORS_PIP := $(FLOORS)/bin/pip --disable-pip-version-check install -qq --constraint $(FLOORS)/constraints.txt
 # without torch, so without the trainer; the tests' own tools are the newest that this Python can run
-FLOORS_TESTS := $(addprefix tests/,cli code connections endpoint golden inventory launchers logs names plan records security ssh transports usecases verdict) \
+FLOORS_TESTS := $(addprefix tests/,cli code connections endpoint golden inventory launchers logs plan portable/names records security ssh transports usecases verdict) \
   tests/slurm/test_submit.py $(wildcard tests/test_*.py)
 $(FLOORS)/.ready: scripts/make-venv.sh setup.cfg
 	scripts/make-venv.sh $(FLOORS)

@@ -10,13 +10,13 @@ from pathlib import Path
 from bench.processes import Job, time_job
 from bench.rounds import Contestant, Measure, Target, run_rounds
 from bench.workspace import Workspace
-from orchestrator.environment.discovery import discover
 from orchestrator.inventory import model
 from orchestrator.launch.preflight import checked_nodes
 from orchestrator.node.facts import NodeFacts
 from orchestrator.plan.files import node_files
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.resolve import Facts, resolve
+from orchestrator.portable.environment.discovery import discover
 from orchestrator.run import Program, Request
 from orchestrator.usecases.launch import transcript
 from tests.grounds import nodes

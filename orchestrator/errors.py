@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from orchestrator.names.hostlist import fold
 from orchestrator.node.number_text import three_digits
+from orchestrator.portable.names.hostlist import fold
 
 # The exit status that a shell reports for a command ended by SIGINT, by SIGPIPE.
 CTRL_C, CLOSED_PIPE = 130, 141

@@ -29,9 +29,7 @@ def node_folder() -> Path:
 
 def check_sources() -> list[tuple[str, Path]]:
     """The sources of the checks of nodes, each with its name in a bundle; they import nothing but each other and those on nodes."""
-    folders = (_PACKAGE / name for name in ("checks", "environment", "job_check", "names"))
-    paths = [path for folder in folders for path in folder.glob("*.py")]
-    return [(f"orchestrator/{path.relative_to(_PACKAGE)}", path) for path in (*paths, _PACKAGE / "findings.py")]
+    return [(f"orchestrator/{path.relative_to(_PACKAGE)}", path) for path in (_PACKAGE / "portable").rglob("*.py")]
 
 
 def trainer_folder() -> Path:

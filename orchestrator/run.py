@@ -11,8 +11,8 @@ from enum import Enum
 from typing import Any, Literal
 
 from orchestrator.failure_class import FailureClass, Retry
-from orchestrator.names.hostlist import ranks_on_nodes
 from orchestrator.node.run.events import NO_RETRY
+from orchestrator.portable.names.hostlist import ranks_on_nodes
 from orchestrator.stored import known_fields
 
 LauncherName = Literal["ssh", "slurm"]

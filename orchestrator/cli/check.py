@@ -12,8 +12,8 @@ import click
 from orchestrator.cli import options
 from orchestrator.cli.console import inform, print_error, print_json, print_table, print_text, without_controls
 from orchestrator.errors import CTRL_C, OrchError, PreflightRefused
-from orchestrator.findings import Severity
 from orchestrator.node.number_text import counted
+from orchestrator.portable.findings import Severity
 
 if TYPE_CHECKING:
     from orchestrator.usecases.checks.check import Checked

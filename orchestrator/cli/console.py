@@ -22,7 +22,7 @@ from orchestrator.errors import OrchError
 from orchestrator.logs.folding import Fold, Folding
 from orchestrator.logs.lines import LogLines, prefix_of, prefixed
 from orchestrator.logs.printable import printable
-from orchestrator.names.hostlist import fold
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.progress import Progress
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from orchestrator.cli.console import (
 from orchestrator.cli.failure import RETRY, RETRY_UNKNOWN, labelled, print_failure
 from orchestrator.cli.numbers import size_text
 from orchestrator.errors import NodesError, UsageError
-from orchestrator.names.hostlist import ranks_on_nodes
 from orchestrator.node.number_text import counted
+from orchestrator.portable.names.hostlist import ranks_on_nodes
 from orchestrator.records.runs import find_run
 from orchestrator.run import RunState
 from orchestrator.usecases.diagnose.log_files import Diagnosed, diagnose_files, is_run

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from orchestrator.diagnosis.evidence import Hit
-from orchestrator.names.hostlist import fold
+from orchestrator.portable.names.hostlist import fold
 
 MOST_IN_FLIGHT = 64
 """Operations by which ranks differ that have only put some more into their queues than others."""

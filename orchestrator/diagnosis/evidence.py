@@ -9,8 +9,8 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from orchestrator.diagnosis.signature import Role, Signature
-from orchestrator.names.hostlist import ranks_on_nodes
 from orchestrator.node.search import Search, Texts
+from orchestrator.portable.names.hostlist import ranks_on_nodes
 
 if TYPE_CHECKING:
     from orchestrator.node.protocol.output import HitBody, PatternBody

@@ -18,8 +18,8 @@ from orchestrator.diagnosis.collectives import MOST_IN_FLIGHT, behind, calls_of,
 from orchestrator.diagnosis.evidence import MOST_PER_LOG, Evidence, Hit
 from orchestrator.diagnosis.signature import MORE_DEBUG, Role, Signature, filled, filled_remedy
 from orchestrator.failure_class import FailureClass, Retry
-from orchestrator.names.hostlist import fold
 from orchestrator.node.search import KERNEL_LOG
+from orchestrator.portable.names.hostlist import fold
 
 RECORD = "record of the run"
 """The name of the run's record, which repeats what the logs have."""

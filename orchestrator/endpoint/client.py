@@ -26,12 +26,12 @@ from orchestrator.transports.base import Transport
 from orchestrator.transports.container import APPTAINER, ContainerTransport
 
 if TYPE_CHECKING:
-    from orchestrator.checks.container_state import ContainerState
     from orchestrator.endpoint.clock import ClockBounds
     from orchestrator.endpoint.stray_containers import StrayContainer
     from orchestrator.node.facts import NodeFacts
     from orchestrator.node.protocol import agents, board, connection, output, push, runs
     from orchestrator.node.run.agent_files import NodeFolders, RankBody
+    from orchestrator.portable.checks.container_state import ContainerState
 
 HEARTBEAT_ANSWER_S = 4.0  # a node that takes longer is silent; the supervisor decides how long it may be
 UNPACK_S = 300.0  # for a bundle on a slow shared file system

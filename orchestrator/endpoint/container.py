@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.checks.container_state import ContainerState
 from orchestrator.errors import ContainerEnded, NodeError
+from orchestrator.portable.checks.container_state import ContainerState
 from orchestrator.transports.base import ChannelClosed, Transport
 from orchestrator.transports.container import APPTAINER, Container, ContainerImage, ContainerTransport
 

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, model_validator
 
 from orchestrator.inventory import fields
 from orchestrator.inventory.slurm import Image, Mount
-from orchestrator.names.addresses import pattern_check
+from orchestrator.portable.names.addresses import pattern_check
 
 _check_option = pattern_check(
     r"--[a-z][a-z0-9-]*(=.+)?",

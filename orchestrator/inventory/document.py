@@ -23,7 +23,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 from orchestrator.errors import InventoryError
-from orchestrator.names.addresses import displayed
+from orchestrator.portable.names.addresses import displayed
 
 Tree: TypeAlias = "str | list[Tree] | dict[str, Tree] | None"
 FieldPath: TypeAlias = "tuple[str | int, ...]"

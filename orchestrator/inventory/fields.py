@@ -13,7 +13,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
-from orchestrator.names.addresses import (
+from orchestrator.node.agent.environment import LOGIN_NAMES, STALE_NAMES, is_stale
+from orchestrator.portable.names.addresses import (
     check_address,
     check_labels,
     check_port,
@@ -23,8 +24,7 @@ from orchestrator.names.addresses import (
     jump_host,
     pattern_check,
 )
-from orchestrator.names.hostlist import expand
-from orchestrator.node.agent.environment import LOGIN_NAMES, STALE_NAMES, is_stale
+from orchestrator.portable.names.hostlist import expand
 
 STRICT = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 """For every mapping in an inventory: unknown keys are refused, and pydantic's messages hold no values."""

@@ -21,7 +21,7 @@ from orchestrator.errors import UsageError
 from orchestrator.inventory import fields
 from orchestrator.inventory.document import resolve_path
 from orchestrator.inventory.secrets import private_bytes
-from orchestrator.names.addresses import pattern_check
+from orchestrator.portable.names.addresses import pattern_check
 
 HookEvent: TypeAlias = Literal[
     "STARTING", "RUNNING", "RESTARTED", "DONE", "FAILED", "STOPPED", "NO_PROGRESS", "SLOW", "DIFFERS", "NOT_FINITE", "IDLE_CARDS"

@@ -17,8 +17,8 @@ from operator import attrgetter
 from pathlib import Path
 
 from orchestrator.errors import UsageError
-from orchestrator.names.addresses import check_address
-from orchestrator.names.hostlist import expand, fold
+from orchestrator.portable.names.addresses import check_address
+from orchestrator.portable.names.hostlist import expand, fold
 
 # Gres is "gpu" for the cards of any vendor; these types are Enflame's.
 _ENFLAME_TYPE = re.compile(r"(t2\d|i2\d|s60|l300|gcu|enflame)", re.IGNORECASE)

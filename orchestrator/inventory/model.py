@@ -32,7 +32,7 @@ from orchestrator.inventory.hooks import Hook
 from orchestrator.inventory.redaction import REDACTED, is_secret
 from orchestrator.inventory.secrets import EnvFileField, EnvFiles, read_env_files
 from orchestrator.inventory.slurm import Container, SlurmOptions, template_problems
-from orchestrator.names.hostlist import MAX_NAMES, expand, fold, repeated
+from orchestrator.portable.names.hostlist import MAX_NAMES, expand, fold, repeated
 
 _PYTHON = {"ssh": "python3", "local": sys.executable}
 

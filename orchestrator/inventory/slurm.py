@@ -15,8 +15,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationInfo,
 
 from orchestrator.inventory import fields
 from orchestrator.inventory.document import Problem, resolve_path
-from orchestrator.names.addresses import displayed, integer_check, pattern_check
-from orchestrator.names.slurm_options import OPTION_OF, option_name
+from orchestrator.portable.names.addresses import displayed, integer_check, pattern_check
+from orchestrator.portable.names.slurm_options import OPTION_OF, option_name
 
 # Option -> how to get its effect. orch sets the nodes, the tasks and their output itself; --export would cut values at commas and
 # let other users read them; with the options from `array` on, sbatch would submit several jobs, another script, to other clusters,

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from orchestrator.errors import UsageError
 from orchestrator.inventory.document import Problem, problem_from_pydantic
 from orchestrator.inventory.slurm import Container, SlurmOptions, template_problems
-from orchestrator.names.addresses import displayed
-from orchestrator.names.slurm_options import OPTION_OF, option_name
+from orchestrator.portable.names.addresses import displayed
+from orchestrator.portable.names.slurm_options import OPTION_OF, option_name
 
 if TYPE_CHECKING:
     from orchestrator.inventory.model import Inventory

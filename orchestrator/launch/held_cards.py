@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import LaunchError, PreflightRefused
 from orchestrator.fanout import map_parallel, successes
-from orchestrator.names.hostlist import fold
 from orchestrator.node.cards import VISIBLE
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.records.runs import home_store
 from orchestrator.run import trainer_setting
 

@@ -8,15 +8,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.checks.cluster import Cluster
-from orchestrator.checks.editable import SentCode, editable_warnings
-from orchestrator.checks.network import discovery
-from orchestrator.checks.quick import check
 from orchestrator.errors import PreflightRefused
-from orchestrator.findings import Finding, Severity
 from orchestrator.inventory.proposed import with_inventory
 from orchestrator.launch.preflight import CheckedNode, Reach, survey
 from orchestrator.plan.resolve import Facts
+from orchestrator.portable.checks.cluster import Cluster
+from orchestrator.portable.checks.editable import SentCode, editable_warnings
+from orchestrator.portable.checks.network import discovery
+from orchestrator.portable.checks.quick import check
+from orchestrator.portable.findings import Finding, Severity
 from orchestrator.records.cache.facts import KeptFacts, facts_to_keep
 from orchestrator.records.cache.nodes import keep_findings
 from orchestrator.records.runs import home_store

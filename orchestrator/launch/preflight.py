@@ -9,20 +9,20 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from orchestrator.checks.cluster import Cluster, Rendezvous, SharedFolder, host_names, nodes_to_resolve
-from orchestrator.checks.network import discovery
 from orchestrator.endpoint.connection import ANSWER_S
-from orchestrator.environment.request import NodeRequest
 from orchestrator.errors import LaunchError, NodeError, OrchError
 from orchestrator.fanout import map_within
 from orchestrator.launchers.rendezvous import INTERFACES, check_reachable, parse_rendezvous
 from orchestrator.node.rendezvous import is_loopback
+from orchestrator.portable.checks.cluster import Cluster, Rendezvous, SharedFolder, host_names, nodes_to_resolve
+from orchestrator.portable.checks.network import discovery
+from orchestrator.portable.environment.request import NodeRequest
 
 if TYPE_CHECKING:
-    from orchestrator.checks.container_state import ContainerState
     from orchestrator.endpoint.client import Endpoint
     from orchestrator.node.facts import NodeFacts
     from orchestrator.plan.plan import LaunchPlan, NodePlan
+    from orchestrator.portable.checks.container_state import ContainerState
 
 REQUIRED_S = 60.0  # for each module and command: torch on a cold file server takes half a minute
 FACTS_S, PORT_S, TOKEN_S = 20.0, 4.0, 1.0  # at most 29 s in all with two folders, whatever a connected node does

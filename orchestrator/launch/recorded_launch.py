@@ -20,8 +20,8 @@ from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.redaction import REDACTED
 from orchestrator.launch.planned import Planned
 from orchestrator.launch.preflight import checked_nodes
-from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import LaunchPlan, NodePlan
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord
 from orchestrator.version import __version__

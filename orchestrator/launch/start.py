@@ -19,10 +19,10 @@ from orchestrator.launch.undo import undo_on_failure
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.direct import DirectLauncher
-from orchestrator.names.hostlist import fold
 from orchestrator.plan.elastic import without_nodes
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.plan.resolve import Facts, resolve
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.records.runs import home_store
 from orchestrator.records.store import RunFolder

@@ -22,7 +22,6 @@ from orchestrator.launchers.job import JobStatus
 from orchestrator.launchers.newest_plan import NewestPlan
 from orchestrator.launchers.push import run_content, send_bundle, space_warnings, write_files
 from orchestrator.launchers.rendezvous import INTERFACES, check_reachable, parse_rendezvous
-from orchestrator.names.hostlist import fold
 from orchestrator.node.run.code_folder import SHARED
 from orchestrator.plan.files import (
     PlannedFile,
@@ -32,6 +31,7 @@ from orchestrator.plan.files import (
 )
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.plan.resolve import Facts
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.progress import OnProgress, Reporter, no_progress
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.launchers.slurm.host import slurm_host
 from orchestrator.launchers.slurm.launcher import SlurmLauncher
 from orchestrator.launchers.slurm.login_node import login_node
-from orchestrator.names.hostlist import fold
 from orchestrator.node.endpoint import report
 from orchestrator.plan.node_plans import assign_ranks
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.run import Program
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from orchestrator.logs.lines import LogLines, prefix_of
-from orchestrator.names.hostlist import fold, fold_last_number
+from orchestrator.portable.names.hostlist import fold, fold_last_number
 
 WINDOW_S = 1.0
 MAX_LINES = 100_000

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import UsageError
-from orchestrator.names.hostlist import fold
 from orchestrator.node.number_text import counted
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.run import Allocation, Request
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from math import lcm
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import UsageError
-from orchestrator.names.hostlist import fold
 from orchestrator.node.number_text import counted
 from orchestrator.plan.choose_nodes import Chosen, difference, unequal
 from orchestrator.plan.plan import LaunchPlan, Sizes
 from orchestrator.plan.restart_settings import max_retries
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.run import Elastic, Program, Request
 
 if TYPE_CHECKING:

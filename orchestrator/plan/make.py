@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import UsageError
-from orchestrator.names.hostlist import fold
 from orchestrator.node.ranks.rank_launchers import (
     FROM_ONE_NODE,
     MASTERS,
@@ -36,6 +35,7 @@ from orchestrator.plan.slurm_job import (
     refuse_unequal_nodes,
     slurm_settings,
 )
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.run import Program, Request, trainer_setting
 
 if TYPE_CHECKING:

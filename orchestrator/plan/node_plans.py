@@ -8,12 +8,12 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from orchestrator.environment.debugging import debugging_variables
-from orchestrator.environment.variable import Origin
 from orchestrator.inventory.redaction import is_secret
-from orchestrator.names.hostlist import fold
 from orchestrator.plan.choose_nodes import SPARE
 from orchestrator.plan.plan import NodePlan
+from orchestrator.portable.environment.debugging import debugging_variables
+from orchestrator.portable.environment.variable import Origin
+from orchestrator.portable.names.hostlist import fold
 
 if TYPE_CHECKING:
     from orchestrator.inventory.model import Inventory, Node

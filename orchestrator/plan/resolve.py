@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from orchestrator.errors import UsageError
-from orchestrator.names.slurm_options import default_warn_s, option_value
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.portable.names.slurm_options import default_warn_s, option_value
 
 
 @dataclass(frozen=True, slots=True)

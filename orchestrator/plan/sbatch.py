@@ -7,9 +7,9 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.names.hostlist import expand, fold
-from orchestrator.names.slurm_options import OPTION_OF, has_count, option_value, requests_gpus
 from orchestrator.plan.shell import jinja_environment, refuse_control, render
+from orchestrator.portable.names.hostlist import expand, fold
+from orchestrator.portable.names.slurm_options import OPTION_OF, has_count, option_value, requests_gpus
 
 if TYPE_CHECKING:
     from orchestrator.plan.plan import LaunchPlan, Sweep
@@ -63,7 +63,9 @@ def slurm_node_script(plan: LaunchPlan) -> str:
         python=head.python,
         python_folder=head.python_folder,
         agent=f"{plan.bundle_dir(head)}/orchestrator/node/__main__.py",
-        check=f"{plan.bundle_dir(head)}/orchestrator/job_check/__main__.py" if plan.is_checked_in_job else None,
+        check=f"{plan.bundle_dir(head)}/orchestrator/portable/job_check/__main__.py"
+        if plan.is_checked_in_job
+        else None,
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import UsageError
-from orchestrator.names.hostlist import expand, fold
-from orchestrator.names.slurm_options import OPTION_OF, has_count, option_name, option_value, warn_s
 from orchestrator.plan.choose_nodes import Chosen, by_size, difference, unequal
+from orchestrator.portable.names.hostlist import expand, fold
+from orchestrator.portable.names.slurm_options import OPTION_OF, has_count, option_name, option_value, warn_s
 from orchestrator.run import Request
 
 if TYPE_CHECKING:

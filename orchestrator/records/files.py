@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from orchestrator.errors import NO_LOCKS, UsageError
-from orchestrator.names.hostlist import expand, fold_by_value
+from orchestrator.portable.names.hostlist import expand, fold_by_value
 
 LOCK_POLL_S = 0.002
 

@@ -15,8 +15,8 @@ from orchestrator.endpoint.client import HEARTBEAT_ANSWER_S, Endpoint, Heartbeat
 from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import LoginRefused, NodeError, NotListening, OrchError, Unreachable
 from orchestrator.launchers.direct import DirectLauncher
-from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import LaunchPlan, NodePlan
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord
 from orchestrator.verdict.observe import stopped_agents

@@ -13,7 +13,6 @@ from orchestrator.failure_class import FailureClass
 from orchestrator.launch.next_attempts import NextAttempts
 from orchestrator.launch.planned import Launched
 from orchestrator.launchers.direct import DirectLauncher
-from orchestrator.names.hostlist import fold
 from orchestrator.node.run.events import NO_RETRY, REQUEUE, State
 from orchestrator.node.run.retry import (
     choose_nodes,
@@ -28,6 +27,7 @@ from orchestrator.node.run.retry import (
 )
 from orchestrator.plan.elastic import on_nodes
 from orchestrator.plan.plan import LaunchPlan, NodePlan
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.records.cache.nodes import keep_end
 from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord, RunState

@@ -21,8 +21,8 @@ from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.failure_class import FailureClass
 from orchestrator.fanout import map_parallel, successes
 from orchestrator.launchers.direct import DirectLauncher
-from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import LaunchPlan, NodePlan
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.records.store import RunFolder
 from orchestrator.run import RunState
 from orchestrator.supervision.answers import Answers

@@ -12,9 +12,9 @@ from orchestrator.endpoint.client import HEARTBEAT_ANSWER_S
 from orchestrator.errors import LoginRefused, NotListening, OrchError, Unreachable
 from orchestrator.fanout import map_parallel
 from orchestrator.launchers.direct import DirectLauncher
-from orchestrator.names.hostlist import fold
 from orchestrator.node.run.events import State
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.records.store import RunFolder
 from orchestrator.run import RunState
 from orchestrator.supervision.poller import NodeState, Poller

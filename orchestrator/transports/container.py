@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from orchestrator.checks.container_state import GCU_OPTION, GPU_OPTIONS
+from orchestrator.portable.checks.container_state import GCU_OPTION, GPU_OPTIONS
 from orchestrator.stored import known_fields
 from orchestrator.transports.base import Channel, Transport
 

@@ -19,8 +19,8 @@ from orchestrator.endpoint.transfer import Files
 from orchestrator.errors import NodeError, NodesError, OrchError, UsageError, os_error_text
 from orchestrator.fanout import failed_nodes, map_parallel
 from orchestrator.inventory.model import Inventory, Node
-from orchestrator.names.hostlist import fold
 from orchestrator.node.sending import gigabytes
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.progress import OnProgress, Progress, Reporter
 from orchestrator.records.runs import home_store
 from orchestrator.usecases.inventory import load_inventory

@@ -12,8 +12,8 @@ from typing import Any
 from orchestrator.errors import InventoryError, UsageError
 from orchestrator.inventory import model as inventories
 from orchestrator.inventory.model import Inventory
-from orchestrator.names.hostlist import expand, fold
 from orchestrator.node.number_text import counted
+from orchestrator.portable.names.hostlist import expand, fold
 from orchestrator.resources import inventory_folder
 from orchestrator.usecases.config_file import default_inventory
 

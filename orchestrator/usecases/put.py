@@ -26,7 +26,7 @@ from orchestrator.endpoint.transfer import (
 from orchestrator.errors import NodesError, OrchError, Unreachable, UsageError
 from orchestrator.fanout import failed_nodes, map_parallel
 from orchestrator.inventory.model import Inventory, Node
-from orchestrator.names.hostlist import fold
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.progress import OnProgress, OnShare, Reporter
 from orchestrator.usecases.inventory import load_inventory
 

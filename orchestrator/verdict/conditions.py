@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from orchestrator.endpoint.observation import NodeObservation
-from orchestrator.names.hostlist import fold
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.run import RunRecord
 from orchestrator.verdict.hangs import positions_without_progress
 from orchestrator.verdict.hardware import hardware_findings

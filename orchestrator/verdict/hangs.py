@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator.endpoint.observation import NodeObservation
-from orchestrator.findings import Finding, Severity
-from orchestrator.names.hostlist import fold
 from orchestrator.node.ranks.stacks import folded_calls
+from orchestrator.portable.findings import Finding, Severity
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.run import RankExit
 from orchestrator.verdict.positions import stopped_remedy, suspects
 

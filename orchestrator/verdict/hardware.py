@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator.endpoint.observation import NodeObservation
-from orchestrator.findings import Finding, Severity, merged
 from orchestrator.node.number_text import format_numbers
+from orchestrator.portable.findings import Finding, Severity, merged
 
 if TYPE_CHECKING:
     from orchestrator.node.run.agent_files import CardsBody, NetworkBody

@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
 from orchestrator.endpoint.observation import NodeObservation
-from orchestrator.findings import Finding
 from orchestrator.launchers.job import SILENT, STOPPED, SUSPENDED, JobStatus
-from orchestrator.names.hostlist import fold
 from orchestrator.node.number_text import clock
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.portable.findings import Finding
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.run import RunRecord, RunState
 from orchestrator.verdict.hangs import positions_without_progress
 from orchestrator.verdict.training import training_of

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from orchestrator.endpoint.observation import Finished, NodeObservation, ReportedExit
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.launchers.job import GONE, SILENT, JobStatus
-from orchestrator.names.hostlist import fold
 from orchestrator.node.number_text import counted
 from orchestrator.node.run.events import State
 from orchestrator.node.run.retry import newest_step, saved_step
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.run import RankExit, RunState
 from orchestrator.verdict.hangs import diagnose_hang
 from orchestrator.verdict.separate import separate_message

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from orchestrator.endpoint.observation import NodeObservation
-from orchestrator.names.hostlist import fold
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.progress import MOST_NAMED
 from orchestrator.run import RunRecord
 from orchestrator.verdict.failing import waits

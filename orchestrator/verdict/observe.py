@@ -13,9 +13,9 @@ from orchestrator.errors import NodesError, OrchError, RunNotFound, Unreachable
 from orchestrator.fanout import failed_nodes, map_but_stragglers, map_parallel
 from orchestrator.launchers.base import AttemptFolder, Launcher
 from orchestrator.launchers.job import JobStatus
-from orchestrator.names.hostlist import fold
 from orchestrator.node.system.machine import stat_fields
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.records.store import KeptRun, SupervisorProcess
 from orchestrator.run import RunState
 from orchestrator.verdict.failing import known_failure

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.endpoint.observation import NodeObservation
-from orchestrator.findings import Finding
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.portable.findings import Finding
 from orchestrator.run import RunRecord, RunState, trainer_setting
 from orchestrator.verdict.health import Health, Known, PortRate, duration_s, judged, times
 from orchestrator.verdict.slow_ranks import newest_cpu_wait, newest_lateness

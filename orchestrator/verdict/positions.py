@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.names.hostlist import fold
 from orchestrator.node.ranks.stacks import folded_calls, ranks_text
+from orchestrator.portable.names.hostlist import fold
 
 if TYPE_CHECKING:
     from orchestrator.node.run.agent_files import GroupBody, RankBody

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from orchestrator.endpoint.observation import NodeObservation
-from orchestrator.findings import Finding, Severity
 from orchestrator.node.ranks.stacks import ranks_text
+from orchestrator.portable.findings import Finding, Severity
 
 KEY, EVIDENCE = "replicas", "fingerprints in the ranks' progress"
 MOST_GROUPS = 4

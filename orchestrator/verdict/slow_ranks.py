@@ -8,8 +8,8 @@ from statistics import median_low
 from typing import Any, TypeAlias
 
 from orchestrator.endpoint.observation import NodeObservation
-from orchestrator.findings import Finding, Severity
 from orchestrator.node.number_text import format_numbers
+from orchestrator.portable.findings import Finding, Severity
 
 KEY, CHECK = "arrivals", "slow-rank"
 LATE_SHARE = 0.1  # of a step; the others wait at least so long

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from orchestrator.checks.quick import CHECKS
 from orchestrator.cli.app import VERBS, app, run
 from orchestrator.inventory import model as inventory
 from orchestrator.inventory import slurm
+from orchestrator.portable.checks.quick import CHECKS
 from tests.paths import ROOT
 from trainer.comm.config import CommConfig
 from trainer.config.config import schemas_by_key

@@ -41,9 +41,9 @@ plan/make.py: make_plan
 launch/start.py: started _launch connect push_and_resolve resolved
 launch/node_check.py: begin_check check_result _judged facts_of
 launch/preflight.py: survey
-checks/quick.py: check
-checks/network.py: discovery
-environment/discovery.py: discover
+portable/checks/quick.py: check
+portable/checks/network.py: discovery
+portable/environment/discovery.py: discover
 plan/resolve.py: resolve
 launchers/__init__.py: launcher_for direct_launcher
 launchers/direct.py: connect by launcher_for, push start _start_agents _start_agent reach

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.environment.table import VARIABLES, Row
-from orchestrator.environment.table.conditions import phrase
+from orchestrator.variables import VARIABLES, Row
+from orchestrator.variables.conditions import phrase
 from tests.paths import ROOT
 
 PAGE = ROOT / "docs" / "variables.md"
 HEAD = f"""\
 # Variables that `orch lint` knows
 
-Generated from `orchestrator/environment/table/`, {len(VARIABLES)} variables. A default `18 (2.14)` is that of version 2.14 and newer; `auto` is
+Generated from `orchestrator/variables/`, {len(VARIABLES)} variables. A default `18 (2.14)` is that of version 2.14 and newer; `auto` is
 chosen at run time. A verdict on *some values* has a pattern, which is in that folder. How values are judged is in
 [orch lint](lint.md).
 """

@@ -23,8 +23,8 @@ from orchestrator.endpoint.program import MARKER
 from orchestrator.errors import NodeError, NodesError, Unreachable
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.direct import DirectLauncher
-from orchestrator.names.hostlist import fold
 from orchestrator.plan.make import make_plan
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.run import Program, Request
 from orchestrator.transports import base
 from orchestrator.transports.base import ChannelClosed

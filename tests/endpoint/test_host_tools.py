@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from orchestrator.checks.container_state import ContainerState
 from orchestrator.endpoint.host_tools import with_tools_of_node
 from orchestrator.errors import NodeError
 from orchestrator.inventory.model import Node
 from orchestrator.launchers import cards as launchers_cards
 from orchestrator.node.facts import NodeFacts, read_facts
+from orchestrator.portable.checks.container_state import ContainerState
 from orchestrator.transports.container import ContainerName, ContainerTransport
 from orchestrator.transports.local import LocalTransport
 from orchestrator.usecases.checks.nodes import summary, unread
 from orchestrator.usecases.checks.sides import side_lines
-from tests.checks.facts import card, cpu_node
 from tests.paths import ROOT
+from tests.portable.checks.facts import card, cpu_node
 
 if TYPE_CHECKING:
     from orchestrator.endpoint.client import Endpoint

@@ -52,7 +52,7 @@ case $1 in
 probe | check | variables)
     verb=$1
     shift
-    exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/job_check/__main__.py "$verb" "${0%/*}/job.json" "$@"
+    exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/portable/job_check/__main__.py "$verb" "${0%/*}/job.json" "$@"
     ;;
 esac
 # Not before the check has written it: the node may share its folder over NFS, which remembers that a file was missing.

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from orchestrator.api import ssh_launch, submit
-from orchestrator.checks.cluster import Cluster
 from orchestrator.cli.app import run
 from orchestrator.errors import UsageError
-from orchestrator.findings import Severity
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launch.node_check import CheckResult, check_result
 from orchestrator.launch.preflight import checked_nodes
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.portable.checks.cluster import Cluster
+from orchestrator.portable.findings import Severity
 from orchestrator.records.cache.facts import KeptFacts
 from orchestrator.records.store import Store
 from orchestrator.run import Program, Request
-from tests.checks.facts import cluster, cpu_node
+from tests.portable.checks.facts import cluster, cpu_node
 from tests.usecases.stub_nodes import StubNodes
 
 TRAINER = Program("trainer", ())

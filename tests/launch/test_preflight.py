@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from orchestrator.checks.cluster import Cluster
-from orchestrator.checks.network import discovery
-from orchestrator.checks.quick import check
 from orchestrator.endpoint.connection import ANSWER_S
-from orchestrator.environment.request import NodeRequest
 from orchestrator.fanout import map_within
 from orchestrator.launch import preflight
 from orchestrator.launch.preflight import FACTS_S, PORT_S, TOKEN_S, CheckedNode, survey
 from orchestrator.launchers.rendezvous import INTERFACES
-from tests.checks.facts import cluster, cpu_node, gpu_node
-from tests.environment.nodes import infiniband
+from orchestrator.portable.checks.cluster import Cluster
+from orchestrator.portable.checks.network import discovery
+from orchestrator.portable.checks.quick import check
+from orchestrator.portable.environment.request import NodeRequest
+from tests.portable.checks.facts import cluster, cpu_node, gpu_node
+from tests.portable.environment.nodes import infiniband
 from tests.usecases.stub_nodes import StubNodes
 
 

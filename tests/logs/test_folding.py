@@ -13,7 +13,7 @@ from orchestrator.cli.console import LogView
 from orchestrator.logs import folding
 from orchestrator.logs.folding import Folding
 from orchestrator.logs.lines import LogLines, Stream
-from orchestrator.names.hostlist import expand
+from orchestrator.portable.names.hostlist import expand
 
 RANKS = 4  # of each node
 

@@ -17,12 +17,12 @@ from jinja2 import UndefinedError
 from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.inventory.slurm import SlurmOptions
-from orchestrator.names.slurm_options import OPTION_OF
 from orchestrator.plan import sbatch
 from orchestrator.plan.files import node_script
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.plan.shell import render, shell_path
+from orchestrator.portable.names.slurm_options import OPTION_OF
 from orchestrator.run import LauncherName, Program, Request
 from orchestrator.usecases.launch import transcript
 

@@ -12,10 +12,10 @@ from orchestrator.launchers.job import JobStatus
 from orchestrator.launchers.slurm import launcher as slurm
 from orchestrator.launchers.slurm.launcher import SlurmLauncher
 from orchestrator.launchers.slurm.this_machine import ThisMachine
-from orchestrator.names.slurm_options import time_limit_s
 from orchestrator.plan.files import node_files
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.portable.names.slurm_options import time_limit_s
 from orchestrator.run import Program, Request
 from tests.grounds.slurm import Cluster
 from tests.until import until

@@ -15,8 +15,8 @@ from bench.programs.simulated_nodes import Simulation
 from bench.scale import NODES_MISSING, measure, simulated_nodes
 from bench.workspace import Workspace
 from orchestrator.errors import NodeError
-from orchestrator.names.hostlist import expand
 from orchestrator.node.protocol import operations
+from orchestrator.portable.names.hostlist import expand
 from tests.grounds.ports import silent_port
 
 NODES = 64

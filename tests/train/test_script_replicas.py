@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from orchestrator.endpoint.observation import NodeObservation
-from orchestrator.findings import Finding
+from orchestrator.portable.findings import Finding
 from orchestrator.verdict.replicas import differing_replicas
 from tests.paths import ROOT
 from tests.train.conftest import clean_environment

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-from orchestrator.checks.cluster import Cluster
 from orchestrator.launch.preflight import CheckedNode, Reach
+from orchestrator.portable.checks.cluster import Cluster
 
 if TYPE_CHECKING:
     from orchestrator.endpoint.client import Endpoint

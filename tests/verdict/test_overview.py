@@ -10,10 +10,10 @@ import pytest
 
 from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.failure_class import FailureClass, Retry
-from orchestrator.findings import Finding, Severity
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.job import JobStatus
 from orchestrator.plan.make import make_plan
+from orchestrator.portable.findings import Finding, Severity
 from orchestrator.run import Failure, Program, Request, RunRecord, RunState
 from orchestrator.verdict.health import Known, Observed, PortRate, judged
 from orchestrator.verdict.overview import overview, port_rate

@@ -17,11 +17,11 @@ from orchestrator.errors import LaunchError
 from orchestrator.launchers.job import SILENT, JobStatus
 from orchestrator.launchers.slurm.launcher import CANCEL_S, POLL_S, SlurmLauncher
 from orchestrator.launchers.slurm.queue import job_statuses
-from orchestrator.names.hostlist import expand, fold
 from orchestrator.node.number_text import counted
 from orchestrator.plan.files import step_command
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.plan.resolve import Facts
+from orchestrator.portable.names.hostlist import expand, fold
 
 if TYPE_CHECKING:
     from orchestrator.code.bundle import Bundle

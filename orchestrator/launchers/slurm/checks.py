@@ -16,9 +16,9 @@ from orchestrator.errors import LaunchError, UsageError
 from orchestrator.inventory.document import did_you_mean
 from orchestrator.launchers.slurm.queue import RunCommand
 from orchestrator.launchers.slurm.submit import NO_CONFIGURATION
-from orchestrator.names.hostlist import expand, fold
-from orchestrator.names.slurm_options import memory_mb, option_value, requests_cards, time_limit_s
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.portable.names.hostlist import expand, fold
+from orchestrator.portable.names.slurm_options import memory_mb, option_value, requests_cards, time_limit_s
 
 # The words in AccountingStorageEnforce that make slurmctld refuse an unknown account or QOS.
 _ENFORCED = {"account": "associations", "qos": "qos"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from orchestrator.names.slurm_options import option_name
+from orchestrator.portable.names.slurm_options import option_name
 
 FILTERS = r"(SQUEUE|SCONTROL|SCANCEL|SINFO|SACCT|SACCTMGR)_|SLURM_(CLUSTERS|TIME_FORMAT|BITSTR_LEN|TOPO_LEN)$"
 """The variables, as a regular expression of their names, with which Slurm's commands report other jobs or in another form."""

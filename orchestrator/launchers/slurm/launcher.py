@@ -19,12 +19,12 @@ from orchestrator.launchers.slurm import environment, unshared_workdir
 from orchestrator.launchers.slurm.host import SlurmHost
 from orchestrator.launchers.slurm.queue import array_id, job_statuses, queue_position
 from orchestrator.launchers.slurm.submit import FATAL, NOT_REACHED
-from orchestrator.names.hostlist import expand
-from orchestrator.names.slurm_options import option_value, requests_gpus, time_limit_s
 from orchestrator.plan.files import node_files, shared_files
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.plan.resolve import Facts
 from orchestrator.plan.sbatch import needs_cpus, sbatch_options
+from orchestrator.portable.names.hostlist import expand
+from orchestrator.portable.names.slurm_options import option_value, requests_gpus, time_limit_s
 
 if TYPE_CHECKING:
     from orchestrator.code.bundle import Bundle

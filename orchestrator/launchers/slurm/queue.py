@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from orchestrator.launchers.job import GONE, SILENT, WAITING, JobStatus
 from orchestrator.launchers.slurm.environment import FILTERS, without
 from orchestrator.launchers.slurm.pending_reasons import explanation
-from orchestrator.names.hostlist import expand
 from orchestrator.node.run.run_folder import ATTEMPT
 from orchestrator.node.run.run_id import RUN_ID
+from orchestrator.portable.names.hostlist import expand
 
 RunCommand = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 """Runs a Slurm command on the machine that has Slurm; exit code 127 if it is not installed, 124 if it does not answer."""

@@ -16,9 +16,9 @@ from orchestrator.records.files import json_object, write_file
 from orchestrator.records.store import Store
 
 if TYPE_CHECKING:
-    from orchestrator.checks.cluster import Cluster
-    from orchestrator.findings import Finding
     from orchestrator.node.facts import NodeFacts
+    from orchestrator.portable.checks.cluster import Cluster
+    from orchestrator.portable.findings import Finding
 
 KEPT_S = 300.0
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import OrchError
 from orchestrator.failure_class import FailureClass, Retry
-from orchestrator.names.hostlist import expand, fold
+from orchestrator.portable.names.hostlist import expand, fold
 from orchestrator.records.store import RunFolder, Store
 
 if TYPE_CHECKING:
-    from orchestrator.findings import Finding
     from orchestrator.plan.plan import LaunchPlan
+    from orchestrator.portable.findings import Finding
     from orchestrator.run import RunRecord
 
 FILE, OLDER = "nodes.jsonl", "nodes.1.jsonl"

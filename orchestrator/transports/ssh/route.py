@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from orchestrator.names.addresses import check_address, check_port, check_user, jump_host
+from orchestrator.portable.names.addresses import check_address, check_port, check_user, jump_host
 from orchestrator.stored import known_fields
 
 DEFAULT_PORT = 22

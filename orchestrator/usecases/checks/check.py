@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.checks.cluster import GIB, Cluster
-from orchestrator.checks.full import MEASURED
-from orchestrator.checks.quick import CHECKS, check, most_serious_first
 from orchestrator.errors import OrchError, UsageError
 from orchestrator.fanout import map_parallel
-from orchestrator.findings import Finding, Severity
 from orchestrator.inventory.proposed import with_inventory
 from orchestrator.inventory.slurm import SlurmOptions
 from orchestrator.launch.preflight import REQUIRED_S, CheckedNode, Reach, checked_nodes, survey
 from orchestrator.launchers import direct_launcher
-from orchestrator.names.hostlist import fold_by_value
 from orchestrator.plan.make import make_plan
+from orchestrator.portable.checks.cluster import GIB, Cluster
+from orchestrator.portable.checks.full import MEASURED
+from orchestrator.portable.checks.quick import CHECKS, check, most_serious_first
+from orchestrator.portable.findings import Finding, Severity
+from orchestrator.portable.names.hostlist import fold_by_value
 from orchestrator.records.cache.facts import KeptFacts, facts_to_keep
 from orchestrator.records.runs import home_store
 from orchestrator.run import Program, Request

@@ -9,24 +9,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.checks.cluster import nodes_to_resolve
 from orchestrator.endpoint.access import Terminal, transport_factory
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.environment.cpus import cpus_of_ranks
-from orchestrator.environment.debugging import debugging_variables
-from orchestrator.environment.discovery import Discovery, discover
-from orchestrator.environment.table import VARIABLES as TABLE
-from orchestrator.environment.variable import Origin, Variable
 from orchestrator.errors import OrchError, UsageError
 from orchestrator.fanout import map_parallel
-from orchestrator.findings import Finding
 from orchestrator.inventory.redaction import REDACTED, is_secret
 from orchestrator.inventory.slurm import SlurmOptions
 from orchestrator.inventory.variables import parse_variables
 from orchestrator.launch.node_check import nothing_to_discover
 from orchestrator.launch.preflight import checked_nodes
 from orchestrator.launchers.cards import close_all, detect_cards
-from orchestrator.names.hostlist import fold, fold_by_value
 from orchestrator.node.agent.environment import defaults, node_environment, rank_variables
 from orchestrator.node.facts import read_facts
 from orchestrator.node.run.job import Job
@@ -34,15 +26,23 @@ from orchestrator.plan import files
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan, NodePlan, redacted
 from orchestrator.plan.shell import shell_quote
+from orchestrator.portable.checks.cluster import nodes_to_resolve
+from orchestrator.portable.environment.cpus import cpus_of_ranks
+from orchestrator.portable.environment.debugging import debugging_variables
+from orchestrator.portable.environment.discovery import Discovery, discover
+from orchestrator.portable.environment.variable import Origin, Variable
+from orchestrator.portable.findings import Finding
+from orchestrator.portable.names.hostlist import fold, fold_by_value
 from orchestrator.progress import no_progress
 from orchestrator.run import Program, Request
 from orchestrator.usecases.checks.lint import read_text
 from orchestrator.usecases.checks.sides import side_lines
 from orchestrator.usecases.inventory import load_inventory
+from orchestrator.variables import VARIABLES as TABLE
 
 if TYPE_CHECKING:
-    from orchestrator.environment.lint.inherited import Setting
     from orchestrator.inventory.model import Inventory, Node
+    from orchestrator.lint.inherited import Setting
     from orchestrator.node.facts import NodeFacts
 
 _PROGRAM = Program("executable", ("true",))
@@ -165,8 +165,8 @@ class Override:
 
 def with_overrides(explanation: Explanation, script: Path, text: str) -> Explanation:
     """Add what a launch script does with the variables, and a warning for each one that it replaces."""
-    from orchestrator.environment.lint.inherited import read_inherited
-    from orchestrator.environment.lint.rank_counts import EXPECTED, rank_remarks
+    from orchestrator.lint.inherited import read_inherited
+    from orchestrator.lint.rank_counts import EXPECTED, rank_remarks
     from orchestrator.usecases.checks.lint import sourced_texts
 
     sourced = sourced_texts(script)

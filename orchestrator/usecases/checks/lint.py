@@ -14,26 +14,26 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.environment.lint.assignment import Assignment
-from orchestrator.environment.lint.deepspeed import NotJson, lint_deepspeed
-from orchestrator.environment.lint.fix import fixed_text
-from orchestrator.environment.lint.judge import LintFinding, lint_assignments
-from orchestrator.environment.lint.live import LOGIN, common_context, lint_nodes
-from orchestrator.environment.table import VARIABLES
-from orchestrator.environment.table.conditions import ETHERNET, INFINIBAND, ROCE, Context, version
 from orchestrator.errors import UsageError
-from orchestrator.findings import Severity
 from orchestrator.inventory import document as documents
 from orchestrator.inventory.document import Document, FieldPath, Tree
 from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.redaction import is_secret
-from orchestrator.names.hostlist import expand
+from orchestrator.lint.assignment import Assignment
+from orchestrator.lint.deepspeed import NotJson, lint_deepspeed
+from orchestrator.lint.fix import fixed_text
+from orchestrator.lint.judge import LintFinding, lint_assignments
+from orchestrator.lint.live import LOGIN, common_context, lint_nodes
+from orchestrator.portable.findings import Severity
+from orchestrator.portable.names.hostlist import expand
 from orchestrator.usecases.checks.nodes import query
 from orchestrator.usecases.inventory import load_inventory
+from orchestrator.variables import VARIABLES
+from orchestrator.variables.conditions import ETHERNET, INFINIBAND, ROCE, Context, version
 
 if TYPE_CHECKING:
-    from orchestrator.environment.lint.assignment import Script
-    from orchestrator.environment.lint.shell import SourcedText
+    from orchestrator.lint.assignment import Script
+    from orchestrator.lint.shell import SourcedText
 
 MAX_FILE_BYTES = 1024 * 1024
 MOST_NAMED = 5  # variables in the warning of a launch
@@ -159,7 +159,7 @@ def _with_inventory(context: Context, kinds: set[tuple[str, str]]) -> Context:
 
 
 def _lint_file(file: Path, context: Context) -> _Linted:
-    from orchestrator.environment.lint.sources import is_inventory, sources
+    from orchestrator.lint.sources import is_inventory, sources
 
     text, name = read_text(file), str(file)
     if file.suffix in (".yaml", ".yml") and is_inventory(text):
@@ -185,8 +185,8 @@ def _lint_file(file: Path, context: Context) -> _Linted:
 
 def _lint_script(script: Script, name: str, context: Context, *, is_part: bool) -> Iterator[LintFinding]:
     """Judge a script and those within it; a `is_part` is a piece of a document, in which other pieces may export."""
-    from orchestrator.environment.lint.launch import starts_ranks
-    from orchestrator.environment.lint.script import lint_whole
+    from orchestrator.lint.launch import starts_ranks
+    from orchestrator.lint.script import lint_whole
 
     if any(found.name.startswith(_EFA) for found in script.assignments):
         context = replace(context, network=context.network or ETHERNET)  # NCCL's own RDMA is not in use
@@ -224,7 +224,7 @@ def sourced_texts(script: Path) -> SourcedText:
     """
 
     def read(path: str) -> tuple[str, str] | None:
-        from orchestrator.environment.lint.assignment import HOLE
+        from orchestrator.lint.assignment import HOLE
 
         relative = path.removeprefix(f"{HOLE}{HOLE}/")
         folders = [script.parent] if relative != path else [Path(), script.parent]
@@ -256,8 +256,8 @@ def read_text(file: Path) -> str:
 
 def _lint_inventory(inventory: Inventory, document: Document, stated: Context) -> _Linted:
     """Lint each `env:` for the accelerators and networks of the nodes that it applies to, and the lines of `setup:`."""
-    from orchestrator.environment.lint.script import lint_combinations
-    from orchestrator.environment.lint.shell import read_shell
+    from orchestrator.lint.script import lint_combinations
+    from orchestrator.lint.shell import read_shell
 
     findings: dict[tuple[int, str], LintFinding] = {}
     fixed = []

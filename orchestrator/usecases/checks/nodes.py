@@ -10,7 +10,7 @@ from orchestrator.endpoint.access import Terminal, transport_factory
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import NodesError
 from orchestrator.fanout import failed_nodes, map_parallel
-from orchestrator.names.hostlist import fold_by_value
+from orchestrator.portable.names.hostlist import fold_by_value
 from orchestrator.records.cache.nodes import NodeHistory, node_histories
 from orchestrator.records.runs import home_store
 from orchestrator.usecases.checks.sides import containers, side_lines

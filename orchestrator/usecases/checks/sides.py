@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.endpoint.access import container_of
 from orchestrator.endpoint.host_tools import ON_NODE
-from orchestrator.names.hostlist import fold_by_value
+from orchestrator.portable.names.hostlist import fold_by_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from orchestrator.diagnosis.rank_causes import Diagnosis
 from orchestrator.errors import RunNotFound
-from orchestrator.findings import Finding, Severity
+from orchestrator.portable.findings import Finding, Severity
 from orchestrator.records.runs import all_runs
 from orchestrator.records.store import KeptRun, RunFolder
 from orchestrator.run import RunRecord, RunState

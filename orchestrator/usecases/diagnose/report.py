@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.diagnosis.evidence import origin_of
-from orchestrator.environment.table import VARIABLES
 from orchestrator.errors import OrchError, UsageError, os_error_text
 from orchestrator.inventory.redaction import is_secret
 from orchestrator.records.files import write_file
 from orchestrator.records.runs import find_run
 from orchestrator.usecases.diagnose.log_files import STDIN, Diagnosed, log_lines
 from orchestrator.usecases.diagnose.pseudonyms import Pseudonyms
+from orchestrator.variables import VARIABLES
 from orchestrator.version import __version__
 
 CONTEXT_LINES = 20

@@ -19,8 +19,8 @@ from orchestrator.errors import OrchError, Unreachable
 from orchestrator.fanout import failed_nodes, map_parallel, map_within
 from orchestrator.inventory.proposed import with_inventory
 from orchestrator.launchers.base import AttemptFolder, Launcher
-from orchestrator.names.hostlist import fold_by_value
 from orchestrator.node.search import KERNEL_LOG
+from orchestrator.portable.names.hostlist import fold_by_value
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.records.cache.nodes import keep_cause
 from orchestrator.records.runs import find_run

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory
-from orchestrator.names.hostlist import expand
+from orchestrator.portable.names.hostlist import expand
 from orchestrator.run import Allocation
 from orchestrator.usecases.launch_arguments import LaunchArguments
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from orchestrator.errors import UsageError
 from orchestrator.launch.planned import Launched
 from orchestrator.launchers import launcher_for
-from orchestrator.names.hostlist import fold
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord
 from orchestrator.usecases.durations import seconds

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import UsageError
 from orchestrator.inventory.redaction import REDACTED
 from orchestrator.inventory.slurm_settings import LISTS
-from orchestrator.names.hostlist import expand
+from orchestrator.portable.names.hostlist import expand
 from orchestrator.records.runs import find_newest
 from orchestrator.run import ISOLATION_TIMEOUT_S, WAIT_FOR_NODES_S
 from orchestrator.usecases.launch_arguments import LaunchArguments

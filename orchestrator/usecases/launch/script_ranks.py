@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.environment.lint.rank_counts import EXPECTED, mpi_starts, rank_remarks
-from orchestrator.environment.lint.script import PROMPTS, prompts
 from orchestrator.errors import UsageError
+from orchestrator.lint.rank_counts import EXPECTED, mpi_starts, rank_remarks
+from orchestrator.lint.script import PROMPTS, prompts
 from orchestrator.usecases.checks.lint import read_text, sourced_texts
 
 if TYPE_CHECKING:

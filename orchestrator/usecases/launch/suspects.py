@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory
-from orchestrator.names.hostlist import expand, fold
-from orchestrator.names.slurm_options import OPTION_OF, option_name, option_value
+from orchestrator.portable.names.hostlist import expand, fold
+from orchestrator.portable.names.slurm_options import OPTION_OF, option_name, option_value
 from orchestrator.records.cache.nodes import node_histories
 from orchestrator.records.runs import home_store
 from orchestrator.usecases.checks.nodes import suspicion

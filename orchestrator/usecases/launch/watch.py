@@ -16,9 +16,9 @@ from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.launchers.job import SILENT, JobStatus
 from orchestrator.launchers.slurm.poll import Poll, PollResult, change_message, describe_job
 from orchestrator.logs.selection import Selection
-from orchestrator.names.hostlist import fold, fold_last_number
 from orchestrator.node.number_text import counted
 from orchestrator.plan.plan import GRACE_S, LaunchPlan
+from orchestrator.portable.names.hostlist import fold, fold_last_number
 from orchestrator.records.store import KeptRun
 from orchestrator.run import RunRecord, RunState
 from orchestrator.usecases.reports.log_reader import LogReader, Viewer

@@ -190,8 +190,8 @@ def _supervise(link: OwnerLink, launched: Launched) -> bool:
 def _import_for_failures() -> None:
     """Import what only a failure needs: in the middle of a run of weeks, an upgrade may replace the files of orch for a moment."""
     with suppress(ImportError):
-        from orchestrator.checks import network  # noqa: F401
         from orchestrator.launch import node_check, spare_check  # noqa: F401
+        from orchestrator.portable.checks import network  # noqa: F401
         from orchestrator.usecases.diagnose import failure as diagnose_failure  # noqa: F401
 
 

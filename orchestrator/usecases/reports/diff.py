@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from orchestrator.names.hostlist import fold, fold_by_value
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.portable.names.hostlist import fold, fold_by_value
 from orchestrator.records.runs import find_run
 from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord

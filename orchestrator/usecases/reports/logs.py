@@ -13,9 +13,9 @@ from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
 from orchestrator.logs.lines import LogLines, last
 from orchestrator.logs.selection import Selection
-from orchestrator.names.hostlist import expand, fold
 from orchestrator.node.run.run_id import RUN_ID
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.portable.names.hostlist import expand, fold
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.records.runs import find_run
 from orchestrator.records.store import KeptRun, RunFolder, UnrecordedRun

@@ -22,10 +22,10 @@ from orchestrator.inventory.model import Node
 from orchestrator.launchers.slurm import unshared_workdir
 from orchestrator.launchers.slurm.host import slurm_host
 from orchestrator.launchers.slurm.login_node import login_node
-from orchestrator.names.hostlist import expand
 from orchestrator.node.endpoint.garbage import HOLDS_RESULTS, Clearing, new_entry
 from orchestrator.node.protocol.runs import GarbageBody, StraysReply
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
+from orchestrator.portable.names.hostlist import expand
 from orchestrator.progress import OnProgress, Reporter
 from orchestrator.records.runs import home_store
 from orchestrator.records.store import RunFolder, Store

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import NodesError, RunNotFound
-from orchestrator.findings import Finding, Severity
 from orchestrator.launchers import launcher_for
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.portable.findings import Finding, Severity
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.records.runs import find_run
 from orchestrator.records.store import RunFolder

@@ -11,15 +11,15 @@ from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import NodeError, NodesError, RunNotFound
 from orchestrator.fanout import map_parallel
-from orchestrator.findings import Finding
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.job import GONE, SILENT, STOPPED, SUSPENDED, JobStatus
 from orchestrator.launchers.slurm.host import slurm_host
 from orchestrator.launchers.slurm.poll import Poll, describe_job
 from orchestrator.launchers.slurm.queue import COMMAND_S, job_statuses
-from orchestrator.names.hostlist import fold
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.portable.findings import Finding
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.records.runs import all_runs, read_runs
 from orchestrator.records.store import RunFolder

@@ -11,9 +11,9 @@ from orchestrator.errors import NodesError, UsageError
 from orchestrator.fanout import failed_nodes, map_parallel
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import AttemptFolder, Launcher
-from orchestrator.names.hostlist import fold
 from orchestrator.node.run.events import State
 from orchestrator.plan.plan import GRACE_S
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord
 from orchestrator.usecases.durations import clock

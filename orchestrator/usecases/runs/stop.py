@@ -12,11 +12,11 @@ from dataclasses import replace
 from orchestrator.errors import LaunchError, RunLost, RunNotFound, UsageError
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
-from orchestrator.names.hostlist import fold
 from orchestrator.node.number_text import counted
 from orchestrator.node.run.ownership import signal_exactly
 from orchestrator.node.run.run_id import RUN_ID
 from orchestrator.plan.plan import GRACE_S
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.records.runs import all_runs, find_run, read_runs, runs_named
 from orchestrator.records.store import KeptRun, RunFolder, UnrecordedRun
 from orchestrator.run import RunRecord, RunState

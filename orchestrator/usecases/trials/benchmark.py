@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.checks.full import check_results
 from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import NodesError, UsageError
-from orchestrator.findings import Finding
 from orchestrator.launch.planned import Planned
+from orchestrator.portable.checks.full import check_results
+from orchestrator.portable.findings import Finding
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.run import LauncherName
 from orchestrator.usecases.launch.plan_launch import plan_launch

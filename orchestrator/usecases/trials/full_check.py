@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.checks.full import check_results, nominal_rates, rows_by_size
-from orchestrator.checks.quick import CHECKS, most_serious_first
 from orchestrator.errors import UsageError
-from orchestrator.findings import Finding, Severity
-from orchestrator.names.hostlist import fold
 from orchestrator.node.number_text import three_digits
+from orchestrator.portable.checks.full import check_results, nominal_rates, rows_by_size
+from orchestrator.portable.checks.quick import CHECKS, most_serious_first
+from orchestrator.portable.findings import Finding, Severity
+from orchestrator.portable.names.hostlist import fold
 from orchestrator.usecases.checks.check import Checked
 from orchestrator.usecases.launch_arguments import LaunchArguments
 from orchestrator.usecases.trials.benchmark import DEVICES, arguments, size_text

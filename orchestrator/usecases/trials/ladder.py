@@ -15,10 +15,10 @@ from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import NodesError, OrchError
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
-from orchestrator.names.hostlist import fold
-from orchestrator.names.slurm_options import option_value, time_limit_s
 from orchestrator.node.number_text import counted, format_numbers
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.portable.names.hostlist import fold
+from orchestrator.portable.names.slurm_options import option_value, time_limit_s
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.records.runs import find_run
 from orchestrator.run import RunRecord, RunState

@@ -23,10 +23,10 @@ from orchestrator.launchers.slurm.checks import (
 )
 from orchestrator.launchers.slurm.launcher import SlurmLauncher
 from orchestrator.launchers.slurm.this_machine import ThisMachine
-from orchestrator.names.slurm_options import time_limit_s
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan, Sweep
 from orchestrator.plan.resolve import resolve
+from orchestrator.portable.names.slurm_options import time_limit_s
 from orchestrator.run import Program, Request
 from orchestrator.transports.local import LocalTransport
 

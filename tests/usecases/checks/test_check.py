@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.checks.quick import check
 from orchestrator.cli.app import run
 from orchestrator.endpoint.client import Endpoint
 from orchestrator.errors import LoginRefused, UsageError
-from orchestrator.findings import Severity
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import NodePlan
+from orchestrator.portable.checks.quick import check
+from orchestrator.portable.findings import Severity
 from orchestrator.records.cache.facts import KEPT_S, KeptFacts, facts_to_keep
 from orchestrator.records.store import Store
 from orchestrator.run import Program, Request
 from orchestrator.usecases.checks.check import Checked, check_nodes, connected
-from tests.checks.facts import cluster, cpu_node, gpu_node
+from tests.portable.checks.facts import cluster, cpu_node, gpu_node
 from tests.usecases.stub_nodes import StubNodes
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.environment.lint.inherited import read_inherited
-from orchestrator.environment.lint.rank_counts import rank_remarks
+from orchestrator.lint.inherited import read_inherited
+from orchestrator.lint.rank_counts import rank_remarks
 from orchestrator.usecases.checks.lint import LintOptions, lint, sourced_texts
 
 Write = Callable[[str, str], Path]

@@ -11,9 +11,9 @@ import pytest
 from orchestrator.diagnosis.catalogue import CATALOGUE
 from orchestrator.diagnosis.evidence import LogSearch
 from orchestrator.diagnosis.rank_causes import rank_causes
-from orchestrator.findings import Finding, Severity
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan
+from orchestrator.portable.findings import Finding, Severity
 from orchestrator.records.runs import home_store
 from orchestrator.records.store import RunFolder
 from orchestrator.run import Program, Request, RunRecord, RunState

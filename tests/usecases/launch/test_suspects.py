@@ -13,11 +13,11 @@ import pytest
 
 from orchestrator.errors import LaunchError, UsageError
 from orchestrator.failure_class import FailureClass
-from orchestrator.findings import Finding, Severity
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.inventory.slurm import SlurmOptions
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.portable.findings import Finding, Severity
 from orchestrator.records.cache import nodes as node_cache
 from orchestrator.records.cache.nodes import NodeHistory, keep_cause, keep_findings, node_histories
 from orchestrator.records.runs import home_store

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.checks.cluster import Cluster
-from orchestrator.checks.quick import CHECKS
-from orchestrator.environment.request import NodeRequest
 from orchestrator.errors import UsageError
-from orchestrator.findings import Finding, Severity
+from orchestrator.portable.checks.cluster import Cluster
+from orchestrator.portable.checks.quick import CHECKS
+from orchestrator.portable.environment.request import NodeRequest
+from orchestrator.portable.findings import Finding, Severity
 from orchestrator.usecases.checks.check import Checked
 from orchestrator.usecases.trials.full_check import (
     bandwidth_rows,
@@ -18,7 +18,7 @@ from orchestrator.usecases.trials.full_check import (
     require_measurements,
     with_measurements,
 )
-from tests.checks.facts import cpu_node, gpu_node
+from tests.portable.checks.facts import cpu_node, gpu_node
 
 FAILED = Finding(Severity.FAIL, "disk", "workdir is full", ("n1",))
 WARNED = Finding(Severity.WARN, "shm", "/dev/shm is small", ("n0",))

@@ -1,0 +1,103 @@
+"""The number of ranks that the launcher in a script starts on each node, compared with that of the launch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.lint.assignment import Script, Word
+from orchestrator.lint.expand import Variables
+from orchestrator.lint.launch import LAUNCHERS, name_of
+from orchestrator.lint.sbatch import options
+from orchestrator.lint.shell import SourcedText, nothing, read_shell
+from orchestrator.portable.names.hostlist import fold
+
+EXPECTED = "NPROC_PER_NODE"
+"""The variable by which orch gives a node its number of ranks."""
+
+_BY_MPI = ("mpirun", "mpiexec", "horovodrun")
+"""Launchers that start the ranks of all nodes from the first one."""
+_FIRST_NODE = re.compile(r"\b(?:NODE_RANK|ORCH_NODE_RANK|ORCH_HOSTFILE|ORCH_NODE_ADDRESSES)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A launcher in a script, its place, and the number of ranks that it starts on a node; None: not written as a number."""
+
+    launcher: str
+    file: str
+    line: int
+    count: int | None
+
+
+def started_ranks(
+    text: str,
+    file: str,
+    given: Mapping[str, str],
+    sourced: SourcedText = nothing,
+    *,
+    arguments: Sequence[str] | None = None,
+) -> list[Started]:
+    """The launchers of a script that starts with the variables `given` and these arguments, and of the files that it sources."""
+    is_shifted = re.search(r"\bshift\b", text) is not None  # then $2 is any of them
+    known = None if arguments is None or is_shifted else tuple(arguments)
+    return list(_launchers(read_shell(text, file, variables=Variables(dict(given), {}, known), sourced=sourced)))
+
+
+def rank_remarks(
+    text: str,
+    file: str,
+    given: Mapping[str, Mapping[str, str]],
+    sourced: SourcedText = nothing,
+    *,
+    arguments: Sequence[str] | None = None,
+) -> list[str]:
+    """
+    Sentences about a script that starts other numbers of ranks than the launch has; `given` are the variables of each node.
+
+    With the script's `arguments`, None if they are unknown. Only if no launcher of the script starts the launch's number, or one that is known when it runs: a script may prepare data with fewer.
+    """
+    found: dict[tuple[Started, str], list[str]] = {}
+    for node, variables in given.items():
+        started = started_ranks(text, file, variables, sourced, arguments=arguments)
+        expected = variables[EXPECTED]
+        if started and not {entry.count for entry in started} & {None, int(expected)}:
+            found.setdefault((started[-1], expected), []).append(node)
+    differs = len({entry.count for entry, _ in found}) > 1
+    unequal = (
+        "; torchrun and DDP need the same number on all nodes, or a launcher that is given each" if differs else ""
+    )
+    return [
+        f"{entry.file}:{entry.line} starts {entry.count} ranks on {fold(nodes)} ({entry.launcher}), and the launch has {expected} there"
+        f"{unequal}; write ${EXPECTED} in the script, or correct devices: in the inventory, or -j"
+        for (entry, expected), nodes in found.items()
+    ]
+
+
+def mpi_starts(text: str, file: str) -> list[tuple[str, int]]:
+    """Launcher and line of each start by MPI in a script; none if the script distinguishes the nodes."""
+    if _FIRST_NODE.search(text):
+        return []
+    commands = read_shell(text, file).commands
+    return [(str(words[0].value), words[0].line) for words in commands if words and words[0].value in _BY_MPI]
+
+
+def _launchers(script: Script) -> Iterator[Started]:
+    for command in script.commands:
+        start = next((index for index, word in enumerate(command) if name_of(word) in LAUNCHERS), None)
+        if start is not None:
+            name = name_of(command[start])
+            yield Started(name, script.file, command[start].line, _count(name, command[start + 1 :]))
+    for inner in (*script.embedded, *script.sourced):
+        yield from _launchers(inner)
+
+
+def _count(launcher: str, words: Sequence[Word]) -> int | None:
+    given = {name.replace("-", "_"): value for name, value in options([word.pattern for word in words])}
+    if launcher == "accelerate":
+        total, nodes = given.get("num_processes", ""), given.get("num_machines", "1")
+        is_known = total.isdecimal() and nodes.isdecimal() and int(nodes) > 0
+        return int(total) // int(nodes) if is_known else None
+    text = given.get("num_gpus" if launcher == "deepspeed" else "nproc_per_node", "")
+    return int(text) if text.isdecimal() else None

@@ -1,0 +1,86 @@
+"""Findings on how a script starts its ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.lint.launch import lint_launch, starts_ranks
+from orchestrator.lint.script import lint_script, prompts
+from orchestrator.lint.shell import read_shell
+
+TWO = "#SBATCH --nodes=2\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("torchrun --nnodes 2 --master_addr localhost x.py", ["1 FAIL master_addr"]),
+        ("torchrun --nnodes=2 --master-addr=127.0.0.1 x.py", ["1 FAIL master_addr"]),
+        ("torchrun --nnodes 2:4 --rdzv_endpoint localhost:29500 x.py", ["1 FAIL master_addr"]),
+        ("accelerate launch --num_machines 2 --main_process_ip 127.0.0.1 x.py", ["1 FAIL master_addr"]),
+        ("export MASTER_ADDR=localhost\ntorchrun --nnodes 2 x.py", ["2 FAIL master_addr"]),
+        ('A="--nnodes 2 --master_addr localhost"\ntorchrun $A x.py', ["2 FAIL master_addr"]),
+        (f"{TWO}srun torchrun --master_addr localhost x.py", ["2 FAIL master_addr"]),
+        (f"{TWO}srun bash -c 'torchrun --master_addr localhost x.py'", ["2 FAIL master_addr"]),
+        ("srun -N 2 torchrun --master_addr localhost x.py", ["1 FAIL master_addr"]),
+        (f"{TWO}srun -N 1 torchrun --nnodes 1 --master_addr localhost x.py", []),
+        ("torchrun --nnodes 1 --master_addr localhost x.py", []),
+        ('torchrun --standalone --nnodes 2 --master_addr "" x.py', []),
+        ("torchrun --nnodes $N --master_addr localhost x.py", []),
+        ("if a; then export MASTER_ADDR=localhost; else export MASTER_ADDR=$H; fi\ntorchrun --nnodes 2 x.py", []),
+        ('torchrun --nnodes 2 --master_addr "" x.py', ["1 FAIL master_addr"]),
+        ('torchrun --nnodes 2 --master_addr="" x.py', ["1 FAIL master_addr"]),
+        ("torchrun --nnodes 2 --master_addr=$HEAD x.py", []),
+        ("torchrun --master_port 293000 x.py", ["1 FAIL master_port"]),
+        ("python -m torch.distributed.launch --master_port=66666 x.py", ["1 FAIL master_port"]),
+        ("srun torchrun --node_rank $SLURM_NODEID x.py", ["1 FAIL SLURM_NODEID"]),
+        ('srun bash -c "torchrun --node_rank $SLURM_PROCID x.py"', ["1 FAIL SLURM_PROCID"]),
+        ("R=$SLURM_NODEID\nsrun torchrun --node_rank $R x.py", ["2 FAIL SLURM_NODEID"]),
+        ("srun bash -c 'torchrun --node_rank $SLURM_NODEID x.py'", []),
+        ('srun bash -c "torchrun --node_rank \\$SLURM_NODEID x.py"', []),
+        ("torchrun --node_rank $SLURM_NODEID x.py", []),
+        (f"{TWO}export NODE_RANK=$SLURM_NODEID\nsrun python x.py", ["2 FAIL NODE_RANK"]),
+        (f"{TWO}export WORLD_SIZE=$SLURM_NTASKS\nsrun python x.py", []),
+        ("#SBATCH --ntasks-per-node=8\nsrun torchrun --nproc_per_node 8 x.py", ["2 WARN ntasks-per-node"]),
+        ("#SBATCH --ntasks-per-node=8\nsrun --ntasks-per-node=1 torchrun --nproc_per_node 8 x.py", []),
+        ("#SBATCH --ntasks-per-node=8\nsrun python x.py", []),
+        ("#!/bin/bash\necho x\n#SBATCH --nodes=2\n", ["3 WARN sbatch"]),
+        ("#SBATCH --nodes=$N\n", ["1 WARN sbatch"]),
+        ("#SBATCH --output=/x/$____/y\n", []),
+        ("#SBATCH --export=NCCL_DEBUG=INFO\n", ["1 INFO sbatch"]),
+        ("#SBATCH --export=ALL,NCCL_DEBUG=INFO\n", []),
+        ("sbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=2\nEOF\n", []),
+    ],
+)
+def test_launch(text: str, found: list[str]) -> None:
+    script = read_shell(text, "f")
+    findings = [entry for part in (script, *script.embedded) for entry in lint_launch(part, "f")]
+    assert [f"{entry.line} {entry.finding.severity.value} {entry.finding.check}" for entry in findings] == found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("python -m torch.distributed.run x.py", True),
+        ("ssh h 'cd /x; torchrun x.py'", True),
+        ("for i in {0..7}; do RANK=$i python x.py & done", False),
+    ],
+)
+def test_launchers_number_the_ranks(text: str, expected: bool) -> None:
+    assert starts_ranks(read_shell(text, "f")) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ('set -e\nread -p "Start? (y/N): " -n 1 -r\n', [2]),
+        ('read -rp "Start? "', [1]),
+        ("read -r host < hosts", []),
+        ("while read -r name; do echo $name; done < names", []),
+        ('if [ -t 0 ]; then read -p "Start? "; fi', []),
+    ],
+)
+def test_question_to_a_terminal_is_found(text: str, lines: list[int]) -> None:
+    assert prompts(text, "run.sh") == lines
+    findings = list(lint_script(read_shell(text, "run.sh"), "run.sh"))
+    assert [found.line for found in findings if found.finding.check == "prompt"][: len(lines)] == lines
