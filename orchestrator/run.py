@@ -16,6 +16,8 @@ from orchestrator.portable.names.hostlist import ranks_on_nodes
 from orchestrator.stored import known_fields
 
 LauncherName = Literal["ssh", "slurm"]
+SCHEDULERS = ("slurm",)
+"""The launchers that give a run to a scheduler."""
 REFUSED = 3  # exit code: a check of the nodes failed
 ISOLATION_TIMEOUT_S = 60.0
 WAIT_FOR_NODES_S = 600.0
@@ -133,8 +135,25 @@ class Allocation:
     nodes: tuple[str, ...]
 
 
+class ByLauncher:
+    """A value with a launcher, and the differences between launchers that do not depend on the name."""
+
+    __slots__ = ()
+    launcher: LauncherName
+
+    @property
+    def by_scheduler(self) -> bool:
+        """True if a scheduler chooses the nodes, and queues and restarts the run; False if a process of orch owns it."""
+        return self.launcher in SCHEDULERS
+
+    @property
+    def verb(self) -> str:
+        """The command that launches."""
+        return "submit" if self.by_scheduler else "ssh-launch"
+
+
 @dataclass(frozen=True, slots=True)
-class Request:
+class Request(ByLauncher):
     """The user's request; with an inventory, it becomes a plan."""
 
     launcher: LauncherName
@@ -233,7 +252,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class RunRecord:
+class RunRecord(ByLauncher):
     """The content of run.json, which is replaced atomically on every change."""
 
     id: str
@@ -350,7 +369,7 @@ class RunRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class RunEntry:
+class RunEntry(ByLauncher):
     """The part of a run's record that a list of runs shows; message and note without further lines."""
 
     id: str

@@ -29,7 +29,7 @@ def make_garbage():
     with open(FOLDER + "/result", "w") as file:
         file.write("kept" if found() else "collected")
 
-if "orchestrator.usecases.owner.program" in sys.orig_argv:
+if "orchestrator.usecases.owner.start" in sys.orig_argv:
     threading.Thread(target=make_garbage, daemon=True).start()
 """
 

@@ -254,7 +254,7 @@ def ssh_launch(
 
 def _launched(arguments: LaunchArguments) -> Run:
     warnings: list[str] = []
-    if arguments.launcher == "ssh":
+    if not arguments.by_scheduler:
         with Owner.of_launch(arguments, follow=False) as owner:
             run = owner.until_launched(warnings.append, warnings.append)
         return Run(run, tuple(warnings))

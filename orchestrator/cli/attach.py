@@ -37,7 +37,7 @@ def attach(run: str, *, follow: bool, watched: WatchedLines, tail: int, wait_for
         inform(record.outcome)
         print_failure(record)
         return record.exit_code
-    if record.launcher == "slurm":  # which supervises its jobs itself
+    if record.by_scheduler:  # which supervises its jobs itself
         start_reporter(folder)
         if not follow:
             print_text(f"{record.id}\n")

@@ -1,4 +1,4 @@
-"""Launch a run, and watch it or print its id: for `orch ssh-launch`, `orch submit` and `orch rerun`."""
+"""Plan a run, and print its plan or start it by a scheduler: for `orch submit`, `orch rerun` and dry runs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ def launch(
     """Plan a run and start it unless `dry_run`; returns the exit code."""
     if query and not dry_run:
         raise UsageError("--query is for --dry-run", hint="add --dry-run, or omit --query: a launch queries the nodes")
-    if arguments.launcher == "ssh" and not dry_run:
-        return _launch_over_ssh(arguments, follow=follow, watched=watched)
     from orchestrator.launch.start import started  # the owner of a run over SSH imports what a launch needs
     from orchestrator.usecases.launch import transcript  # as above
     from orchestrator.usecases.launch.plan_launch import plan_launch  # as above
@@ -52,17 +50,3 @@ def launch(
         from orchestrator.cli.watch import watch  # imported while Slurm starts
 
         return watch(launched, watched)
-
-
-def _launch_over_ssh(arguments: LaunchArguments, *, follow: bool, watched: WatchedLines) -> int:
-    from orchestrator.cli.watch import show  # as above
-    from orchestrator.usecases.owner.viewer import Owner, no_note  # not needed under Slurm
-
-    with Owner.of_launch(arguments, follow=follow, watched=watched) as owner:
-        with ProgressLine() as progress:
-            on_note = no_note if watched.quiet else progress.inform
-            run = owner.until_launched(progress.warn, progress.warn, progress.update, on_note)
-        if follow:
-            return show(run, owner, watched)
-    print_text(f"{run}\n")
-    return 0

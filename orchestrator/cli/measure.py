@@ -20,7 +20,7 @@ from orchestrator.usecases.trials import benchmark
 def measure(launch: LaunchArguments, *, quiet: bool, has_lines: bool = True) -> tuple[int, dict[str, Any] | None]:
     """Run the benchmark to the end; the exit code and the results, if any. `has_lines`: print lines of ranks and warnings of the launch."""
     stream = sys.stderr if has_lines else io.StringIO()
-    run, code = (_over_ssh if launch.launcher == "ssh" else _by_slurm)(launch, stream, quiet=quiet, has_lines=has_lines)
+    run, code = (_over_ssh if not launch.by_scheduler else _by_slurm)(launch, stream, quiet=quiet, has_lines=has_lines)
     if code in (CTRL_C, CLOSED_PIPE):
         return code, None
     state = find_run(run).read().state

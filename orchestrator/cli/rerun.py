@@ -8,6 +8,7 @@ import click
 
 from orchestrator.cli import completion, options
 from orchestrator.cli.launch import launch
+from orchestrator.cli.ssh_launch import launch_over_ssh
 from orchestrator.usecases.launch_arguments import WatchedLines
 
 
@@ -51,4 +52,5 @@ def rerun(
     from orchestrator.usecases.launch.rerun import Changes, rerun_arguments
 
     arguments = rerun_arguments(run, nodes, settings, Changes(program, **changed))
-    return launch(arguments, dry_run=dry_run, query=query, follow=follow, watched=watched)
+    start = launch_over_ssh if not arguments.by_scheduler else launch
+    return start(arguments, dry_run=dry_run, query=query, follow=follow, watched=watched)

@@ -68,7 +68,7 @@ def run_rung(
     arguments: LaunchArguments, options: LadderOptions, screen: Screen, title: str, *, must_report: bool
 ) -> RungRun:
     """Launch a rung, and wait for its end; `must_report`: no steps mean a hang. KeyboardInterrupt once an interrupted run is stopped."""
-    launch = _submit if arguments.launcher == "slurm" else _launch_by_owner
+    launch = _submit if arguments.by_scheduler else _launch_by_owner
     with sighup_interrupts(), sigterm_interrupts(), ExitStack() as stack:
         try:
             launched = stack.enter_context(launch(arguments, screen))

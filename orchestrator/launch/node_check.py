@@ -14,8 +14,8 @@ from orchestrator.launch.preflight import CheckedNode, Reach, survey
 from orchestrator.plan.resolve import Facts
 from orchestrator.portable.checks.cluster import Cluster
 from orchestrator.portable.checks.editable import SentCode, editable_warnings
-from orchestrator.portable.checks.network import discovery
 from orchestrator.portable.checks.quick import check
+from orchestrator.portable.environment.discovery import discover
 from orchestrator.portable.findings import Finding, Severity
 from orchestrator.records.cache.facts import KeptFacts, facts_to_keep
 from orchestrator.records.cache.nodes import keep_findings
@@ -101,14 +101,14 @@ def facts_of(result: CheckResult, planned: Planned) -> Facts:
         code = SentCode(plan.code_root, plan.program.cwd or "", plan.program.import_folder)
         warnings = tuple(editable_warnings(code, paths, folders))
     if not nothing_to_discover(plan):
-        found = discovery(cluster)
+        found = discover(cluster.facts, cluster.expected)
         defaults = {node.name: found.environment(node.name) for node in plan.nodes}
     return Facts(warnings, defaults=defaults)
 
 
 def nothing_to_discover(plan: LaunchPlan) -> str:
     """The reason why discovery of network variables has nothing to do for a plan; empty if it has."""
-    if plan.launcher == "slurm":
+    if plan.by_scheduler:
         return "Slurm chooses the nodes, and the job discovers the variables in its allocation"
     if plan.transport == "local" and len(plan.nodes) > 1:
         return "the ranks are on this machine, so there is no network to choose"

@@ -15,7 +15,7 @@ from orchestrator.fanout import map_within
 from orchestrator.launchers.rendezvous import INTERFACES, check_reachable, parse_rendezvous
 from orchestrator.node.rendezvous import is_loopback
 from orchestrator.portable.checks.cluster import Cluster, Rendezvous, SharedFolder, host_names, nodes_to_resolve
-from orchestrator.portable.checks.network import discovery
+from orchestrator.portable.environment.discovery import discover
 from orchestrator.portable.environment.request import NodeRequest
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def _rendezvous(cluster: Cluster, reach: Reach, busy_s: float) -> Rendezvous | N
     hosts = _host_ids(cluster.facts, reach)
     if is_loopback(expected.address) and len(set(hosts.values())) == 1:
         return None
-    env = {**discovery(cluster).environment(head), **expected.env}  # as the launch will have it
+    env = {**discover(cluster.facts, cluster.expected).environment(head), **expected.env}  # as the launch will have it
     interfaces = {name: env[name] for name in INTERFACES if name in env}
     wait_s = _answer_s(PORT_S, busy_s)
     try:

@@ -62,6 +62,8 @@ class DirectLauncher:
         self._on_progress = on_progress
         self._fanout = int(plan.ssh["fanout"])
         self._start_requested: set[str] = set()
+        self._reconnects_from: threading.Event | None = None
+        """Until it is set, lost connections are left to another launcher; None: there is none."""
 
     @property
     def plan(self) -> LaunchPlan:
@@ -249,8 +251,9 @@ class DirectLauncher:
         self._connections.close()
 
     def reach(self, node: NodePlan) -> Endpoint:
-        """The node's endpoint; reconnects if its connection was lost."""
-        return self._connections.reach(node)
+        """The node's endpoint; a lost connection is opened again, or Unreachable if that is left to another launcher."""
+        event = self._reconnects_from
+        return self._connections.reach(node, reconnects=event is None or event.is_set())
 
     def connected_endpoint(self, node: NodePlan) -> Endpoint | None:
         """The node's endpoint; None without a connection."""
@@ -265,8 +268,10 @@ class DirectLauncher:
         return self._connections.kept_alive(nodes)
 
     def without_reconnects(self, until: threading.Event) -> DirectLauncher:
-        """This launcher with the same connections; until the event, it leaves it to the other one to replace lost ones."""
-        return _WithoutReconnects(self, until)
+        """A launcher with the plan and the connections of this one, to which it leaves lost ones until the event."""
+        follower = DirectLauncher(self.plan, self._connections.transport, on_progress=self._on_progress)
+        follower._newest, follower._connections, follower._reconnects_from = self._newest, self._connections, until
+        return follower
 
     def _reserve(self) -> str:
         """Choose the rendezvous address and hold its port on the head, just before the start; return the record of both."""
@@ -318,18 +323,6 @@ class DirectLauncher:
         names = [node.name for node in nodes]
         self._reporter = Reporter(participle, names, self._on_progress, size_bytes=size_bytes)
         return successes(map_parallel(nodes, self._reporter.around(work), limit=limit or len(nodes)))
-
-
-class _WithoutReconnects(DirectLauncher):
-    """A launcher with the plan and the connections of another one, which alone replaces lost ones until an event."""
-
-    def __init__(self, launcher: DirectLauncher, until: threading.Event) -> None:
-        self.__dict__.update(vars(launcher))
-        self._until = until
-
-    def reach(self, node: NodePlan) -> Endpoint:
-        """The node's endpoint; Unreachable until the event if its connection was lost."""
-        return self._connections.reach(node, reconnects=self._until.is_set())
 
 
 def with_last_rank(plan: LaunchPlan, spare: NodePlan) -> NodePlan:

@@ -32,10 +32,10 @@ class Chosen:
 
 def choose_nodes(inventory: Inventory, request: Request) -> Chosen:
     """Choose the nodes, in node order; UsageError if the inventory or the allocation has too few, or too few devices on them."""
-    by_count = request.launcher == "slurm" and request.nodes is None and request.allocation is None
+    by_count = request.by_scheduler and request.nodes is None and request.allocation is None
     nodes, ranks_each, warnings = _select_nodes(inventory, request, by_count=by_count)
     node_count = request.shape.nodes if request.shape else len(nodes)
-    if request.launcher == "slurm" and inventory.slurm.spare_nodes:
+    if request.by_scheduler and inventory.slurm.spare_nodes:
         nodes = _with_spares(inventory, nodes, by_count=by_count)
         ranks_each += ranks_each[:1] * (len(nodes) - len(ranks_each))
     return Chosen(nodes, ranks_each, node_count, by_count, warnings)

@@ -172,7 +172,7 @@ def _refuse_rank_launcher(request: Request, chosen: Chosen) -> None:
     if launcher is None:
         return
     ranks = chosen.ranks_each[: chosen.node_count]
-    command = per_node_command("submit" if request.launcher == "slurm" else "ssh-launch", program.args)
+    command = per_node_command(request.verb, program.args)
     is_alone = sum(ranks) == 1 and not (launcher.key == "srun" and request.launcher == "slurm")
     if launcher.key in NOT_NEEDED and not is_alone:
         raise UsageError(

@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.inventory.redaction import REDACTED
 from orchestrator.node.run.code_folder import KEPT
 from orchestrator.node.run.run_folder import attempt_folder
-from orchestrator.run import WAIT_FOR_NODES_S, LauncherName, Program, trainer_setting
+from orchestrator.run import WAIT_FOR_NODES_S, ByLauncher, LauncherName, Program, trainer_setting
 from orchestrator.stored import known_fields
 
 GRACE_S = 10.0
@@ -76,7 +76,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchPlan:
+class LaunchPlan(ByLauncher):
     """
     Every decision about a launch, and all input of the launcher.
 

@@ -36,7 +36,7 @@ def resolve(plan: LaunchPlan, facts: Facts) -> LaunchPlan:
         UsageError: what was requested is impossible by these facts.
     """
     plan = replace(plan, warnings=(*plan.warnings, *facts.warnings))
-    if plan.launcher == "slurm":
+    if plan.by_scheduler:
         return _on_cluster(plan, facts)
     if facts.is_shared:
         plan = replace(plan, is_shared=True)

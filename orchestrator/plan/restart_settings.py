@@ -18,21 +18,25 @@ SLURM_RETRIES = 100  # by default: an unattended job restarts as long as it make
 
 def max_retries(inventory: Inventory, request: Request) -> int:
     """By the command line, else the inventory, where `slurm:` wins for a Slurm job."""
-    by_slurm = request.launcher == "slurm"
-    settings = (request.max_retries, inventory.slurm.max_retries if by_slurm else None, inventory.restart.max_retries)
-    return next((value for value in settings if value is not None), SLURM_RETRIES if by_slurm else 0)
+    by_scheduler = request.by_scheduler
+    settings = (
+        request.max_retries,
+        inventory.slurm.max_retries if by_scheduler else None,
+        inventory.restart.max_retries,
+    )
+    return next((value for value in settings if value is not None), SLURM_RETRIES if by_scheduler else 0)
 
 
 def is_warm(inventory: Inventory, request: Request) -> bool:
     """For a training of the shared trainer that may be restarted over SSH, unless lines of shell start its agents."""
-    may_restart = request.launcher != "slurm" and max_retries(inventory, request) > 0
+    may_restart = not request.by_scheduler and max_retries(inventory, request) > 0
     is_training = request.program.kind == "trainer" and request.program.module == "trainer"
     return inventory.restart.warm and may_restart and is_training and not inventory.setup
 
 
 def spares(inventory: Inventory, request: Request, chosen: Chosen, unused: Sequence[Node]) -> tuple[NodePlan, ...]:
     """The nodes that may replace others over SSH: `unused` and tagged as spare, of the same kind, and with a device for each rank."""
-    if request.launcher == "slurm" or not max_retries(inventory, request):
+    if request.by_scheduler or not max_retries(inventory, request):
         return ()
     kinds, most = {node.accelerator for node in chosen.nodes}, max(chosen.ranks_each)
     tagged = [node for node in inventory.nodes if SPARE in node.tags and node not in (*chosen.nodes, *unused)]

@@ -33,7 +33,7 @@ def is_checked_in_job(inventory: Inventory, request: Request) -> bool:
 
     A custom template has its own commands. Pyxis would create the container twice. A step of another job has no batch script.
     """
-    if request.launcher != "slurm" or request.no_check or request.allocation is not None:
+    if not request.by_scheduler or request.no_check or request.allocation is not None:
         return False
     container = inventory.slurm.container
     return inventory.slurm.template is None and (container is None or container.runtime != "pyxis")

@@ -10,8 +10,8 @@ from typing import TypeAlias
 from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import NodesError, OrchError
 from orchestrator.failure_class import FailureClass
-from orchestrator.launch.next_attempts import NextAttempts
 from orchestrator.launch.planned import Launched
+from orchestrator.launch.start import NextAttempts
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.node.run.events import NO_RETRY, REQUEUE, State
 from orchestrator.node.run.retry import (

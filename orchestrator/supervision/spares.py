@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from orchestrator.backoff import backoff
 from orchestrator.endpoint.client import HEARTBEAT_ANSWER_S, Endpoint
 from orchestrator.errors import NodeError
-from orchestrator.launch.next_attempts import NextAttempts
+from orchestrator.launch.start import NextAttempts
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import NodePlan
 from orchestrator.records.store import RunFolder

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import UsageError
-from orchestrator.run import LauncherName
+from orchestrator.run import ByLauncher, LauncherName
 
 if TYPE_CHECKING:
     from orchestrator.inventory.slurm_settings import SlurmSetting
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchArguments:
+class LaunchArguments(ByLauncher):
     """The arguments of a launch as typed. `settings` are the KEY=VALUE words, `program` the words after `--`."""
 
     launcher: LauncherName

@@ -134,7 +134,7 @@ def judge(
         batch_log: the end of the batch script's log, for a Slurm job that is over.
     """
     evidence = Evidence(plan, tuple(nodes), stop_requested, batch_log)
-    if plan.launcher == "ssh":
+    if not plan.by_scheduler:
         verdicts = (check(evidence) for check in DIRECT_CHECKS)
         undecided = Verdict(RunState.RUNNING)
     elif queue is None:
@@ -156,9 +156,7 @@ def every_node_done(evidence: Evidence) -> Verdict | None:
 
 def separate_trainings_done(evidence: Evidence) -> Verdict | None:
     """FAILED if every node is done, with ranks that trained separately; over SSH also if the supervisor has stopped them for that."""
-    ends = (
-        (State.DONE,) if evidence.plan.launcher == "slurm" or evidence.stop_requested else (State.DONE, State.STOPPED)
-    )
+    ends = (State.DONE,) if evidence.plan.by_scheduler or evidence.stop_requested else (State.DONE, State.STOPPED)
     is_over = evidence.all_finished and evidence.finished_as(*ends) == evidence.finished
     message = separate_message(evidence.plan, evidence.nodes) if is_over else ""
     failure = (FailureClass.CONFIG, FailureClass.CONFIG.retry)
@@ -232,7 +230,7 @@ def stopped_by_another_signal(evidence: Evidence) -> Verdict | None:
 
 def an_agent_died(evidence: Evidence) -> Verdict | None:
     """FAILED if an agent is dead. Only its own machine knows that; under Slurm, the report may come from a login node."""
-    known = (node for node in evidence.started if evidence.plan.launcher == "ssh" or node.same_boot)
+    known = (node for node in evidence.started if not evidence.plan.by_scheduler or node.same_boot)
     dead = next((node for node in known if node.finished is None and not node.alive), None)
     if dead is None:
         return None

@@ -133,7 +133,7 @@ def may_still_run(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeObserv
 
     Empty under Slurm, which ends the processes itself before the verdict is final.
     """
-    if plan.launcher != "ssh" or verdict.state not in {RunState.FAILED, RunState.STOPPED}:
+    if plan.by_scheduler or verdict.state not in {RunState.FAILED, RunState.STOPPED}:
         return []
     ended = {node.node for node in nodes if node.finished is not None or not node.alive}
     return [node.name for node in plan.nodes if node.name not in ended]
@@ -141,7 +141,7 @@ def may_still_run(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeObserv
 
 def running_nodes(plan: LaunchPlan, nodes: Sequence[NodeObservation]) -> list[str]:
     """The nodes of a run over SSH whose agents are alive; Slurm ends a job's processes itself."""
-    return [node.node for node in nodes if plan.launcher == "ssh" and node.alive and node.finished is None]
+    return [node.node for node in nodes if not plan.by_scheduler and node.alive and node.finished is None]
 
 
 def recordable_verdict(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeObservation]) -> Verdict:
@@ -159,7 +159,7 @@ def recordable_verdict(plan: LaunchPlan, verdict: Verdict, nodes: Sequence[NodeO
 def is_left_to_supervisor(run: KeptRun, plan: LaunchPlan, verdict: Verdict) -> bool:
     """True if an attempt has failed and the run's supervisor is there: it alone knows whether another one follows, and the whole cause."""
     has_failed = verdict.state in {RunState.FAILED, RunState.LOST}
-    return has_failed and plan.launcher == "ssh" and run.supervisor() is not None
+    return has_failed and not plan.by_scheduler and run.supervisor() is not None
 
 
 def still_running_warning(run: KeptRun, run_id: str, nodes: Sequence[str]) -> str:

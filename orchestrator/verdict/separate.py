@@ -19,8 +19,7 @@ def separate_message(plan: LaunchPlan, nodes: Sequence[NodeObservation], least_s
     reports = {node.node: node.progress for node in nodes}
     is_per_node = plan.program.per_node
     proof = separate_trainings(reports, plan.world_size, is_per_node=is_per_node, least_steps=least_steps)
-    command = "submit" if plan.launcher == "slurm" else "ssh-launch"
-    return f"{proof}; {joining_remedy(command, plan.program.args, is_per_node=is_per_node)}" if proof else ""
+    return f"{proof}; {joining_remedy(plan.verb, plan.program.args, is_per_node=is_per_node)}" if proof else ""
 
 
 class SeparateWatch:

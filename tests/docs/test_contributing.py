@@ -184,7 +184,7 @@ class Project:
 
     def file_of(self, step: str, definition: str) -> Path:
         """The file in which this definition is, by the words of the step."""
-        found = re.search(rf"`{definition}`[^`]* in `([\w/]+\.py)`", step)
+        found = re.search(rf"`{definition}`.*? in `([\w/]+\.py)`", step)
         assert found, f"no `{definition}` … in `FILE` in: {step}"
         return self.folder / found[1]
 
@@ -266,6 +266,7 @@ def test_launcher_is_added_by_its_recipe(project: Project) -> None:
     module, name, branch, verb, _, _ = _steps("Adding a launcher")
     project.write_module(module, "paper", LAUNCHER)
     project.add_row(name, "LauncherName", '"paper", ')
+    project.add_row(name, "SCHEDULERS", '"paper", ')
     project.begin_function(branch, "launcher_for", BRANCH)
     _add_verb(project, "paper-launch", "Start a run on paper.", LAUNCHING_VERB)
     project.add_row(verb, "_WITH_PROGRAM", '"paper-launch", ')

@@ -27,11 +27,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 LAUNCH = """
 __main__.py: main
 cli/app.py: main run resolve_command load
-cli/ssh_launch.py: ssh_launch by cli
-cli/launch.py: launch _launch_over_ssh
+cli/ssh_launch.py: ssh_launch by cli, launch_over_ssh
 usecases/owner/viewer.py: of_launch until_launched
-usecases/owner/start.py: early_owner owner_process __init__
-usecases/owner/program.py: main by program
+usecases/owner/start.py: early_owner owner_process __init__ main
 usecases/owner/owner.py: own_run _run _launched
 usecases/launch/plan_launch.py: plan_launch _planned
 usecases/launch/request.py: make_request
@@ -42,7 +40,6 @@ launch/start.py: started _launch connect push_and_resolve resolved
 launch/node_check.py: begin_check check_result _judged facts_of
 launch/preflight.py: survey
 portable/checks/quick.py: check
-portable/checks/network.py: discovery
 portable/environment/discovery.py: discover
 plan/resolve.py: resolve
 launchers/__init__.py: launcher_for direct_launcher
@@ -83,8 +80,7 @@ supervision/termination.py: end
 supervision/restart.py: reason_against begin _begin
 verdict/judge.py: judge
 node/run/retry.py: retry_may_help
-launch/next_attempts.py: connect start
-launch/start.py: push_and_resolve
+launch/start.py: connect start push_and_resolve
 launchers/direct.py: begin_attempt start
 """
 BY_FILES = "files"
@@ -198,7 +194,7 @@ def test_each_file_of_a_flow_is_called_by_one_before_it(flow: str) -> None:
 
 @pytest.mark.parametrize(
     ("flow", "files", "crossings"),
-    [(LAUNCH, 32, 1), (LOG_LINE, 12, 1), (RESTART, 13, 1)],
+    [(LAUNCH, 29, 1), (LOG_LINE, 12, 1), (RESTART, 12, 1)],
     ids=["launch", "log line", "restart"],
 )
 def test_flow_is_short_and_runs_forward(flow: str, files: int, crossings: int) -> None:

@@ -186,7 +186,7 @@ def supervisors_below(folder: Path) -> list[int]:
     found = []
     for process in Path("/proc").iterdir():
         try:
-            if process.name.isdigit() and b"orchestrator.usecases.owner.program" in (
+            if process.name.isdigit() and b"orchestrator.usecases.owner.start" in (
                 process / "cmdline"
             ).read_bytes().split(b"\0"):
                 [home] = re.findall(rb"(?:^|\0)ORCH_HOME=([^\0]*)", (process / "environ").read_bytes()) or [b""]

@@ -12,8 +12,8 @@ from orchestrator.code.bundle import Bundle
 from orchestrator.endpoint.access import Destination
 from orchestrator.errors import LaunchError, NodesError, Unreachable
 from orchestrator.inventory.model import Inventory, Node
-from orchestrator.launch.next_attempts import NextAttempts
 from orchestrator.launch.planned import Planned
+from orchestrator.launch.start import NextAttempts
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan

@@ -15,8 +15,8 @@ from orchestrator.launch import preflight
 from orchestrator.launch.preflight import FACTS_S, PORT_S, TOKEN_S, CheckedNode, survey
 from orchestrator.launchers.rendezvous import INTERFACES
 from orchestrator.portable.checks.cluster import Cluster
-from orchestrator.portable.checks.network import discovery
 from orchestrator.portable.checks.quick import check
+from orchestrator.portable.environment.discovery import discover
 from orchestrator.portable.environment.request import NodeRequest
 from tests.portable.checks.facts import cluster, cpu_node, gpu_node
 from tests.portable.environment.nodes import infiniband
@@ -116,7 +116,7 @@ def test_port_is_tested_on_the_network_that_the_launch_will_use() -> None:
     expected = {f"n{k}": NodeRequest(f"10.0.0.{k + 1}", 2, "cuda") for k in range(2)}
     nodes = StubNodes(Cluster(expected, {name: infiniband(k) for k, name in enumerate(expected)}))
     surveyed = survey(nodes.checked, nodes.reach)
-    discovered = discovery(surveyed).environment("n0")
+    discovered = discover(surveyed.facts, surveyed.expected).environment("n0")
     assert discovered["NCCL_SOCKET_IFNAME"]
     assert nodes.by_name["n0"].interfaces == {name: discovered[name] for name in INTERFACES if name in discovered}
 

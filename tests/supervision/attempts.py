@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from orchestrator.launch.next_attempts import NextAttempts
+from orchestrator.launch.start import NextAttempts
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 
 

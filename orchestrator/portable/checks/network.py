@@ -8,7 +8,7 @@ from dataclasses import replace
 from orchestrator.node.facts import Hca, HcaPort, NodeFacts
 from orchestrator.portable.checks.cluster import Cluster
 from orchestrator.portable.checks.majority import difference, other_nodes
-from orchestrator.portable.environment.discovery import Discovery, discover
+from orchestrator.portable.environment.discovery import discover
 from orchestrator.portable.findings import Finding, Severity
 
 ETHERNET = "Ethernet"
@@ -119,14 +119,9 @@ def variables(cluster: Cluster) -> Iterator[Finding]:
     """Discovery must not contradict the inventory; a node alone has no network to choose."""
     if len(cluster.expected) == 1:
         return
-    for finding in discovery(cluster).findings:
+    for finding in discover(cluster.facts, cluster.expected).findings:
         if finding.check not in BY_OTHER_CHECKS:
             yield replace(finding, check="variables")
-
-
-def discovery(cluster: Cluster) -> Discovery:
-    """The variables that a launch would set on the nodes."""
-    return discover(cluster.facts, cluster.expected)
 
 
 def _ports(facts: NodeFacts) -> list[tuple[Hca, HcaPort]]:

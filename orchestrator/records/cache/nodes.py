@@ -104,7 +104,7 @@ def keep_end(run: object, record: RunRecord, names: Sequence[str] = ()) -> None:
         if plan.transport == "local" or is_unobserved:
             return
         address = _addresses(plan)
-        used = names or [node.name for node in plan.nodes if plan.launcher == "ssh" or not node.is_spare]
+        used = names or [node.name for node in plan.nodes if not plan.by_scheduler or not node.is_spare]
         nodes = fold(address.get(name, name) for name in used)
         slow = {"slow": [address.get(name, name) for name in record.slow_nodes]} if record.slow_nodes else {}
         _append(run.path.parents[1], {**_cause(record, address), "nodes": nodes, **slow})

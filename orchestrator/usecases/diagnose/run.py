@@ -85,7 +85,7 @@ def diagnosis_of(
     deadline = None if wait_s is None else time.monotonic() + wait_s
     results: Sequence[SearchReply | OrchError] = ()
     if record.started:
-        is_over = record.state.ended and plan.launcher != "slurm"
+        is_over = record.state.ended and not plan.by_scheduler
         results = _search_nodes(launcher, signatures, search_s=search_s, deadline=deadline, is_over=is_over)
     found_log = _within(deadline, partial(launcher.batch_log, BATCH_LOG_BYTES))
     current = () if record.state.ended or not record.started else _positions(launcher)

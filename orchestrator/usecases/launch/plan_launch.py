@@ -45,7 +45,7 @@ def plan_launch(
         from orchestrator.usecases.checks.check import require_known  # few launches skip a check
 
         require_known(arguments.skipped)
-    inventory = load_inventory(arguments.inventory, arguments.nodes if arguments.launcher == "ssh" else None)
+    inventory = load_inventory(arguments.inventory, arguments.nodes if not arguments.by_scheduler else None)
     inventory = with_slurm_settings(inventory, arguments.slurm_settings)
     excluded: tuple[str, ...] = ()
     if arguments.exclude_suspects:
@@ -53,7 +53,7 @@ def plan_launch(
 
         inventory, arguments, excluded = without_suspects(inventory, arguments)
     terminal, connected = terminal or Terminal(), dict[str, Endpoint]()
-    if arguments.launcher == "ssh" and inventory.accelerator == "auto" and inventory.devices is None:
+    if not arguments.by_scheduler and inventory.accelerator == "auto" and inventory.devices is None:
         inventory, connected = detect_cards(inventory, arguments.nodes, terminal, on_progress)
     try:
         planned = _planned(arguments, inventory, terminal, connected)
@@ -110,7 +110,7 @@ def _planned(
         from orchestrator.usecases.launch.rerun import changes_since  # most launches repeat no run
 
         warnings += tuple(changes_since(arguments.rerun_of, bundle, inventory))
-    checked = checked_nodes(plan) if arguments.launcher == "ssh" and not arguments.no_check else ()
+    checked = checked_nodes(plan) if not arguments.by_scheduler and not arguments.no_check else ()
     if arguments.no_check:
         warnings += ("--no-check: the nodes are not checked before the start, and no network variables are discovered",)
     files = inventory.private_files

@@ -237,7 +237,7 @@ def trainer_config(arguments: LaunchArguments) -> TrainerConfig:
     """
     for word in arguments.settings:
         if "=" not in word or word.startswith("-"):
-            line = shlex.join(["ssh-launch" if arguments.launcher == "ssh" else "submit", "--", word])
+            line = shlex.join([arguments.verb, "--", word])
             is_key = (
                 re.fullmatch(r"[a-z]\w*(\.[a-z]\w*)*", word) and not word.endswith(".py") and not Path(word).exists()
             )

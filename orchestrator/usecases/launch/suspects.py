@@ -46,7 +46,7 @@ def without_suspects(
             hint="orch nodes shows why; omit the option to use them nevertheless",
         )
     slurm = inventory.slurm
-    if arguments.launcher == "slurm" and named is None:
+    if arguments.by_scheduler and named is None:
         given = option_value(slurm.model_dump(mode="json"), "exclude")
         options = tuple(option for option in slurm.options if option_name(option) != OPTION_OF["exclude"])
         excluded = [*(expand(given) if given else ()), *suspects]

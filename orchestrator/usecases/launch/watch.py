@@ -83,7 +83,7 @@ class Watch:
         self._viewer = viewer
         self._plan: LaunchPlan = run.read_plan()
         self._ends_failed = ends_failed
-        self._supervisor_unknown = self._plan.launcher == "ssh" and not run.is_recorded
+        self._supervisor_unknown = not self._plan.by_scheduler and not run.is_recorded
         """Another machine launched the run over SSH; this machine cannot find out whether it has a supervisor."""
         self._poll: Poll | None = None
         self._shown_result = PollResult(None, 1)
@@ -116,7 +116,7 @@ class Watch:
         for error in self._reader.unreadable.values():
             self._reader.warn_unreadable(error)
         job = self._run.read().slurm_job
-        if self._plan.launcher != "ssh":
+        if self._plan.by_scheduler:
             self._poll = Poll(self._launcher, job, self._launcher.attempt())
         with self._poll or nullcontext():
             status = self._last_status()

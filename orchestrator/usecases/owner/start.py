@@ -1,7 +1,8 @@
 """
 The start of the process that owns a run (usecases/owner/owner.py), first of all that a launch does: both import their modules then at the same time.
 
-It imports the standard library only. The request follows over the link (usecases/owner/viewer.py); a process that gets none ends, having done nothing.
+It imports the standard library only, and is also the program of that process. The request follows over the link (usecases/owner/viewer.py); a
+process that gets none ends, having done nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class OwnerProcess:
         self.link, far = _link()
         with far, _sigint_blocked():  # the owner unblocks it once it can report an interrupt
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "orchestrator.usecases.owner.program", str(far.fileno())],
+                [sys.executable, "-m", "orchestrator.usecases.owner.start", str(far.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL if sys.__stderr__ is None else None,  # None: closed from the beginning
@@ -100,3 +101,17 @@ def environment_of_orch() -> dict[str, str]:
         return dict(os.environ)
     inherited = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{inherited}" if inherited else str(root)}
+
+
+def main() -> int:
+    """The process: own a run; argv[1] is the number of the descriptor of the link to the viewer."""
+    from orchestrator.gc_tuning import infrequent_gc
+
+    with infrequent_gc():  # until the run has started
+        from orchestrator.usecases.owner.owner import own_run  # within the block
+
+        return own_run(int(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -252,7 +252,7 @@ class LogReader:
     def _wanted_nodes(self) -> frozenset[str] | None:
         """The nodes that can have wanted lines; None if ranks may have moved to other nodes."""
         wanted = self._selection
-        if self._plan.launcher == "slurm" or self._plan.replaced:
+        if self._plan.by_scheduler or self._plan.replaced:
             return None
         return frozenset(
             node.name

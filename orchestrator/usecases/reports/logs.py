@@ -125,7 +125,7 @@ def missing_logs(run: KeptRun, plan: LaunchPlan, reader: LogReader) -> LaunchErr
     None under Slurm, which decides when it starts, and for a run found on the nodes: the search names those without it.
     """
     missing = reader.nodes_without_files()
-    if not missing or plan.launcher != "ssh" or not run.is_recorded or not run.read().started:
+    if not missing or plan.by_scheduler or not run.is_recorded or not run.read().started:
         return None
     folders = sorted({plan.node_dir(node) for node in plan.nodes if node.name in missing})
     shown = ", ".join(folders[:2]) + (", …" if folders[2:] else "")

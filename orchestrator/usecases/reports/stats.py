@@ -192,7 +192,7 @@ def _timeline(run: RecordedRun, on_progress: OnProgress) -> tuple[Timeline, Node
         datetime.fromisoformat(record.created).timestamp(),
         attempts,
         steps,
-        is_queued=record.launcher == "slurm",
+        is_queued=record.by_scheduler,
         has_failed=record.state in _FAILURES,
     )
     return best_timeline(run, measured, missing), missing
@@ -274,7 +274,7 @@ def history() -> History:
         has_failed = record.state in _FAILURES and kind is not FailureClass.PREEMPTION
         of_run = max(len(failed) + int(has_failed), kept.failures if kept else 0)
         failures += of_run
-        if kept is None and record.launcher == "slurm":
+        if kept is None and record.by_scheduler:
             untimed += 1
             continue
         timed_failures += of_run

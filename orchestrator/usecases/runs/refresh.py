@@ -135,7 +135,7 @@ class Refreshed:
         record = self.record
         if not record.started or record.state.final:
             return ""
-        if record.launcher != "ssh":  # Slurm supervises its jobs itself
+        if record.by_scheduler:  # Slurm supervises its jobs itself
             return self._unreported()
         if self.folder.supervisor() is None:
             return f"nobody supervises this run, and it continues; `orch attach {record.id}` supervises it again"
@@ -180,11 +180,11 @@ def refresh(
     if failed_to_launch or is_launching(record):
         return Refreshed(folder, record)
     plan = folder.read_plan()
-    if plan.launcher == "ssh" and (refreshed := _refreshed_by_owner(folder, plan, record)):
+    if not plan.by_scheduler and (refreshed := _refreshed_by_owner(folder, plan, record)):
         return refreshed
     with nullcontext(launcher) if launcher else closing(launcher_for(plan, terminal, on_progress)) as connected:
         try:
-            if queue is None and plan.launcher != "ssh":
+            if queue is None and plan.by_scheduler:
                 status = _status_of_job(folder, plan, connected, record.slurm_job)
             else:
                 status = observe.observe_reachable(folder, plan, connected, queue)
@@ -275,7 +275,7 @@ def may_be_alive(record: RunRecord | RunEntry) -> bool:
 
     For a run that was lost earlier, a connection to the login node would be needless; `orch status` queries any run.
     """
-    if record.state is RunState.LOST and record.launcher == "slurm":
+    if record.state is RunState.LOST and record.by_scheduler:
         oldest = datetime.now(timezone.utc) - LOST_QUERIED
         return record.ended is None or record.ended > oldest.isoformat()  # both in UTC
     return not record.state.final

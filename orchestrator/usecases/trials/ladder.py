@@ -149,7 +149,7 @@ def plan_ladder(arguments: LaunchArguments, options: LadderOptions, on_progress:
 def as_trial(arguments: LaunchArguments) -> LaunchArguments:
     """The arguments of the same launch as a trial, whose first failure is its result."""
     arguments = replace(arguments, max_retries=0, elastic=None, is_trial=True)
-    if arguments.launcher == "ssh":
+    if not arguments.by_scheduler:
         return arguments
     if arguments.here:
         return replace(arguments, max_retries=None)  # a step is never restarted
@@ -162,7 +162,7 @@ def as_short_jobs(arguments: LaunchArguments, plan: LaunchPlan, options: LadderO
 
     Nodes that are too small for the whole launch are excluded from the small rungs, too.
     """
-    if arguments.launcher == "ssh" or arguments.here:
+    if not arguments.by_scheduler or arguments.here:
         return arguments
     limit_s = time_limit_s(option_value(plan.slurm, "time") or "") or math.inf
     fields = {"time": str(math.ceil(min(limit_s, options.limit_s + JOB_START_S) / 60))}
@@ -279,7 +279,7 @@ class StepLimit:
 
     def _watch(self) -> None:
         plan = self._folder.read_plan()
-        has_started = plan.launcher == "ssh"  # a job waits in the queue first
+        has_started = not plan.by_scheduler  # a job waits in the queue first
         with nullcontext(self._launcher) if self._launcher else closing(launcher_for(plan)) as launcher:
             while self.end is None and not self._is_over.wait(POLL_S):
                 nodes = self._observed(plan, launcher)
