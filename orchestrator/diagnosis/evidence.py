@@ -20,12 +20,15 @@ MOST_SHOWN = 300
 MOST_PER_LOG = 1000
 """Hits of each signature that are kept of one log, which may have the lines of all ranks."""
 _HOST = r"[A-Za-z0-9](?:[\w.-]*[\w])?"
+_OF_MPI = r"\[\[|\*\*\* |\[ *\d+\] |[\w./]+\.c(?:c|pp)?:\d+|(?:Error|Warning): |Local abort |Signal|Failing at|\d+ more process|(?:mca|pml|btl|opal|orte|prte|PMIX|PRTE|OPAL|ORTE)[_:. ]"
+"""The beginning of Open MPI's own messages."""
 _TIME = r"(?P<time>\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d+)?)(?:Z|[+-]\d\d:?\d\d)?"
 # In any order, as often as they appear: a launcher labels a line that already has the prefix of torch.
 _PREFIXES = tuple(
     re.compile(pattern)
     for pattern in (
-        rf"\[(?P<node>{_HOST}):(?P<rank>\d+|-)\] ",  # orch
+        rf"\[(?P<node>{_HOST}):(?P<rank>(?!0\d)\d+|-)\] (?!{_OF_MPI})",  # orch
+        rf"\[(?P<node>{_HOST}):\d+\] (?={_OF_MPI})",  # Open MPI, with the process id
         r"\[rank(?P<rank>\d+)\]:? ?",  # torch, from 2.2 on
         r"\[default(?P<local>\d+)\]: ?",  # torchrun --tee
         r" *(?P<rank>\d{1,6}): ",  # srun --label
@@ -80,6 +83,10 @@ class Hit:
     values: Mapping[str, str] = field(default_factory=dict)
     frame: str = ""
     """The file of the last frame of the traceback above the line; empty without one."""
+    code: str = ""
+    """The line of code of that frame; empty if it is not shown."""
+    caller: str = ""
+    """The last frame of that traceback that is of no library, as FILE:LINE in FUNCTION; empty without one."""
     is_mild: bool = False
     """The program logged the line as a warning, or reports that it continues."""
 
@@ -210,7 +217,17 @@ class LogSearch:
             )
             before = found.string[: found.start()].rpartition("\n")[2]
             is_mild = _MILD_HEAD.search(before) is not None or _MILD_TAIL.search(line) is not None
-            yield Hit(row, file, body["line"] + number, origin, values, body.get("frame", ""), is_mild)
+            yield Hit(
+                row,
+                file,
+                body["line"] + number,
+                origin,
+                values,
+                body.get("frame", ""),
+                body.get("code", ""),
+                body.get("caller", ""),
+                is_mild,
+            )
 
 
 def _with_rank(hit: Hit, rank: int) -> Hit:

@@ -280,7 +280,7 @@ def _remedy(row: Signature, first: Hit, values: Mapping[str, str | None], hits: 
     steps = [step for step in row.remedy if step != MORE_DEBUG or not has_warning]
     texts = [*filter(None, (filled_remedy(step, values) for step in steps))]
     if row.role is Role.ERROR:
-        texts = [*advice(first.values.get("error", ""), first.frame)]
+        texts = [*advice(first.values.get("error", ""), first.frame, first.code, first.caller)]
     return tuple(dict.fromkeys([*(f"the log itself advises: {text}" for text in advised[:1]), *texts]))
 
 
@@ -324,17 +324,20 @@ def _in_order(hits: Sequence[Hit]) -> list[Hit]:
 def _most_specific(hits: Sequence[Hit]) -> list[Hit]:
     """Leave out the general signatures of a line in which a more specific one was found."""
     best: dict[tuple[str, int], int] = {}
-    causes = set()
+    causes: dict[tuple[str, int], list[Signature]] = {}
     for hit in hits:
         location = hit.file, hit.line
         best[location] = min(best.get(location, _LEAST_SPECIFIC), _generality(hit.signature))
         if hit.signature.role in _CAUSES and not _is_general(hit.signature):
-            causes.add(location)
+            causes.setdefault(location, []).append(hit.signature)
     return [
         hit
         for hit in hits
         if _generality(hit.signature) == best[hit.file, hit.line]
-        and not (_is_general(hit.signature) and (hit.file, hit.line) in causes)
+        and not (
+            _is_general(hit.signature)
+            and any(hit.signature.id not in row.follows for row in causes.get((hit.file, hit.line), ()))
+        )
     ]
 
 

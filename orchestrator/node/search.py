@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, Iterable, Iterator, List, Pattern, Set, Tuple
 
-    from orchestrator.node.protocol.output import HitBody, PatternBody
+    from orchestrator.node.protocol.output import HitBody, PatternBody, RaisedBody
 
 BLOCK_BYTES = 1 << 20
 LOOKAHEAD_BYTES = 4096
@@ -43,6 +43,12 @@ _NO_STEP = re.compile(
 """A text that no line of progress contains: of errors that name a step, and of progress bars of other work."""
 _FRAME_LINES = 8
 """Lines before a hit in which the code of a traceback is looked for."""
+_CALLER_LINES = 160
+"""Lines before an exception in which the frame of the program itself is looked for, above those of libraries."""
+_CALLER = re.compile(rb'File "([^"]+)", line (\d+), in (\S+)')
+_OF_LIBRARY = re.compile(rb"/(?:site|dist)-packages/|/lib(?:64)?/python\d|\\[Ll]ib\\|^<|/bin/[^/]+$")
+"""The file of a frame that belongs to Python or an installed package."""
+_NO_CODE = re.compile(rb"[\s^~|]*$")
 _QUOTED = re.compile(
     r"^\s*(?:\++ |[│|]\s+❱?\s*\d+ [│|]|-+> ?\d+ |raise \w[\w.]*\(|assert .*[,=<>(]|(?:warnings|logger|logging)\.\w+\()"
 )
@@ -197,7 +203,7 @@ class Search:
         offset = newlines = counted = 0
         for number, (line, raw_line) in enumerate(zip(lines, raw)):
             indexes = self._texts.candidates.get(line) or long.get(line, ())
-            frame, is_quoted = self._frame(raw, number) if indexes else ("", False)
+            frame, is_quoted = self._frame(raw, number) if indexes else (-1, False)
             for index in indexes:
                 name, expression, count, texts = self._texts.patterns[index]
                 if is_quoted and count == 1:
@@ -211,30 +217,55 @@ class Search:
                             "line": self.lines + newlines + 1,
                             "text": text[: 2 * BEFORE_BYTES],
                             "head": self._head(block, offset),
-                            "frame": frame,
+                            **self._raised_by(raw, number, frame),
                             "after": self._after(offset + len(raw_line) + 1) if count == 1 else "",
                         }
                         self._add(hit)
                         break
             offset += len(raw_line) + 1
 
-    def _frame(self, raw: List[bytes], number: int) -> Tuple[str, bool]:
-        """The file of the last frame of the traceback above a line, and whether the line is code that is quoted."""
+    def _frame(self, raw: List[bytes], number: int) -> Tuple[int, bool]:
+        """How many lines above a line the last frame of a traceback is, 0 for a frame itself and -1 without one; and whether the line is code that is quoted."""
         line = raw[number]
         if _QUOTED.match(_clean(line[:KEPT_BYTES])):
-            return "", True
-        before = raw[max(0, number - _FRAME_LINES) : number]
-        if len(before) < _FRAME_LINES:
-            before = self._recent[len(before) - _FRAME_LINES :] + before
+            return -1, True
+        if b'File "' in line and b'", line ' in line:
+            return 0, False
+        before = self._before(raw, number, _FRAME_LINES)
         for index in range(len(before) - 1, -1, -1):
             column = before[index].find(b'File "')
             if column >= 0 and b'", line ' in before[index]:
                 # between a frame and an exception there is only code, which is indented
                 if all(code[column : column + 2] == b"  " for code in before[index + 1 :]):
-                    path = _clean(before[index][column + 6 :]).partition('"')[0]
-                    return path, line[column : column + 2] == b"  "
+                    return len(before) - index, line[column : column + 2] == b"  "
                 break
-        return "", False
+        return -1, False
+
+    def _before(self, raw: List[bytes], number: int, count: int) -> List[bytes]:
+        """The lines above a line, also those of the block before."""
+        before = raw[max(0, number - count) : number]
+        return before if len(before) >= count else self._recent[len(before) - count :] + before
+
+    def _raised_by(self, raw: List[bytes], number: int, frame: int) -> RaisedBody:
+        """The last frame of the traceback above a line, its code, and the last frame that is not of a library."""
+        if frame < 0:
+            return {"frame": "", "code": "", "caller": ""}
+        lines = [*self._before(raw, number, _CALLER_LINES), *raw[number : number + 2]]
+        at = len(lines) - len(raw[number : number + 2]) - frame
+        column = lines[at].find(b'File "')
+        path = _clean(lines[at][column + 6 :]).partition('"')[0]
+        below = lines[at + 1 :] if frame == 0 else lines[at + 1 : at + frame]
+        code = next((each[column:] for each in below if not _NO_CODE.match(each[column:])), b"")
+        caller = ""
+        for each in reversed(lines[: at + 1]):
+            if each[column : column + 6] == b'File "':
+                found = _CALLER.match(each, column)
+                if found and not _OF_LIBRARY.search(found[1]):
+                    caller = f"{_clean(found[1])}:{_clean(found[2])} in {_clean(found[3])}"
+                    break
+            elif each[column : column + 2] != b"  ":  # the beginning of the traceback, or a line of another one
+                break
+        return {"frame": path, "code": _clean(code).strip()[:KEPT_BYTES], "caller": caller}
 
     def _after(self, offset: int) -> str:
         """The lines from an offset on, in which a message may continue."""

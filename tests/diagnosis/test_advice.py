@@ -19,12 +19,56 @@ TIMM = "/opt/venv/lib/python3.11/site-packages/timm/models/vit.py"
         ("TypeError: f() got an unexpected keyword argument 'x'", "different versions"),
         ("my.data.AssertionError", "the `assert` above"),
         ("ZeroDivisionError: division by zero", "an empty data set"),
+        ("ValueError: `a` is not compatible with `b`", "remove one of them"),
+        ("AssertionError: --alpha needs --beta", "change or remove --alpha"),
+        ("ImportError: Please install apex to use this", "a package is missing"),
+        ("RuntimeError: x requires torch>=2.3", "a version does not fit"),
+        ("ValueError: `x` was removed in 4.50", "no longer has this call"),
+        ("AssertionError: heads must be divisible by tp", "must divide another"),
+        ("RuntimeError: saved with world size 8", "the number of ranks does not fit"),
+        ("RuntimeError: expected scalar type Half but found Float", "the same dtype"),
+        ("RuntimeError: weight is on cuda:0, must be on the same device", "another device"),
+        ("RuntimeError: Unexpected key(s) in state_dict", "the checkpoint does not fit"),
+        ("OSError: file is truncated", "damaged, incomplete"),
+        ("ValueError: the list of files is empty", "nothing to read"),
+        ("RuntimeError: shape '[2]' is invalid", "print the shapes"),
+        ("RuntimeError: the group is not initialized", "a call is missing"),
+        ("ValueError: x is already registered", "done twice"),
+        ("OSError: 403 for url", "access was refused"),
+        ("ConnectionError: connect to 10.0.0.7:6379 refused", "nc -vz 10.0.0.7 6379"),
+        ("TimeoutError: no answer", "did not answer in time"),
+        ("OSError: [Errno 14] Bad address", "the file system failed"),
+        ("RuntimeError: this is not supported", "choose another, or a newer"),
+        ("ValueError: Unknown scheduler x", "a value is not one"),
+        ("RuntimeError: could not find the plan", "is not there"),
+        ("RuntimeError: expected 3 but got 4", "both sides"),
     ],
 )
 def test_the_advice_fits_the_kind_of_the_exception(error: str, word: str) -> None:
     first, second = advice(error, "")
     assert first == "look at the traceback above this line in the log of that rank"
     assert word in second
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "word"),
+    [
+        ("AssertionError", "assert len(set(t.dtype for t in tensors)) == 1", "the same dtype"),
+        ("AssertionError", "assert layers % size == 0", "must divide another"),
+        ("AssertionError", "assert args.world_size == 8", "the number of ranks"),
+        ("AssertionError", "assert x.shape[0] == y.shape[0]", "print the shapes"),
+        ("AssertionError", "assert len(files) > 0", "nothing to read"),
+        ("AssertionError", "assert self.engine is not None", "a value is None"),
+        ("IndexError: list index out of range", "return self.devices[self.local_rank]", "ranks per node"),
+        ("IndexError: list index out of range", "return samples[index]", "a position beyond"),
+    ],
+)
+def test_an_exception_without_a_text_is_explained_by_its_code(error: str, code: str, word: str) -> None:
+    assert word in advice(error, "", code)[1]
+
+
+def test_the_line_of_the_program_is_named() -> None:
+    assert "/app/train.py:81 in step" in advice("RuntimeError: x", TIMM, "", "/app/train.py:81 in step")[0]
 
 
 def test_an_instruction_in_a_message_of_several_sentences_is_a_step() -> None:

@@ -306,6 +306,12 @@ RUNS = {
     "a general and a specific signature in one line": (
         "ImportError: libc10.so: cannot open shared object file: No such file or directory\n", "torch-library-not-found", (), (), HIGH, set(),
     ),
+    "a general signature wins over a symptom in one line that follows from it": (
+        "NCCL WARN Call to ibv_modify_qp failed with error Invalid argument\n", "nccl-gid-index", (), (), MEDIUM, {"nccl-verbs"},
+    ),
+    "a step that waits for the resources of another one": (
+        "srun: Job 12 step creation still disabled, retrying (Requested nodes are busy)\n", "slurm-step-waits", (), (), LOW, set(),
+    ),
     "only a caught error": ("CUDA out of memory. Tried to allocate 2.00 GiB\n" + "step=1 loss=2\n" * 100, "cuda-oom", (), (), LOW, set()),
 }  # fmt: skip
 
@@ -370,6 +376,20 @@ def test_a_message_that_announces_the_next_line_has_it() -> None:
 def test_an_exception_that_its_frame_and_its_module_show_is_one() -> None:
     found = diagnosed('  File "/app/t.py", line 1, in f\n    f()\ntorch._dynamo.exc.Unsupported: a new call\n')
     assert (found.signature, found.confidence, found.alternatives) == ("python-exception", Confidence.MEDIUM, ())
+
+
+def test_a_step_that_waited_and_was_created_is_no_failure() -> None:
+    waits = "srun: Job 12 step creation temporarily disabled, retrying (Requested nodes are busy)\n"
+    assert diagnosed(f"{waits}srun: Step created for StepId=12.1\n").cause == ""
+
+
+def test_advice_for_an_exception_names_the_line_of_the_program() -> None:
+    found = diagnosed(
+        'Traceback (most recent call last):\n  File "/app/train.py", line 81, in step\n    run(x)\n'
+        '  File "/v/site-packages/lib/a.py", line 1, in run\n    assert x.dtype == y.dtype\nAssertionError\n'
+    )
+    assert "/app/train.py:81 in step" in found.remedy[0]
+    assert "the same dtype" in found.remedy[1]
 
 
 def test_the_node_of_a_silent_rank_is_that_of_its_log() -> None:

@@ -68,6 +68,29 @@ def test_code_that_a_traceback_or_a_shell_quotes_is_no_hit() -> None:
         assert [hit["frame"] for hit in search.hits] == ["/app/a.py", ""]
 
 
+def test_a_hit_has_the_code_that_raised_it_and_the_frame_of_the_program() -> None:
+    log = (
+        b'  File "/app/old.py", line 9, in g\n    g()\nTraceback (most recent call last):\n'
+        b'  File "/v/bin/torchrun", line 8, in <module>\n    sys.exit(main())\n'
+        b'  File "/app/train.py", line 81, in step\n    loss = model(batch)\n           ^^^^^^^^^^^^\n'
+        b'  File "/v/lib/python3.11/site-packages/lib/a.py", line 1, in forward\n    assert self.disk == 7\n           ^^^^^\n'
+        b"DiskError: disk 9 failed\n"
+    )
+    prefixed = b"".join(b"[rank3]: " + line for line in log.splitlines(keepends=True))
+    for text in (log, prefixed):
+        [hit] = searched([text], FAILED).hits
+        assert (hit["frame"], hit["code"], hit["caller"]) == (
+            "/v/lib/python3.11/site-packages/lib/a.py",
+            "assert self.disk == 7",
+            "/app/train.py:81 in step",
+        )
+    box: PatternBody = {"id": "box", "expression": r"line 81[\s\S]*assert", "texts": ["line 81"], "lines": 5}
+    [hit] = searched([log], box).hits
+    assert (hit["frame"], hit["code"]) == ("/app/train.py", "loss = model(batch)")
+    [hit] = searched([b'  File "/v/site-packages/lib/a.py", line 1, in f\nE: disk 9 failed\n'], FAILED).hits
+    assert (hit["code"], hit["caller"]) == ("", "")
+
+
 def test_a_hit_has_the_lines_after_it() -> None:
     [hit] = searched([b"disk 1 failed:\nall of it\n\nend\n"], FAILED).hits
     assert hit["after"].split("\n")[:2] == ["all of it", ""]

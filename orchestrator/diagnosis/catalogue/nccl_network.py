@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.diagnosis.change import unset, variables
-from orchestrator.diagnosis.signature import Role, Signature, consequence, note, root, symptom
+from orchestrator.diagnosis.signature import Role, Signature, consequence, likely, note, root, symptom
 
 _PEER = r"(?P<peer>[^\s<]+)(?:<\d+>)?"
 _TO_PEER = r"(?P<peer>[^\s<]+)<\d+>"
@@ -117,8 +117,8 @@ NCCL_NETWORK: tuple[Signature, ...] = (
     root("nccl-qp-no-device", _QP + "(?:No such device|No data available)", "network", "the GID index is empty in this network namespace, as in a RoCE container without the host's network",
         "show_gids: lists the GIDs that exist", "unset NCCL_IB_GID_INDEX (NCCL 2.21 and newer choose), or use the host's network in the container", literal="ibv_modify_qp failed with", change=unset("NCCL_IB_GID_INDEX"), retry="never",
         sample=(*_verbs("ibv_modify_qp", "No such device", 19), "NCCL WARN Call to ibv_modify_qp failed with 61 No data available, on dev mlx5_bond_0:1"), near="ibv_modify_qp failed with error Network is unreachable", source="nccl#799, #925; NCCL 2.8 to 2.32"),
-    root("nccl-gid-index", _QP + "Invalid argument", "config", "NCCL_IB_GID_INDEX or the MTU is wrong for this adapter",
-        "unset NCCL_IB_GID_INDEX: NCCL 2.21 and newer choose the index", "ibv_devinfo -v: compare active_mtu between the nodes", literal="ibv_modify_qp failed with", change=unset("NCCL_IB_GID_INDEX"),
+    likely("nccl-gid-index", _QP + "Invalid argument", "config", "the adapters of two ranks cannot be connected: NCCL_IB_GID_INDEX or the MTU is wrong, or one is InfiniBand and the other Ethernet (RoCE)",
+        "unset NCCL_IB_GID_INDEX: NCCL 2.21 and newer choose the index", "ibv_devinfo -v: compare link_layer and active_mtu of the adapters; if link_layer is not the same for all, NCCL_IB_HCA must name those of one kind only", literal="ibv_modify_qp failed with", change=unset("NCCL_IB_GID_INDEX"),
         sample=(*_verbs("ibv_modify_qp", "Invalid argument", 22), "Call to ibv_modify_qp failed with 22 Invalid argument, on dev mlx5_0:1, curr state INIT, next state RTR, local GID index 3, local GID ::"), near="ibv_modify_qp failed with 110 Connection timed out", source="NCCL 2.8 to 2.32"),
     root("nccl-qp-timeout", _QP + "Connection timed out", "network", "an RDMA adapter cannot reach the GID of the peer",
         "orch bench comm --pairs: names the pair of nodes", "NCCL_CROSS_NIC=0, if adapters of different rails have no route to each other", literal="ibv_modify_qp failed with", change=variables(NCCL_CROSS_NIC="0"),

@@ -99,19 +99,29 @@ class PatternBody(TypedDict):
     lines: int
 
 
-class HitBody(TypedDict):
+class RaisedBody(TypedDict):
+    """
+    The traceback above a line; without one, all are empty.
+
+    `frame` is the file of the last frame, `code` the line of code below it, and `caller` the last frame that is of no library, as FILE:LINE in FUNCTION.
+    """
+
+    frame: str
+    code: str
+    caller: str
+
+
+class HitBody(RaisedBody):
     """
     A line in which a pattern was found.
 
-    `head` is the beginning of the line, if `text` is a part of it after a carriage return. `frame` is the file of the last frame
-    of the traceback above it, or empty; `after` are the next lines, for a pattern of one line.
+    `head` is the beginning of the line, if `text` is a part of it after a carriage return; `after` are the next lines, for a pattern of one line.
     """
 
     id: str
     line: int
     text: str
     head: str
-    frame: str
     after: str
 
 
