@@ -203,3 +203,21 @@ def test_flow_is_short_and_runs_forward(flow: str, files: int, crossings: int) -
     sys.stdout.write("\n".join([*lines, f"{len(steps)} files, {len(_crossings(steps))} of them back in a room\n"]))
     assert len(steps) <= files
     assert len(_crossings(steps)) <= crossings, _crossings(steps)
+
+
+def _passed_functions() -> set[str]:
+    """The parameters for functions without a result, in the rooms that launch and supervise."""
+    found = set()
+    for folder in ("connections", "launch", "launchers", "supervision"):
+        for path in (ROOT / "orchestrator" / folder).rglob("*.py"):
+            functions = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, Function)]
+            arguments = [a for function in functions for a in (*function.args.args, *function.args.kwonlyargs)]
+            kinds = {a.arg: ast.unparse(a.annotation) for a in arguments if a.annotation is not None}
+            found |= {name for name, kind in kinds.items() if re.search(r"Callable\[.*\], None\]|^On[A-Z]", kind)}
+    return found
+
+
+def test_calls_upwards_are_those_of_the_page() -> None:
+    page = (ROOT / "docs/how-it-works.md").read_text("utf-8").partition("## Calls upwards")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", page, flags=re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == _passed_functions()
