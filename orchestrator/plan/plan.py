@@ -224,13 +224,13 @@ class LaunchPlan(ByLauncher):
 
 def to_json(plan: LaunchPlan) -> dict[str, Any]:
     """The plan as it is stored with the run, without environment values: only the scripts (mode 0600) hold them."""
-    lists: dict[str, Any] = {name: list(map(_node_json, getattr(plan, name))) for name in _NODES}
+
+    def node_json(node: NodePlan) -> dict[str, Any]:
+        fields = {**asdict(node), "ranks": [node.ranks.start, node.ranks.stop]}
+        return {name: value for name, value in fields.items() if name not in ("env", "secrets")}
+
+    lists: dict[str, Any] = {name: list(map(node_json, getattr(plan, name))) for name in _NODES}
     return {**asdict(replace(plan, nodes=(), spares=(), replaced=())), **lists}
-
-
-def _node_json(node: NodePlan) -> dict[str, Any]:
-    fields = {**asdict(node), "ranks": [node.ranks.start, node.ranks.stop]}
-    return {name: value for name, value in fields.items() if name not in ("env", "secrets")}
 
 
 def from_json(data: Mapping[str, Any]) -> LaunchPlan:

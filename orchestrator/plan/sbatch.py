@@ -12,7 +12,7 @@ from orchestrator.portable.names.hostlist import expand, fold
 from orchestrator.portable.names.slurm_options import OPTION_OF, has_count, option_value, requests_gpus
 
 if TYPE_CHECKING:
-    from orchestrator.plan.plan import LaunchPlan, Sweep
+    from orchestrator.plan.plan import LaunchPlan
 
 
 def slurm_scripts(plan: LaunchPlan) -> dict[str, str]:
@@ -105,15 +105,16 @@ def _mounts(plan: LaunchPlan) -> list[str]:
 
 def sbatch_options(plan: LaunchPlan) -> list[str]:
     """The #SBATCH options in order, without those that are unset. To add an option, add a row to OPTION_OF."""
-    slurm = plan.slurm
+    slurm, sweep = plan.slurm, plan.sweep
+    at_once = f"%{sweep.at_once}" if sweep and sweep.at_once else ""
     options = [
         f"--job-name={plan.job_name}",
-        *([f"--array={_array(plan.sweep)}"] if plan.sweep else []),
+        *([f"--array=0-{len(sweep.runs) - 1}{at_once}"] if sweep else []),
         f"--nodes={plan.node_count + plan.spare_count}",
         *(["--no-kill"] if plan.spare_count else []),  # else Slurm ends the job when the first node fails
         "--ntasks-per-node=1",
         # in the attempt's folder, where sbatch runs, because Slurm expands no ~; a task of an array opens its run's log itself
-        "--output=/dev/null" if plan.sweep else "--output=slurm-%j.log",
+        "--output=/dev/null" if sweep else "--output=slurm-%j.log",
         "--open-mode=append",
         f"--signal=USR2@{slurm['warn_s']}",  # not USR1, which NCCL uses
         "--requeue" if slurm["requeue"] == "auto" else "--no-requeue",
@@ -125,10 +126,6 @@ def sbatch_options(plan: LaunchPlan) -> list[str]:
         f"--{option}={value}" if value else f"--{option}" for option, value in values.items() if value is not None
     ]
     return [_sbatch_quoted(option) for option in (*options, *slurm["options"])]
-
-
-def _array(sweep: Sweep) -> str:
-    return f"0-{len(sweep.runs) - 1}" + (f"%{sweep.at_once}" if sweep.at_once else "")
 
 
 def needs_cpus(plan: LaunchPlan) -> bool:

@@ -154,7 +154,9 @@ class OwnerLink:
 
     def _write(self, groups: Sequence[LogLines]) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: not self._is_open or self._lines_waiting() < MOST_WAITING)
+            self._changed.wait_for(
+                lambda: not self._is_open or sum(has_lines for _, has_lines in self._waiting) < MOST_WAITING
+            )
         if not self._is_open:
             raise ViewerGone
         if groups or self.request.get("fold"):
@@ -193,9 +195,6 @@ class OwnerLink:
         with self._changed:
             self._newest[kind] = frame({"kind": kind, **fields})
             self._changed.notify_all()
-
-    def _lines_waiting(self) -> int:
-        return sum(has_lines for _, has_lines in self._waiting)
 
     def _add(self, data: bytes, *, has_lines: bool) -> None:
         with self._changed:

@@ -109,6 +109,9 @@ def _is_out_of_memory(verdict: Verdict) -> bool:
     return (failure is not None and failure.kind is FailureClass.MEMORY) or any(map(reports_exhausted_memory, texts))
 
 
+NEVER = f"a rank exited with {NO_RETRY}: a retry cannot help"
+
+
 class Restarts:
     """The restarts of one run, by the process that owns it."""
 
@@ -160,7 +163,8 @@ class Restarts:
         if self._next is None:
             return f"not restarted: {self._unable}"
         if attempt.no_retry:
-            return "not restarted: " + _reason_never(verdict)
+            reason = "memory was exhausted, and would be again" if _is_out_of_memory(verdict) else NEVER
+            return f"not restarted: {reason}"
         requested = verdict.exit is not None and verdict.exit.code == REQUEUE
         if not requested and not retry_may_help(attempts, at_any_step=self._at_any_step):
             return f"not restarted: {reason_without_progress(attempts, at_any_step=self._at_any_step)}"
@@ -349,9 +353,3 @@ def _change(plan: LaunchPlan, nodes: Sequence[NodePlan], new: Sequence[str], lef
         return f"{fold(new)} replaces {absent}" if new else ""
     change = [f"without {absent}"] * bool(left_out) + [f"with {fold(new)}"] * bool(new)
     return f"it continues on {len(nodes)} instead of {len(plan.nodes)} nodes, {' and '.join(change)}"
-
-
-def _reason_never(verdict: Verdict) -> str:
-    if _is_out_of_memory(verdict):
-        return "memory was exhausted, and would be again"
-    return f"a rank exited with {NO_RETRY}: a retry cannot help"

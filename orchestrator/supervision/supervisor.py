@@ -26,7 +26,7 @@ from orchestrator.portable.names.hostlist import fold
 from orchestrator.records.store import RunFolder
 from orchestrator.run import RunState
 from orchestrator.supervision.answers import Answers
-from orchestrator.supervision.poller import NodeState, Poller
+from orchestrator.supervision.poller import Poller
 from orchestrator.supervision.queries import Queries, make_folder
 from orchestrator.supervision.rank_findings import RankFindings
 from orchestrator.supervision.restart import DirectAttempt, OnRecord, Restarts, saves_per_node
@@ -322,7 +322,10 @@ class Supervisor:
             self._poller.check()
             self._on_nodes(self._poller.observations())
             # before the judgement: a node that finishes later is judged in the next round
-            no_news = all(_is_done(state) for state in self._states.values())
+            no_news = all(
+                state.login_refused or (state.observation is not None and state.observation.finished is not None)
+                for state in self._states.values()
+            )
             record = self._folder.read()
             if record.state.ended:
                 return Verdict(record.state, record.exit, record.message)
@@ -393,11 +396,6 @@ class Supervisor:
                 self._folder, verdict, self._poller.observations(), attempt=self._plan.attempt
             )
         self._folder.add_event("run-ended", f"{record.state.value}: {record.message or 'nothing is left running'}")
-
-
-def _is_done(state: NodeState) -> bool:
-    """True if no news of the node is expected: it refused the login, or its agent has finished."""
-    return state.login_refused or (state.observation is not None and state.observation.finished is not None)
 
 
 def _continue() -> None:

@@ -62,7 +62,11 @@ class Termination:
             verdict = replace(verdict, state=RunState.FAILED, failure=OF_NODE)
         refusing = [name for name, state in self._states.items() if isinstance(state.failure, NotListening)]
         refused = {name for name, state in self._states.items() if state.login_refused and not _has_ended(state)}
-        silent = {name for name, state in self._states.items() if self._is_silent(state)} | refused
+        silent = refused | {
+            name
+            for name, state in self._states.items()
+            if isinstance(state.failure, Unreachable) or self._poller.silent_s(state) >= SUSPECT_S
+        }
         reached = [state.node for name, state in self._states.items() if name not in silent and not _has_ended(state)]
         connected = self._launcher.without_reconnects(threading.Event())
         results = map_parallel(reached, partial(self.stop, connected), limit=len(reached))
@@ -94,9 +98,6 @@ class Termination:
         nodes = self._poller.observations()
         has_failed = any(node.finished is not None and node.finished.state == State.FAILED for node in nodes)
         return has_failed and verdict == judge(self._plan, nodes, None)
-
-    def _is_silent(self, state: NodeState) -> bool:
-        return isinstance(state.failure, Unreachable) or self._poller.silent_s(state) >= SUSPECT_S
 
     def stop(self, launcher: DirectLauncher, node: NodePlan) -> list[str]:
         """End the processes on a node; return those that are left."""

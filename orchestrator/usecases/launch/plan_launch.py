@@ -67,7 +67,11 @@ def _planned(
     arguments: LaunchArguments, inventory: Inventory, terminal: Terminal, connected: Mapping[str, Endpoint]
 ) -> Planned:
     allocation = this_allocation(arguments, os.environ) if arguments.here else None
-    inventory, warnings = _with_dependencies(inventory, arguments.after)
+    warnings: Sequence[str] = ()
+    if arguments.after:
+        from orchestrator.usecases.launch.dependencies import with_dependencies  # imports Slurm's modules
+
+        inventory, warnings = with_dependencies(inventory, arguments.after)
     if allocation is not None:
         inventory = for_steps(inventory)
     elif arguments.launcher == "slurm":
@@ -78,8 +82,12 @@ def _planned(
     )
     now = datetime.now(timezone.utc)
     run_id = new_run_id(arguments.name or inventory.name, now, os.urandom(2).hex())
-    slurm_home = _home_of_slurm(inventory) if arguments.launcher == "slurm" else None
-    slurm_user = user_name() if slurm_home is not None else None
+    slurm_home = slurm_user = None
+    if arguments.launcher == "slurm":
+        from orchestrator.launchers.slurm.host import home_of_slurm  # see launchers/__init__.py
+
+        slurm_home = home_of_slurm(inventory)
+        slurm_user = user_name() if slurm_home is not None else None
     plan = make_plan(
         inventory,
         request,
@@ -120,14 +128,6 @@ def _planned(
     )  # fmt: skip
 
 
-def _with_dependencies(inventory: Inventory, after: Sequence[str]) -> tuple[Inventory, Sequence[str]]:
-    if not after:
-        return inventory, ()
-    from orchestrator.usecases.launch.dependencies import with_dependencies  # imports Slurm's modules
-
-    return with_dependencies(inventory, after)
-
-
 def _script_warnings(plan: LaunchPlan) -> Sequence[str]:
     if not plan.program.per_node:
         return ()
@@ -142,12 +142,6 @@ def _environment_warning(inventory: Inventory) -> tuple[str, ...]:
     from orchestrator.usecases.checks.lint import environment_warning  # the table takes 20 ms to import
 
     return environment_warning(inventory)
-
-
-def _home_of_slurm(inventory: Inventory) -> str | None:
-    from orchestrator.launchers.slurm.host import home_of_slurm  # see launchers/__init__.py
-
-    return home_of_slurm(inventory)
 
 
 def _without_secrets(variables: Mapping[str, str | None], inventory: Inventory) -> dict[str, str | None]:
