@@ -109,9 +109,6 @@ def _is_out_of_memory(verdict: Verdict) -> bool:
     return (failure is not None and failure.kind is FailureClass.MEMORY) or any(map(reports_exhausted_memory, texts))
 
 
-NEVER = f"a rank exited with {NO_RETRY}: a retry cannot help"
-
-
 class Restarts:
     """The restarts of one run, by the process that owns it."""
 
@@ -163,8 +160,9 @@ class Restarts:
         if self._next is None:
             return f"not restarted: {self._unable}"
         if attempt.no_retry:
-            reason = "memory was exhausted, and would be again" if _is_out_of_memory(verdict) else NEVER
-            return f"not restarted: {reason}"
+            if _is_out_of_memory(verdict):
+                return "not restarted: memory was exhausted, and would be again"
+            return f"not restarted: a rank exited with {NO_RETRY}: a retry cannot help"
         requested = verdict.exit is not None and verdict.exit.code == REQUEUE
         if not requested and not retry_may_help(attempts, at_any_step=self._at_any_step):
             return f"not restarted: {reason_without_progress(attempts, at_any_step=self._at_any_step)}"
