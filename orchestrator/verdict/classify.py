@@ -58,7 +58,10 @@ def failure_of_launch(error: BaseException) -> Failure:
 def diagnosed(failure: Failure, diagnosis: Diagnosis, exit_: RankExit | None) -> Failure:
     """The failure with its diagnosis, which decides the class if it is more certain than what was known before."""
     kind, retry = failure.kind, failure.retry
-    if diagnosis.kind is not None and diagnosis.retry is not None and _is_better(diagnosis, kind):
+    is_better = diagnosis.confidence == "high" or (
+        kind not in _REPORTED if diagnosis.confidence == "medium" else kind in _GUESSED
+    )
+    if diagnosis.kind is not None and diagnosis.retry is not None and is_better:
         never = exit_ is not None and exit_.code == NO_RETRY
         kind, retry = diagnosis.kind, Retry.NEVER if never else diagnosis.retry
     return Failure(
@@ -74,13 +77,6 @@ def diagnosed(failure: Failure, diagnosis: Diagnosis, exit_: RankExit | None) ->
         proof=tuple(hit.text for hit in diagnosis.proof or diagnosis.errors),
         remedy=diagnosis.remedy,
     )
-
-
-def _is_better(diagnosis: Diagnosis, known: FailureClass) -> bool:
-    """True if the class of the diagnosis replaces the known one."""
-    if diagnosis.confidence == "high":
-        return True
-    return known not in _REPORTED if diagnosis.confidence == "medium" else known in _GUESSED
 
 
 def _of_exit(exit_: RankExit) -> FailureClass:

@@ -22,30 +22,21 @@ WORDS: Mapping[str, str] = {
 
 
 def conditions(record: RunRecord, nodes: Sequence[NodeObservation]) -> dict[str, str]:
-    """
-    Return the conditions that hold now, with the evidence.
-
-    Args:
-        nodes: the last observation of each node of the attempt.
-    """
+    """The conditions that hold now, with the evidence, by the last observation of each node of the attempt."""
     running = [node for node in nodes if node.finished is None]
     idle = [finding for finding in hardware_findings(running) if finding.check == "idle-cards"]
+    not_finite = [
+        f"rank {rank}, step {progress.get('step')}: {loss}"
+        for node in running
+        for rank, progress in node.progress.items()
+        if isinstance(loss := progress.get("loss"), float) and not math.isfinite(loss)
+    ]
+    more = f" and {len(not_finite) - 1} more" if len(not_finite) > 1 else ""
     found = {
         "NO_PROGRESS": positions_without_progress(running),
         "SLOW": record.slow or "",
         "DIFFERS": record.replicas or "",
-        "NOT_FINITE": _not_finite(running),
+        "NOT_FINITE": not_finite[0] + more if not_finite else "",
         "IDLE_CARDS": "; ".join(f"{fold(finding.nodes)}: {finding.text}" for finding in idle),
     }
     return {name: evidence for name, evidence in found.items() if evidence}
-
-
-def _not_finite(nodes: Sequence[NodeObservation]) -> str:
-    """The ranks whose last reported loss is no number, or infinite."""
-    found = [
-        f"rank {rank}, step {progress.get('step')}: {loss}"
-        for node in nodes
-        for rank, progress in node.progress.items()
-        if isinstance(loss := progress.get("loss"), float) and not math.isfinite(loss)
-    ]
-    return found[0] + (f" and {len(found) - 1} more" if len(found) > 1 else "") if found else ""

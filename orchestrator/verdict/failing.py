@@ -6,7 +6,6 @@ The supervisor ends the ranks of all nodes. Reports that are read afterwards sho
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -36,7 +35,7 @@ def known_failure(record: RunRecord, verdict: Verdict, attempt: int) -> Verdict:
     exit_, failure = failing.get("exit"), failing.get("failure")
     return Verdict(
         RunState.FAILED,
-        _exit(exit_) if exit_ else None,
+        RankExit(**{**known_fields(RankExit, exit_), "lines": tuple(exit_.get("lines", ()))}) if exit_ else None,
         failing.get("message"),
         failure=(FailureClass(failure[0]), Retry(failure[1])) if failure else None,
         failed_nodes=tuple(failing.get("failed_nodes", ())),
@@ -46,7 +45,3 @@ def known_failure(record: RunRecord, verdict: Verdict, attempt: int) -> Verdict:
 def waits(record: RunRecord) -> str | None:
     """The nodes that the next attempt waits for; None if it waits for none."""
     return (record.failing or {}).get("waits")
-
-
-def _exit(data: Mapping[str, Any]) -> RankExit:
-    return RankExit(**{**known_fields(RankExit, data), "lines": tuple(data.get("lines", ()))})

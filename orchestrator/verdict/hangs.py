@@ -26,9 +26,12 @@ def diagnose_hang(failure: RankExit, nodes: Sequence[NodeObservation]) -> RankEx
     """Add the suspected ranks and the folders of the stack traces to the error of a hang; other failures are unchanged."""
     if failure.kind != HANG:
         return failure
-    reported = positions_without_progress(nodes)
-    parts = [failure.error, *([reported] if reported else [_suspects(nodes)]), *_stack_folders(nodes)]
-    return replace(failure, error="; ".join(part for part in parts if part))
+    parts = [failure.error, positions_without_progress(nodes) or _suspects(nodes)]
+    with_stacks = [node for node in nodes if node.stacks]
+    for parent in sorted({posixpath.dirname(node.folder) for node in with_stacks}):  # one on a shared file system
+        names = fold(node.node for node in with_stacks if posixpath.dirname(node.folder) == parent)
+        parts.append(f"stacks: {parent}/{names}/stacks")
+    return replace(failure, error="; ".join(filter(None, parts)))
 
 
 def positions_without_progress(nodes: Sequence[NodeObservation]) -> str:
@@ -90,14 +93,6 @@ def _suspects(nodes: Sequence[NodeObservation]) -> str:
     }
     rarest = sorted(ranks_at, key=lambda call: len(ranks_at[call]))[:MAX_CALLS_SHOWN]
     return ", ".join(f"{_rank_list(ranks_at[call])} stood at {call}" for call in rarest)
-
-
-def _stack_folders(nodes: Sequence[NodeObservation]) -> Iterable[str]:
-    """The folders of the stack traces, folded: on a shared file system the nodes' folders have one parent."""
-    with_stacks = [node for node in nodes if node.stacks]
-    for parent in sorted({posixpath.dirname(node.folder) for node in with_stacks}):
-        names = fold(node.node for node in with_stacks if posixpath.dirname(node.folder) == parent)
-        yield f"stacks: {parent}/{names}/stacks"
 
 
 def _reached(progress: Mapping[str, object]) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator.endpoint.observation import NodeObservation
@@ -21,26 +20,26 @@ def hardware_findings(nodes: Sequence[NodeObservation]) -> list[Finding]:
     findings = []
     for node in nodes:
         if node.finished is None and node.cards is not None and node.cards["idle"]:
-            findings.append(replace(_idle_cards(node.cards), nodes=(node.node,)))
+            findings.append(_idle_cards(node.node, node.cards))
         if node.finished is None and node.network is not None and node.network["taken"] == "Socket":
-            findings.append(replace(_sockets(node.network), nodes=(node.node,)))
+            findings.append(_sockets(node.node, node.network))
     return merged(findings)
 
 
-def _idle_cards(cards: CardsBody) -> Finding:
+def _idle_cards(node: str, cards: CardsBody) -> Finding:
     device = DEVICE_OF.get(cards["tool"], "the device of LOCAL_RANK")
     fault = "no two ranks should share a card" if cards["used"] else "the ranks train on the CPU"
     remedy = f"{fault}: move model and batches to {device}"
     text = f"{cards['expected'] - cards['used']} of {cards['expected']} cards idle"
     idle = format_numbers(cards["idle"])
     evidence = f"{cards['tool']} shows 0 % on {idle} in several samples in a row, while the ranks run"
-    return Finding(Severity.WARN, "idle-cards", text, evidence=evidence, remedy=remedy)
+    return Finding(Severity.WARN, "idle-cards", text, (node,), evidence, remedy)
 
 
-def _sockets(network: NetworkBody) -> Finding:
+def _sockets(node: str, network: NetworkBody) -> Finding:
     remedy = (
         "the ranks exchange gradients at a fraction of the speed. Launched with --debug, NCCL prints why it left out the RDMA devices; "
         "with env: {NCCL_NET: IB} such a run fails at its start"
     )
     text = f"expected {network['expected']}, got Socket"
-    return Finding(Severity.WARN, "network-taken", text, evidence=network["evidence"], remedy=remedy)
+    return Finding(Severity.WARN, "network-taken", text, (node,), network["evidence"], remedy)

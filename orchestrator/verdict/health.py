@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
@@ -72,16 +72,8 @@ class Known:
 
 def judged(known: Known, findings: Sequence[str]) -> Judgement:
     """The health of the run and the verdict; `findings` as texts, the most serious first."""
-    judges: Sequence[Callable[[], Judgement | None]] = (
-        lambda: _over(known),
-        lambda: _waiting(known),
-        lambda: _failed_attempt(known),
-        lambda: _unknown(known),
-        lambda: _stuck(known),
-        lambda: _faults(known, findings),
-        lambda: _starting(known),
-    )
-    return next((found for judge in judges if (found := judge())), ("healthy", _healthy(known)))
+    serious = _over(known) or _waiting(known) or _failed_attempt(known) or _unknown(known) or _stuck(known)
+    return serious or _faults(known, findings) or _starting_or_healthy(known)
 
 
 def _over(known: Known) -> Judgement | None:
@@ -121,10 +113,7 @@ def _failed_attempt(known: Known) -> Judgement | None:
     failing = known.record.failing
     if failing is None or failing.get("attempt") != known.record.attempt:
         return None
-    return (
-        "failing",
-        f"attempt {known.record.attempt} failed: {failing.get('message') or 'cause unknown'}",
-    )
+    return "failing", f"attempt {known.record.attempt} failed: {failing.get('message') or 'cause unknown'}"
 
 
 def _unknown(known: Known) -> Judgement | None:
@@ -156,18 +145,15 @@ def _faults(known: Known, findings: Sequence[str]) -> Judgement | None:
     return "warning", texts[0] + (f" (and {len(texts) - 1} more)" if len(texts) > 1 else "")
 
 
-def _starting(known: Known) -> Judgement | None:
-    training = training_of({rank: report for node in known.current for rank, report in node.progress.items()})
+def _starting_or_healthy(known: Known) -> Judgement:
+    progress = {rank: report for node in known.current for rank, report in node.progress.items()}
+    training = training_of(progress)
     if known.record.state is RunState.STARTING or not known.observed:
         return "waiting", "starting: the ranks have not all started"
     if training is not None and training.phase == "init" and training.step == 0:
         return "waiting", "starting: the ranks load, no step is done yet"
-    return None
-
-
-def _healthy(known: Known) -> str:
-    has_steps = any("step" in report for node in known.current for report in node.progress.values())
-    return "healthy" if has_steps else "running; no step is reported yet"
+    has_steps = any("step" in report for report in progress.values())
+    return "healthy", "healthy" if has_steps else "running; no step is reported yet"
 
 
 def _no_answer(known: Known) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from orchestrator.endpoint.observation import Finished, NodeObservation, ReportedExit
+from orchestrator.endpoint.observation import Finished, NodeObservation
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.launchers.job import GONE, SILENT, JobStatus
 from orchestrator.node.number_text import counted
@@ -92,16 +92,29 @@ class Evidence:
     def first_exit(self) -> RankExit | None:
         """The exit of the rank that failed first: of one that lost its connection to another rank only if no other failure is reported."""
         failed = [(node, finished.exit) for node, finished in self.finished_as(State.FAILED) if finished.exit]
-        found = failed[0] if failed else None
-        if found is not None and found[1].lost_peer:
-            found = next((entry for entry in [*failed, *self._own_errors()] if not entry[1].lost_peer), found)
-        return None if found is None else diagnose_hang(_exit_of(*found), self.nodes)
-
-    def _own_errors(self) -> list[tuple[str, ReportedExit]]:
-        """The ranks that report an error, on nodes which were stopped because ranks of other nodes noticed their end."""
-        stopped = {node for node, _ in self.finished_as(State.STOPPED)}
-        exits = ((node.node, node.first_failure) for node in self.nodes if node.node in stopped)
-        return [(node, exit_) for node, exit_ in exits if exit_ is not None and exit_.exception]
+        if not failed:
+            return None
+        node, reported = failed[0]
+        if reported.lost_peer:
+            # also ranks that report an error, on nodes which were stopped because ranks of other nodes noticed their end
+            stopped = {name for name, _ in self.finished_as(State.STOPPED)}
+            exits = ((each.node, each.first_failure) for each in self.nodes if each.node in stopped)
+            errors = [(name, exit_) for name, exit_ in exits if exit_ is not None and exit_.exception]
+            node, reported = next((entry for entry in [*failed, *errors] if not entry[1].lost_peer), failed[0])
+        if reported.exception and reported.signal == "SIGTERM":
+            # orch has ended it, as it took longer to end than the ranks that noticed its failure
+            reported = replace(reported, code=1, signal=None, error=reported.error or reported.exception)
+        failure = RankExit(
+            node,
+            reported.rank,
+            reported.code,
+            reported.signal,
+            reported.error,
+            kind=reported.kind,
+            per_node=reported.rank is None,
+            missing=reported.missing,
+        )
+        return diagnose_hang(failure, self.nodes)
 
     @property
     def failure_by_hand(self) -> str:
@@ -189,21 +202,16 @@ def still_saving(evidence: Evidence) -> Verdict | None:
     saving = [node for node in evidence.started if node.saving_ranks is not None]
     is_over = evidence.all_finished or not saving or evidence.finished_as(State.FAILED)
     alive = any(node.finished is None and (node.alive or not node.same_boot) for node in evidence.started)
-    return (
-        None
-        if is_over or not alive
-        else Verdict(RunState.RUNNING, message="the ranks save, and end then (orch stop --save)")
-    )
+    if is_over or not alive:
+        return None
+    return Verdict(RunState.RUNNING, message="the ranks save, and end then (orch stop --save)")
 
 
 def stopped_by_orch(evidence: Evidence) -> Verdict | None:
     """STOPPED if agents were stopped after `orch stop`."""
-    stopped = evidence.finished_as(State.STOPPED, State.REQUEUE)
-    return (
-        Verdict(RunState.STOPPED, message=saved_message(evidence.nodes))
-        if stopped and evidence.stop_requested
-        else None
-    )
+    if not evidence.stop_requested or not evidence.finished_as(State.STOPPED, State.REQUEUE):
+        return None
+    return Verdict(RunState.STOPPED, message=saved_message(evidence.nodes))
 
 
 def saved_message(nodes: Sequence[NodeObservation]) -> str | None:
@@ -433,12 +441,3 @@ def _output_hint(evidence: Evidence) -> str:
 def _canceller(queue: JobStatus) -> str | None:
     """The message that names the user who cancelled the job; only Slurm's accounting knows the user."""
     return f"the job was cancelled {queue.reason}" if queue.reason.startswith("by ") else None
-
-
-def _exit_of(node: str, reported: ReportedExit) -> RankExit:
-    # orch has ended it, as it took longer to end than the ranks that noticed its failure
-    if reported.exception and reported.signal == "SIGTERM":
-        reported = replace(reported, code=1, signal=None, error=reported.error or reported.exception)
-    result = (reported.rank, reported.code, reported.signal, reported.error)
-    is_program = reported.rank is None
-    return RankExit(node, *result, kind=reported.kind, per_node=is_program, missing=reported.missing)

@@ -26,14 +26,7 @@ class LiveRuns:
     def now(
         self, record: RunRecord, nodes: Iterable[NodeObservation], names: Iterable[str], queue: str | None = None
     ) -> LiveRun:
-        """
-        Return the present state.
-
-        Args:
-            nodes: the last observation of each node; their progress is that of the record's attempt.
-            names: the nodes of the attempt.
-            queue: what a job in the queue waits for.
-        """
+        """The present state, by the last observations of `nodes`; `names` are the nodes of the attempt, `queue` the reason of a waiting job."""
         if record.attempt != self._attempt:
             self._attempt, self._pace = record.attempt, Pace()
         if self._names != (current := tuple(names)):

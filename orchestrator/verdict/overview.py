@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -157,22 +157,15 @@ class Overview:
 
     @property
     def is_over(self) -> bool:
-        """True if the run has ended, or is lost."""
         return RunState(self.state).final
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able form."""
         training = None if self.training is None else self.training.to_json()
         return {**asdict(self), "training": training, "retries_left": self.retries_left}
 
 
 def overview(known: Known, timed: Callable[[Training], Training] = lambda training: training) -> Overview:
-    """
-    The overview of a run by the evidence.
-
-    Args:
-        timed: adds the speed of a program that does not report it, by earlier looks.
-    """
+    """The overview of a run by the evidence; `timed` adds the speed of a program that does not report it, by earlier looks."""
     record, plan, now_s = known.record, known.plan, known.now_s
     training = training_of(
         {rank: report for observed in known.observed for rank, report in observed.node.progress.items()}
@@ -230,27 +223,25 @@ def _with_earlier_saves(training: Training, record: RunRecord) -> Training:
 
 def _node_views(known: Known) -> list[NodeView]:
     """The nodes in node order, those that were never observed at the end."""
-    current = [observed.node for observed in known.observed if observed.is_current]
-    late = newest_lateness(current)
-    enqueued = _enqueued(current)
+    late = newest_lateness(known.current)
+    hung = {int(rank): body for node in known.current if node.hang for rank, body in node.hang["ranks"].items()}
+    groups = {rank: body["groups"].values() for rank, body in hung.items() if body["groups"]}
+    # the collectives of a rank in all groups, known while no rank makes progress
+    enqueued = {rank: sum(group["enqueued"] for group in of_rank) for rank, of_rank in groups.items()}
     views = []
     for observed in known.observed:
-        node = observed.node
-        problem = "" if observed.is_current else known.missing.get(node.node, "it does not answer")
+        node, now_s, problem, age_s = observed.node, known.now_s, "", None
+        if not observed.is_current:
+            problem, age_s = known.missing.get(node.node, "it does not answer"), max(0.0, now_s - observed.at_s)
         ranks = tuple(
-            _rank_view(rank, node, now_s=known.now_s, late=late, enqueued=enqueued)
+            _rank_view(rank, node, now_s=now_s, late=late, enqueued=enqueued)
             for rank in sorted({*node.ranks, *node.progress})
         )
-        age_s = None if observed.is_current else max(0.0, known.now_s - observed.at_s)
-        rate = known.rates.get(node.node)
-        views.append(
-            NodeView(node.node, node.agent_state, ranks, _cards(node, known.now_s), node.machine, rate, age_s, problem)
-        )
+        cards, rate = _cards(node, now_s), known.rates.get(node.node)
+        views.append(NodeView(node.node, node.agent_state, ranks, cards, node.machine, rate, age_s, problem))
     shown = {view.node for view in views}
-    return [
-        *views,
-        *(NodeView(name, "no answer", problem=why) for name, why in known.missing.items() if name not in shown),
-    ]
+    views += [NodeView(name, "no answer", problem=why) for name, why in known.missing.items() if name not in shown]
+    return views
 
 
 def _rank_view(
@@ -271,16 +262,6 @@ def _rank_view(
     )
 
 
-def _enqueued(nodes: Sequence[NodeObservation]) -> dict[int, int]:
-    """The collectives that each rank has enqueued, in all groups, while the ranks make no progress; empty otherwise."""
-    bodies = {int(rank): body for node in nodes if node.hang for rank, body in node.hang["ranks"].items()}
-    return {
-        rank: sum(group["enqueued"] for group in body["groups"].values())
-        for rank, body in bodies.items()
-        if body["groups"]
-    }
-
-
 def _cards(node: NodeObservation, now_s: float) -> Cards | None:
     """The last sample of the cards that the ranks should use: the busiest, as many as the ranks need."""
     if node.cards is None or node.finished is not None:
@@ -291,13 +272,10 @@ def _cards(node: NodeObservation, now_s: float) -> Cards | None:
     memory, heat = _values(node, "memory_used_mib"), _values(node, "temperature_c")
     hottest = max(heat, default=0.0)
     age_s = max(0.0, now_s - node.cards["time"])
-    each = tuple(map(_card_view, node.cards["cards"]))
-    return Cards(loads[-1], loads[0], max(memory, default=None), hottest if hottest >= HOT_C else None, age_s, each)
-
-
-def _card_view(card: Mapping[str, Any]) -> CardView:
     names = ("index", "utilization_percent", "memory_used_mib", "temperature_c", "state")
-    return CardView(*(card.get(name) for name in names))  # type: ignore[arg-type]  # an agent of another version may leave one out
+    # an agent of another version may leave a value out
+    each = tuple(CardView(*(card.get(name) for name in names)) for card in node.cards["cards"])  # type: ignore[arg-type]
+    return Cards(loads[-1], loads[0], max(memory, default=None), hottest if hottest >= HOT_C else None, age_s, each)
 
 
 def _values(node: NodeObservation, name: str) -> list[float]:

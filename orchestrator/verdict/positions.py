@@ -46,7 +46,19 @@ def suspects(ranks: Mapping[int, RankBody], node_of: Mapping[int, str]) -> str:
             cause = f"{STARVED}, or {LOCKED}" if starved else LOCKED
         verb = "does" if len(silent) == 1 else "do"
         return f"{named(silent)}: {verb} not answer, {cause}"
-    return _suspects_of_groups(ranks, named)
+    # by the process groups: ranks that are late in one and wait in none, before ranks that wait in another
+    waits_anywhere = {rank for rank, body in ranks.items() if any(map(_is_waiting, body["groups"].values()))}
+    found = []
+    for group in sorted({name for body in ranks.values() for name in body["groups"]}):
+        members = {rank: body["groups"][group] for rank, body in ranks.items() if group in body["groups"]}
+        waiting = {rank: body for rank, body in members.items() if _is_waiting(body)}
+        if waiting:
+            number = min(body["completed"] for body in waiting.values()) + 1
+            late = [rank for rank, body in members.items() if body["enqueued"] < number]
+            first_late = [rank for rank in late if rank not in waits_anywhere]
+            text = _late(ranks, first_late or late, waiting, named) if late else _mismatch(waiting, number, named)
+            found.append((not first_late, not late, f"{text} (number {number} of group {group})"))
+    return min(found)[2] if found else ""
 
 
 def stopped_remedy(ranks: Mapping[int, RankBody], node_of: Mapping[int, str]) -> str:
@@ -62,22 +74,6 @@ def stopped_remedy(ranks: Mapping[int, RankBody], node_of: Mapping[int, str]) ->
 
 def _stopped(ranks: Mapping[int, RankBody]) -> list[int]:
     return sorted(rank for rank, body in ranks.items() if body["state"] in STOPPED)
-
-
-def _suspects_of_groups(ranks: Mapping[int, RankBody], named: Callable[[Sequence[int]], str]) -> str:
-    """The suspects by the process groups: ranks that are late in one and wait in none, before ranks that wait in another."""
-    waits_anywhere = {rank for rank, body in ranks.items() if any(map(_is_waiting, body["groups"].values()))}
-    found = []
-    for group in sorted({name for body in ranks.values() for name in body["groups"]}):
-        members = {rank: body["groups"][group] for rank, body in ranks.items() if group in body["groups"]}
-        waiting = {rank: body for rank, body in members.items() if _is_waiting(body)}
-        if waiting:
-            number = min(body["completed"] for body in waiting.values()) + 1
-            late = [rank for rank, body in members.items() if body["enqueued"] < number]
-            first_late = [rank for rank in late if rank not in waits_anywhere]
-            text = _late(ranks, first_late or late, waiting, named) if late else _mismatch(waiting, number, named)
-            found.append((not first_late, not late, f"{text} (number {number} of group {group})"))
-    return min(found)[2] if found else ""
 
 
 def _is_waiting(group: GroupBody) -> bool:

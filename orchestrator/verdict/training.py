@@ -72,10 +72,9 @@ class Training:
     def to_json(self) -> dict[str, Any]:
         """JSON-able form, with the derived values; JSON has no NaN, so a loss that is none is null."""
         loss = self.loss if self.loss is not None and math.isfinite(self.loss) else None
-        rate = (
-            {"rate": self.rate[0], "rate_unit": f"{self.rate[1]}/s"} if self.rate else {"rate": None, "rate_unit": None}
-        )
-        return {**asdict(self), "loss": loss, **rate, "eta_s": self.eta_s, "unsaved": self.unsaved}
+        rate, unit = self.rate or (None, None)
+        derived = {"rate": rate, "rate_unit": unit and f"{unit}/s", "eta_s": self.eta_s, "unsaved": self.unsaved}
+        return {**asdict(self), "loss": loss, **derived}
 
 
 def training_of(progress: Mapping[int, Mapping[str, Any]]) -> Training | None:
@@ -87,11 +86,14 @@ def training_of(progress: Mapping[int, Mapping[str, Any]]) -> Training | None:
     report = progress[rank]
     phase, unit = report.get("phase"), report.get("unit")
     saved = [saved_step(each) or 0 for each in progress.values() if "saved" in each]
+    losses = (
+        _number(each.get("loss")) for each in (report, *progress.values())
+    )  # some frameworks log on the last rank
     return Training(
         step=steps[rank],
         steps=_whole(report.get("steps")),
         phase=phase if isinstance(phase, str) else None,
-        loss=_loss(progress, rank),
+        loss=next((loss for loss in losses if loss is not None), None),
         step_s=_positive(report.get("step_s")),
         per_step=_positive(report.get("per_step")),
         unit=unit if unit in ("tokens", "samples") else None,
@@ -121,14 +123,6 @@ class Pace:
         return replace(
             training, step_s=(last_s - first_s) / (last - first) if last > first and last_s > first_s else None
         )
-
-
-def _loss(progress: Mapping[int, Mapping[str, Any]], rank: int) -> float | None:
-    """The loss that the rank reports, else that of any rank: some frameworks log on the last one."""
-    reported = [
-        value for each in (progress[rank], *progress.values()) if (value := _number(each.get("loss"))) is not None
-    ]
-    return next(iter(reported), None)
 
 
 def _number(value: object) -> float | None:
