@@ -96,21 +96,7 @@ _INSTEAD = {
     **dict.fromkeys(("help", "commands"), "orch --help lists the commands"),
 }
 # The only commands that are proposed by their spelling: they change nothing.
-_HARMLESS = (
-    "logs",
-    "status",
-    "top",
-    "metrics",
-    "list",
-    "env",
-    "diff",
-    "stats",
-    "lint",
-    "diagnose",
-    "check",
-    "nodes",
-    "inventory",
-)
+_HARMLESS = "logs status top metrics list env diff stats lint diagnose check nodes inventory".split()
 
 
 class LazyGroup(Group):
@@ -195,20 +181,15 @@ def run(argv: list[str]) -> int:
     except click.Abort:
         return CTRL_C
     except click.ClickException as exc:
-        return _end(_usage_error(exc), as_json="--json" in argv)
+        context = getattr(exc, "ctx", None)
+        hint = f"{'orch' if context is None else context.command_path} --help shows its arguments and options"
+        text = exc.format_message().rstrip(".").replace("\n", " ")
+        return _end(UsageError(text[:1].lower() + text[1:], hint=hint), as_json="--json" in argv)
     except SystemExit:  # click's, with 1, when stdout is a closed pipe; no command of orch raises it
         return CLOSED_PIPE
     except Exception as exc:  # noqa: BLE001  docs/decisions/025
         return _end(exc, as_json="--json" in argv)
     return code or 0
-
-
-def _usage_error(exc: click.ClickException) -> UsageError:
-    """An error of click in the form of all errors."""
-    context = getattr(exc, "ctx", None)
-    command = "orch" if context is None else context.command_path
-    text = exc.format_message().rstrip(".").replace("\n", " ")
-    return UsageError(text[:1].lower() + text[1:], hint=f"{command} --help shows its arguments and options")
 
 
 def _end(exc: Exception, *, as_json: bool) -> int:

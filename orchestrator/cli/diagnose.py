@@ -68,7 +68,13 @@ def diagnose(
     if cause or remedies or name:
         raise UsageError("--cause, --remedy and --name belong to --teach", hint="add --teach")
     if report is not None:
-        return _write_report(words, signatures, report)
+        from orchestrator.usecases.diagnose.report import write_report
+
+        diagnosed = _diagnosed(words, signatures)
+        written = write_report(diagnosed, list(_report(diagnosed)), report)
+        print_text("".join(f"{line}\n" for line in written))
+        inform(f"wrote {report}; read it before you attach it to an issue")
+        return 0
     if prove:
         from orchestrator.cli.prove import prove_remedy
 
@@ -91,17 +97,6 @@ def _teach(
     return 0
 
 
-def _write_report(words: Sequence[str], signatures: Path | None, file: Path) -> int:
-    """Write the redacted archive, and print what it holds and what was replaced."""
-    from orchestrator.usecases.diagnose.report import write_report
-
-    diagnosed = _diagnosed(words, signatures)
-    report = write_report(diagnosed, list(_report(diagnosed)), file)
-    print_text("".join(f"{line}\n" for line in report))
-    inform(f"wrote {file}; read it before you attach it to an issue")
-    return 0
-
-
 def _diagnosed(words: Sequence[str], signatures: Path | None) -> Diagnosed:
     if not is_run(words):
         return diagnose_files(words, signatures)
@@ -115,9 +110,11 @@ def print_diagnosis(words: Sequence[str], signatures: Path | None, *, as_json: b
     """Print the diagnosis of a run or of log files; returns 0, also if the cause is unknown: docs/decisions/049."""
     try:
         result = _diagnosed(words, signatures)
-    except NodesError:
+    except NodesError:  # no node can be reached: the record has the outcome, and may have a diagnosis
         if not as_json:
-            _print_recorded(words[0] if words else "latest")
+            record = find_run(words[0] if words else "latest").read()
+            inform(record.outcome)
+            print_failure(record, sys.stdout)
         raise
     if result.run is not None:
         if result.state == RunState.DONE.value:
@@ -135,13 +132,6 @@ def print_diagnosis(words: Sequence[str], signatures: Path | None, *, as_json: b
         return 0
     print_error(result.missing)
     return result.missing.exit_code
-
-
-def _print_recorded(run: str) -> None:
-    """Print the outcome of a run and the diagnosis in its record, if no node can be reached."""
-    record = find_run(run).read()
-    inform(record.outcome)
-    print_failure(record, sys.stdout)
 
 
 def _report(result: Diagnosed) -> Iterator[str]:
@@ -165,7 +155,9 @@ def _report(result: Diagnosed) -> Iterator[str]:
     else:
         yield from labelled("cause", ["unknown: no error was found"])
     for label, entries in (("or", found.alternatives), ("follows", found.consequences), ("also", found.observations)):
-        yield from labelled(label, (_folded_text(entry.text, entry.count, entry.ranks) for entry in entries))
+        folded = ((counted(entry.count, "line"), ranks_on_nodes(entry.ranks, ())) for entry in entries)
+        texts = (f"{entry.text} ({', '.join(filter(None, by))})" for entry, by in zip(entries, folded, strict=True))
+        yield from labelled(label, texts)
     yield from labelled("ranks", result.positions)
     yield from labelled("nodes", result.remarks)
     yield from labelled("checks", result.findings)
@@ -177,15 +169,9 @@ def _changes(result: Diagnosed) -> Iterator[str]:
     if not result.success:
         return
     more = len(result.changes) - MOST_CHANGES
-    yield f"since {result.success}, the last run of this inventory that was done:" + (
-        "" if result.changes else " nothing"
-    )
+    nothing = "" if result.changes else " nothing"
+    yield f"since {result.success}, the last run of this inventory that was done:{nothing}"
     for change in result.changes[:MOST_CHANGES]:
         yield f"{change.topic} {change.name}: {change.first} -> {change.second}"
     if more > 0:
         yield f"and {more} more: orch diff {result.success} {result.run}"
-
-
-def _folded_text(text: str, count: int, ranks: tuple[int, ...]) -> str:
-    shown = filter(None, (counted(count, "line"), ranks_on_nodes(ranks, ())))
-    return f"{text} ({', '.join(shown)})"

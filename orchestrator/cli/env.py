@@ -13,7 +13,7 @@ from orchestrator.cli.console import print_json, print_table, print_text, warn
 from orchestrator.errors import UsageError
 
 if TYPE_CHECKING:
-    from orchestrator.usecases.checks.env import Explanation, NodeEnvironment
+    from orchestrator.usecases.checks.env import NodeEnvironment
 
 
 @click.command()
@@ -59,7 +59,16 @@ def env(
 
     if explain or export:
         explanation = action.explain(inventory, nodes, node, facts_file=facts, debug=debug, given=given, script=script)
-        _print_explanation(explanation, export=export, as_json=as_json)
+        for warning in explanation.warnings:
+            warn(warning)
+        if as_json:
+            print_json(explanation.to_json())
+        elif export:
+            print_text(explanation.exports())
+        else:
+            print_table(*explanation.table())
+            setup = (f"setup: {line}" for line in explanation.setup)
+            print_text("".join(f"{line}\n" for line in (*explanation.sides, *explanation.cpu_lines(), *setup)))
         return 0
     used = {"--debug": debug, "--facts": facts is not None, "--env": bool(given), "--script": script is not None}
     if option := next((name for name, is_given in used.items() if is_given), ""):
@@ -72,25 +81,6 @@ def env(
     else:
         print_text("\n".join(map(_text, shown)))
     return 0
-
-
-def _print_explanation(explanation: Explanation, *, export: bool, as_json: bool) -> None:
-    """Print every variable of a launch with its origin and reason, or with `export` as lines for a shell."""
-    for warning in explanation.warnings:
-        warn(warning)
-    if as_json:
-        print_json(explanation.to_json())
-        return
-    if export:
-        print_text(explanation.exports())
-        return
-    print_table(*explanation.table())
-    for line in explanation.sides:
-        print_text(f"{line}\n")
-    for line in explanation.cpu_lines():
-        print_text(f"{line}\n")
-    for line in explanation.setup:
-        print_text(f"setup: {line}\n")
 
 
 def _text(shown: NodeEnvironment) -> str:

@@ -44,26 +44,20 @@ def footer_text(live: LiveRun, now_s: float, bar: str = "") -> str:
         parts.append(f"attempt {live.attempt}")
     if live.waits:
         parts.append(live.waits)
-    elif live.training is not None:
-        parts += _training(live, now_s)
+    elif (training := live.training) is not None:
+        parts.append(f"step {training.step}" + ("" if training.steps is None else f"/{training.steps}"))
+        if training.phase not in (None, "step", "done"):
+            parts.append(training.phase)
+        if training.loss is not None:
+            parts.append(f"loss {number_text(training.loss)}")
+        if training.rate is not None:
+            parts.append(rate_text(*training.rate))
+        left_s = (training.eta_s or 0.0) - (training.age_s(now_s) or 0.0)
+        if left_s >= 1:
+            parts.append(f"ETA {clock(left_s)}")
     elif bar:
         parts.append(bar)
     return " · ".join([*map(printable, parts), *filter(None, [live.nodes])])
-
-
-def _training(live: LiveRun, now_s: float) -> Iterator[str]:
-    training = live.training
-    assert training is not None
-    yield f"step {training.step}" + ("" if training.steps is None else f"/{training.steps}")
-    if training.phase not in (None, "step", "done"):
-        yield training.phase
-    if training.loss is not None:
-        yield f"loss {number_text(training.loss)}"
-    if training.rate is not None:
-        yield rate_text(*training.rate)
-    left_s = (training.eta_s or 0.0) - (training.age_s(now_s) or 0.0)
-    if left_s >= 1:
-        yield f"ETA {clock(left_s)}"
 
 
 def sparkline(values: Sequence[float], columns: int = SPARKLINE_COLUMNS) -> str:
@@ -164,14 +158,11 @@ class Footer:
         columns = shutil.get_terminal_size().columns - 1
         text = cut(footer_text(self._live, time.time(), self._bar), columns)
         if text != self._drawn:
-            self._write(f"{ERASE_LINE}{self._coloured(text)}")
             self._drawn, self._drawn_s = text, now_s
-
-    def _coloured(self, text: str) -> str:
-        if not self._has_colour or self._live is None:
-            return text
-        colour = GREEN if self._live.state == "RUNNING" and not self._live.waits else YELLOW
-        return re.sub(r"^[A-Z]+", lambda state: f"\x1b[{colour}m{state[0]}\x1b[0m", text)
+            if self._has_colour:
+                colour = GREEN if self._live.state == "RUNNING" and not self._live.waits else YELLOW
+                text = re.sub(r"^[A-Z]+", lambda state: f"\x1b[{colour}m{state[0]}\x1b[0m", text)
+            self._write(f"{ERASE_LINE}{text}")
 
     def _erase(self) -> None:
         if self._drawn:

@@ -41,7 +41,18 @@ def gc(
     if not garbage.has_sites:
         inform("no run is recorded here, so no node is known; name an inventory with -i FILE")
     if as_json:
-        _report_json(garbage.sites, dry_run=dry_run)
+        sites = garbage.sites
+        print_json(
+            {
+                "dry_run": dry_run,
+                "strays": [{"at": site.node, **stray} for site in sites for stray in site.stray_report["strays"]],
+                "other_users": [{"at": site.node, **user} for site in sites for user in site.stray_report["users"]],
+                "folders": [{"at": site.node, **entry} for site in sites for entry in site.entries],
+                "notes": [
+                    {"at": site.node, "note": note} for site in sites if (note := site.stray_report["tool_error"])
+                ],
+            }
+        )
     else:
         _report(garbage.sites, limits, sum(isinstance(outcome, SiteGarbage) for outcome in garbage.outcomes))
     garbage.raise_failures()
@@ -98,15 +109,3 @@ def _done(entry: GarbageBody, would: str) -> str:
     if entry["why"] != HOLDS_RESULTS:
         return f"kept: {entry['why']}"
     return f"kept: {entry['why']}: {', '.join(entry['results'])} ({size_text(entry['result_bytes'])})"
-
-
-def _report_json(sites: Sequence[SiteGarbage], *, dry_run: bool) -> None:
-    print_json(
-        {
-            "dry_run": dry_run,
-            "strays": [{"at": site.node, **stray} for site in sites for stray in site.stray_report["strays"]],
-            "other_users": [{"at": site.node, **user} for site in sites for user in site.stray_report["users"]],
-            "folders": [{"at": site.node, **entry} for site in sites for entry in site.entries],
-            "notes": [{"at": site.node, "note": note} for site in sites if (note := site.stray_report["tool_error"])],
-        }
-    )

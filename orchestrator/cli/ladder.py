@@ -70,7 +70,9 @@ def _climb(planned: Ladder) -> int:
         print_text(without_controls(f"{word:<11} {number}, {rung}: {ran.outcome.text}") + "\n")
         if ran.outcome.exit_code:
             _diagnose(ran)
-            _explain(planned, rung)
+            passed = planned.rungs[: planned.rungs.index(rung)]
+            proved = f"{passed[-1].kind.proof} ({passed[-1]})" if passed else "nothing: the first rung failed"
+            print_text(f"{'proved':<11} {proved}\n{'examine':<11} {rung.kind.suspects}\n")
             return ran.outcome.exit_code
     print_text(f"{'proved':<11} {planned.rungs[-1].kind.proof}\n")
     return 0
@@ -92,10 +94,3 @@ def _diagnose(ran: RungRun) -> None:
             print_diagnosis([ran.run], None, as_json=False)
         except OrchError as exc:
             print_error(exc)
-
-
-def _explain(planned: Ladder, rung: Rung) -> None:
-    """Print what the rungs before the failed one prove, and what it adds to them."""
-    passed = planned.rungs[: planned.rungs.index(rung)]
-    proved = f"{passed[-1].kind.proof} ({passed[-1]})" if passed else "nothing: the first rung failed"
-    print_text(f"{'proved':<11} {proved}\n{'examine':<11} {rung.kind.suspects}\n")

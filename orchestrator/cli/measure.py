@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from typing import Any, TextIO
+from typing import Any
 
 from orchestrator.cli.console import ProgressLine, warn
 from orchestrator.cli.watch import show, watch
@@ -19,8 +19,21 @@ from orchestrator.usecases.trials import benchmark
 
 def measure(launch: LaunchArguments, *, quiet: bool, has_lines: bool = True) -> tuple[int, dict[str, Any] | None]:
     """Run the benchmark to the end; the exit code and the results, if any. `has_lines`: print lines of ranks and warnings of the launch."""
-    stream = sys.stderr if has_lines else io.StringIO()
-    run, code = (_over_ssh if not launch.by_scheduler else _by_slurm)(launch, stream, quiet=quiet, has_lines=has_lines)
+    stream, lines = sys.stderr if has_lines else io.StringIO(), WatchedLines(quiet=quiet)
+    if launch.by_scheduler:
+        with ProgressLine() as progress:
+            planned = benchmark.plan_benchmark(launch, progress.update)
+        for warning in planned.warnings if has_lines else ():
+            warn(warning)
+        with ProgressLine() as progress, started(planned, progress.warn, progress.update) as launched:
+            progress.end()
+            run, code = planned.plan.run_id, watch(launched, lines, stream=stream)
+    else:
+        with Owner.of_launch(launch, follow=True, watched=lines, is_benchmark=True) as owner:
+            with ProgressLine() as progress:
+                on_planned = progress.warn if has_lines else lambda _: None
+                run = owner.until_launched(on_planned, progress.warn, progress.update)
+            code = show(run, owner, lines, stream=stream)
     if code in (CTRL_C, CLOSED_PIPE):
         return code, None
     state = find_run(run).read().state
@@ -32,21 +45,3 @@ def measure(launch: LaunchArguments, *, quiet: bool, has_lines: bool = True) -> 
         if code:  # it failed before the first result
             return code, None
         raise
-
-
-def _over_ssh(launch: LaunchArguments, stream: TextIO, *, quiet: bool, has_lines: bool) -> tuple[str, int]:
-    with Owner.of_launch(launch, follow=True, watched=WatchedLines(quiet=quiet), is_benchmark=True) as owner:
-        with ProgressLine() as progress:
-            on_planned = progress.warn if has_lines else lambda _: None
-            run = owner.until_launched(on_planned, progress.warn, progress.update)
-        return run, show(run, owner, WatchedLines(quiet=quiet), stream=stream)
-
-
-def _by_slurm(launch: LaunchArguments, stream: TextIO, *, quiet: bool, has_lines: bool) -> tuple[str, int]:
-    with ProgressLine() as progress:
-        planned = benchmark.plan_benchmark(launch, progress.update)
-    for warning in planned.warnings if has_lines else ():
-        warn(warning)
-    with ProgressLine() as progress, started(planned, progress.warn, progress.update) as launched:
-        progress.end()
-        return planned.plan.run_id, watch(launched, WatchedLines(quiet=quiet), stream=stream)

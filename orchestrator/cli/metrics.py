@@ -27,7 +27,14 @@ SUFFIX = ".prom"
 )
 def metrics(run: str, *, file: Path | None, span: str | None) -> int:
     """Print the values of a run for Prometheus, or write them for the textfile collector of node_exporter."""
-    interval_s = None if span is None else _interval_s(span, file)
+    interval_s = None
+    if span is not None:
+        if file is None:
+            hint = f"orch metrics --output FILE --every {span}"
+            raise UsageError("--every is for a file that is replaced", hint=hint)
+        interval_s = seconds("--every", span)
+        if interval_s < 1:
+            raise UsageError(f"--every {span}: less than one second", hint="as in --every 15s")
     if file is not None:
         _require_writable(file)
     from orchestrator.usecases.reports.prometheus import metrics_text, write_metrics
@@ -51,15 +58,6 @@ def metrics(run: str, *, file: Path | None, span: str | None) -> int:
         inform(f"{file} is no longer replaced; run {overview.id} continues")
         return CTRL_C
     return 0
-
-
-def _interval_s(span: str, file: Path | None) -> float:
-    if file is None:
-        raise UsageError("--every is for a file that is replaced", hint=f"orch metrics --output FILE --every {span}")
-    interval_s = seconds("--every", span)
-    if interval_s < 1:
-        raise UsageError(f"--every {span}: less than one second", hint="as in --every 15s")
-    return interval_s
 
 
 def _require_writable(file: Path) -> None:

@@ -124,14 +124,15 @@ env = click.option(
     metavar="NAME=VALUE",
     help="Variable of the ranks for this run, before the inventory's; may be repeated.",
 )
+settings = click.argument(
+    "settings",
+    nargs=-1,
+    metavar="[KEY=VALUE]... [-- PROGRAM ARGS...]",
+    shell_complete=completion.found("settings", "="),
+)
 # Named like the fields of LaunchArguments.
 _LAUNCH_OPTIONS: tuple[Decorator, ...] = (
-    click.argument(
-        "settings",
-        nargs=-1,
-        metavar="[KEY=VALUE]... [-- PROGRAM ARGS...]",
-        shell_complete=completion.found("settings", "="),
-    ),
+    settings,
     inventory,
     nodes,
     shape,

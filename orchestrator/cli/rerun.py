@@ -14,12 +14,7 @@ from orchestrator.usecases.launch_arguments import WatchedLines
 
 @click.command(cls=options.PanelCommand)
 @click.argument("run", metavar="RUN", shell_complete=completion.runs)
-@click.argument(
-    "settings",
-    nargs=-1,
-    metavar="[KEY=VALUE]... [-- PROGRAM ARGS...]",
-    shell_complete=completion.found("settings", "="),
-)
+@options.settings
 @click.option("--nodes", "--node", "nodes", metavar="LIST", help="Use these nodes instead, as in n0,n[2-5].")
 @options.max_retries
 @options.env

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -30,13 +30,13 @@ from orchestrator.cli.console import (
 from orchestrator.cli.failure import print_failure
 from orchestrator.cli.overview_text import headline, summary
 from orchestrator.cli.tables import table_lines
-from orchestrator.errors import CTRL_C, NodeError, UsageError
+from orchestrator.errors import CTRL_C, UsageError
 from orchestrator.node.number_text import format_numbers
 from orchestrator.records.runs import find_run, is_sweep
 from orchestrator.usecases.durations import clock
 
 if TYPE_CHECKING:
-    from orchestrator.usecases.runs.look import Look, Looks, NodeView
+    from orchestrator.usecases.runs.look import Look, Looks
 
 COLUMNS = ("NODE", "RANKS", "AGENT", "STEP", "PHASE", "SEEN")
 LEAST_S, MOST_S = 0.5, 86400.0
@@ -132,17 +132,14 @@ def _watch(looks: Looks, interval_s: float) -> int:
 def _print_json(look: Look) -> None:
     refreshed = look.refreshed
     nodes = [asdict(node) for node in refreshed.nodes]
-    missing = [{"node": failure.node, "reason": failure.reason} for failure in _failures(look)]
+    failures = look.missing.failures if look.missing else ()
+    missing = [{"node": failure.node, "reason": failure.reason} for failure in failures]
     findings = [finding.to_json() for finding in refreshed.findings()]
     queue = None
     if refreshed.status is not None and refreshed.queue is not None:
         queue = asdict(refreshed.queue) | {"position": refreshed.status.position}
     answers = {"nodes": nodes, "missing": missing, "queue": queue, "findings": findings}
     print_json(refreshed.record.to_json() | answers | {"overview": look.overview.to_json()})
-
-
-def _failures(look: Look) -> Sequence[NodeError]:
-    return look.missing.failures if look.missing else ()
 
 
 def _print(look: Look) -> None:
@@ -179,32 +176,23 @@ def _warnings(look: Look) -> Iterator[str]:
 
 def _rows(look: Look) -> list[tuple[object, ...]]:
     """The nodes, with the newest progress that a rank reported; of a node that does not answer, the last known one."""
-    return [_row(node) for node in look.overview.nodes]
-
-
-def _row(node: NodeView) -> tuple[object, ...]:
-    newest = min(node.ranks, key=lambda rank: math.inf if rank.age_s is None else rank.age_s, default=None)
-    if newest is None:
+    rows: list[tuple[object, ...]] = []
+    for node in look.overview.nodes:
+        newest = min(node.ranks, key=lambda rank: math.inf if rank.age_s is None else rank.age_s, default=None)
         step = phase = age_s = None
-    else:
-        step = newest.step if newest.steps is None else f"{newest.step}/{newest.steps}"
-        phase, age_s = newest.phase, newest.age_s
-    age_s = node.age_s if age_s is None else age_s
-    return (
-        node.node,
-        format_numbers(rank.rank for rank in node.ranks),
-        "no answer" if node.problem else node.agent,
-        step,
-        phase,
-        age_s if age_s is None else f"{clock(age_s)} ago",
-    )
+        if newest is not None:
+            step = newest.step if newest.steps is None else f"{newest.step}/{newest.steps}"
+            phase, age_s = newest.phase, newest.age_s
+        age_s = node.age_s if age_s is None else age_s
+        ranks = format_numbers(rank.rank for rank in node.ranks)
+        state = "no answer" if node.problem else node.agent
+        rows.append((node.node, ranks, state, step, phase, age_s if age_s is None else f"{clock(age_s)} ago"))
+    return rows
 
 
 def _ready(look: Look) -> list[str]:
     progress = [of_rank for node in look.refreshed.nodes for of_rank in node.progress.values()]
-    return [
-        without_controls(ready) for ready in sorted({str(report["ready"]) for report in progress if "ready" in report})
-    ]
+    return list(map(without_controls, sorted({str(report["ready"]) for report in progress if "ready" in report})))
 
 
 def _more(look: Look) -> str:

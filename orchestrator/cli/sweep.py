@@ -34,10 +34,8 @@ def submit_sweep(arguments: LaunchArguments, axes: Sequence[str], at_once: int |
 def list_sweep(name: str, *, as_json: bool) -> int:
     """Refresh and compare the runs of a sweep, and return 0; RunNotFound if no sweep here, or more than one, has the name."""
     if not find_sweep(name):
-        raise RunNotFound(
-            f"no sweep {name!r}, or more than one",
-            hint="use the id that the submission of the sweep printed; orch list",
-        )
+        hint = "use the id that the submission of the sweep printed; orch list"
+        raise RunNotFound(f"no sweep {name!r}, or more than one", hint=hint)
     for warning in bring_up_to_date():
         warn(warning)
     records = [record for _, record in find_sweep(name)]

@@ -21,12 +21,13 @@ from orchestrator.records.runs import find_run
 from orchestrator.usecases.durations import clock
 
 if TYPE_CHECKING:
-    from orchestrator.usecases.runs.look import Look, Looks, Overview
+    from orchestrator.usecases.runs.look import Look, Looks
 
 LOOK_S = 2.0  # between the end of a look and the next one
 DRAW_S = 0.25  # between two frames
 OLD_S = 6.0  # from which on the age of the last look is shown
 LINES = 200  # of a log
+OTHER_LINES = 24  # than those of nodes, in a frame that no terminal limits
 
 
 @click.command()
@@ -46,7 +47,7 @@ def top(run: str, *, once: bool, as_json: bool) -> int:
         with ProgressLine() as progress:
             look = looks.look(progress.update)
         size = shutil.get_terminal_size()
-        height = size.lines if sys.stdout.isatty() else _whole(look.overview)
+        height = size.lines if sys.stdout.isatty() else len(look.overview.nodes) + OTHER_LINES
         selection = Selection(colour=has_colour(sys.stdout), has_keys=False)
         print_text("\n".join(frame(look.overview, size.columns, height, selection)) + "\n")
         return 0
@@ -72,11 +73,6 @@ def _left(look: Look, code: int) -> int:
     else:
         inform(f"stopped watching; run {look.overview.id} continues: `orch logs -f {look.overview.id}`")
     return code
-
-
-def _whole(found: Overview) -> int:
-    """The lines that show every node where no terminal limits them."""
-    return len(found.nodes) + 24
 
 
 class Live:
@@ -153,28 +149,25 @@ class View:
         if self.selection.is_question:
             self.selection = replace(self.selection, is_question=False, note="")
             if key == "y":
-                self._show([*self._orch(), "stop", self.run_id])
+                self._show("stop", self.run_id)
         elif key == "x":
-            self.selection = replace(
-                self.selection, is_question=True, note=f"stop run {self.run_id} on all nodes? y: yes, another key: no"
-            )
+            question = f"stop run {self.run_id} on all nodes? y: yes, another key: no"
+            self.selection = replace(self.selection, is_question=True, note=question)
         elif key == "l":
-            self._show([*self._orch(), "logs", self.run_id, "--tail", str(LINES), *_of_row(row)])
+            chosen = [] if row is None else ["--node", row.node] if row.rank is None else ["--rank", str(row.rank)]
+            self._show("logs", self.run_id, "--tail", str(LINES), *chosen)
         elif key == "d":
-            self._show([*self._orch(), "diagnose", self.run_id])
+            self._show("diagnose", self.run_id)
         elif key == "s" and row is not None:
             self._show_stacks(row)
         else:
             self.selection = press(self.selection, key, listed)
 
-    def _orch(self) -> list[str]:
-        return [sys.executable, "-m", "orchestrator"]
-
-    def _show(self, argv: list[str]) -> None:
-        """Run a command on the usual screen; Ctrl-C ends it alone."""
+    def _show(self, *words: str) -> None:
+        """Run a command of orch on the usual screen; Ctrl-C ends it alone."""
         with self.screen.suspended():
             try:
-                subprocess.run(argv, check=False)
+                subprocess.run([sys.executable, "-m", "orchestrator", *words], check=False)
                 _wait_for_enter()
             except KeyboardInterrupt:
                 print_text("\n")
@@ -188,22 +181,14 @@ class View:
             try:
                 for rank, text in stacks(self.run_id, row.node).items():
                     if row.rank in (None, rank):
-                        print_text(
-                            f"rank {rank} on {row.node}\n{text or 'it does not answer: it is stopped, or a call holds its interpreter lock'}\n\n"
-                        )
+                        shown = text or "it does not answer: it is stopped, or a call holds its interpreter lock"
+                        print_text(f"rank {rank} on {row.node}\n{shown}\n\n")
                 _wait_for_enter()
             except (NodesError, OrchError) as error:
                 print_error(error)
                 _wait_for_enter()
             except KeyboardInterrupt:
                 print_text("\n")
-
-
-def _of_row(row: Row | None) -> list[str]:
-    """The options that choose the log of a row."""
-    if row is None:
-        return []
-    return ["--node", row.node] if row.rank is None else ["--rank", str(row.rank)]
 
 
 def _wait_for_enter() -> None:

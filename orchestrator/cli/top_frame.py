@@ -100,11 +100,8 @@ def frame(found: Overview, width: int, height: int, selection: Selection) -> lis
     timeline = timeline[-spare + 1 :] if spare > 1 and timeline else []
     timeline = ["", *timeline] if timeline else []
     body_height = max(0, height - len(header) - len(footer) - len(timeline))
-    body = (
-        [filled(line, width) for line in HELP][:body_height]
-        if selection.is_help
-        else _table(found, width, body_height, selection)
-    )
+    help_lines = [filled(line, width) for line in HELP][:body_height]
+    body = help_lines if selection.is_help else _table(found, width, body_height, selection)
     filler = [""] * (body_height - len(body) if selection.has_keys else 0)
     return [line.rstrip() for line in (*header, *body, *filler, *timeline, *footer)][:height]
 
@@ -253,13 +250,6 @@ def _node_row(node: NodeView) -> Row:
         cells["CARDS"] = cards_text(node.cards.low_percent, node.cards.high_percent)
         cells["CARD MEM"] = space_text(node.cards.memory_mib * MIB) if node.cards.memory_mib is not None else ""
         cells["HEAT"] = f"{node.cards.hottest_c:.0f} C" if node.cards.hottest_c is not None else ""
-    return Row(
-        node.node, None, {**cells, **_machine(node)}, is_bad=bool(node.problem) or node.agent in ("gone", "FAILED")
-    )
-
-
-def _machine(node: NodeView) -> dict[str, str]:
-    cells = {}
     if node.machine is not None:
         total, available = node.machine["memory_total"], node.machine["memory_available"]
         cells["MEM"] = _share(1 - available / total) if total and available is not None else ""
@@ -269,7 +259,7 @@ def _machine(node: NodeView) -> dict[str, str]:
         cells["RDMA IN"] = f"{space_text(node.rate.received_per_s)}/s"
         cells["RDMA OUT"] = f"{space_text(node.rate.sent_per_s)}/s"
         cells["ERRORS"] = f"+{node.rate.errors}" if node.rate.errors else ""
-    return cells
+    return Row(node.node, None, cells, is_bad=bool(node.problem) or node.agent in ("gone", "FAILED"))
 
 
 def _rank_row(node: str, rank: RankView) -> Row:

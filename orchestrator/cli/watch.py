@@ -1,22 +1,26 @@
-"""The screen of a run that is followed to its end, for ssh-launch, submit and attach."""
+"""The screen of a run that is followed to its end, for ssh-launch, submit and attach: its lines, its results and the next commands."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from orchestrator.cli.console import LogView, inform, left_text, print_error, warn
-from orchestrator.cli.result import print_result
+from orchestrator.cli.console import LogView, inform, left_text, print_error, warn, without_controls
+from orchestrator.cli.numbers import number_text
 from orchestrator.errors import CLOSED_PIPE, CTRL_C, LaunchError
 from orchestrator.run import RunRecord, RunState
+from orchestrator.usecases.durations import clock
 
 if TYPE_CHECKING:
     from orchestrator.launch.planned import Launched  # at run time it would load what only a launch needs
     from orchestrator.usecases.launch_arguments import WatchedLines
     from orchestrator.usecases.owner.viewer import Owner
     from orchestrator.usecases.reports.log_reader import Viewer
+
+LABEL = 12  # characters; as print_failure
 
 
 def watch(launched: Launched, lines: WatchedLines, *, tail: int | None = None, stream: TextIO | None = None) -> int:
@@ -104,3 +108,54 @@ def _ranks_of(run_id: str) -> Callable[[str], int] | None:
 
     plan = find_run(run_id).read_plan()
     return plan.rank_counts() if plan.world_size > 1 else None
+
+
+def print_result(record: RunRecord, loss: str, *, is_diagnosed: bool) -> None:
+    """Print the results of a run that is done, and the next commands, on stderr; `is_diagnosed`: the failure has been explained above."""
+    lines = result_lines(record, loss, is_diagnosed=is_diagnosed)
+    text = "".join(f"{without_controls(line).rstrip()}\n" for line in lines)
+    encoding = sys.stderr.encoding or "ascii"
+    sys.stderr.write(text.encode(encoding, "replace").decode(encoding))
+    sys.stderr.flush()
+
+
+def result_lines(record: RunRecord, loss: str, *, is_diagnosed: bool) -> list[str]:
+    """The lines of print_result; `loss` is its course as a sparkline, empty if it is unknown."""
+    values = [*_results(record.summary, loss), *_next(record, is_diagnosed=is_diagnosed)]
+    return [f"{label:<{LABEL}}{value}" for label, value in values]
+
+
+def _results(summary: dict[str, Any], loss: str) -> Iterator[tuple[str, str]]:
+    if (steps := summary.get("steps")) is not None:
+        yield "steps", number_text(steps)
+    first, last = summary.get("first_loss"), summary.get("last_loss")
+    if loss:
+        yield "loss", loss
+    elif first is not None and last is not None:
+        yield "loss", f"{number_text(first)}, at the end {number_text(last)}"
+    rates = [(summary.get(f"{unit}_per_s"), f"{unit}/s") for unit in ("tokens", "samples")]
+    step_s, slow_s = summary.get("step_time_p50_s"), summary.get("step_time_p99_s")
+    speed = [f"{number_text(rate)} {unit}" for rate, unit in rates if rate is not None]
+    if step_s is not None:
+        slowest = f" (p99 {number_text(slow_s)} s)" if slow_s is not None else ""
+        speed.append(f"{number_text(step_s)} s/step{slowest}")
+    if (mfu := summary.get("mfu")) is not None:
+        speed.append(f"MFU {number_text(mfu)}")
+    if speed:
+        yield "speed", ", ".join(speed)
+    if isinstance(wall_s := summary.get("wall_s"), int | float):
+        yield "time", clock(wall_s)
+
+
+def _next(record: RunRecord, *, is_diagnosed: bool) -> Iterator[tuple[str, str]]:
+    if record.state is RunState.DONE:
+        files = next(iter([str(record.summary.get("checkpoint") or ""), *record.left]), "")
+        if files:
+            yield "files", files
+        yield "next", f"orch stats {record.id}"
+        if files:
+            yield "", f"orch cp {record.id}:{files.rpartition(f'/{record.id}/')[2]} DIR"
+    elif record.state in (RunState.FAILED, RunState.LOST) and record.started:
+        if not is_diagnosed:
+            yield "next", f"orch diagnose {record.id}"
+        yield "", f"orch logs {record.id} --tail 50"

@@ -36,9 +36,8 @@ def web(run: str | None, *, port: int | None, export: Path | None) -> int:
     wording = Wording(values, rows, tuple(COLUMNS), failure_lines)
     if export is not None:
         if port is not None:
-            raise UsageError(
-                "--export and --port exclude each other", hint="--export writes a file, and starts no server"
-            )
+            hint = "--export writes a file, and starts no server"
+            raise UsageError("--export and --port exclude each other", hint=hint)
         return _export(run or "latest", export, wording)
     from orchestrator.web.server import WebServer
 

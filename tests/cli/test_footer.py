@@ -13,7 +13,7 @@ import pytest
 from orchestrator.cli import footer
 from orchestrator.cli.console import LogView
 from orchestrator.cli.footer import Footer, Losses, footer_text, sparkline
-from orchestrator.cli.result import result_lines
+from orchestrator.cli.watch import result_lines
 from orchestrator.logs.lines import LogLines
 from orchestrator.logs.selection import Selection
 from orchestrator.run import RunRecord, RunState
