@@ -28,9 +28,8 @@ def login_command(inventory: str | None, name: str, *, to_host: bool = False) ->
     container = None if to_host else container_of(node)
     if loaded.transport == "local":
         if container is None:
-            raise UsageError(
-                f"{name} is this machine: {loaded.file} has transport: local", hint="you are there already"
-            )
+            text = f"{name} is this machine: {loaded.file} has transport: local"
+            raise UsageError(text, hint="you are there already")
         return container.login_shell()
     argv = login_argv(node, loaded.ssh)
     return argv if container is None else [argv[0], "-t", *argv[1:], shlex.join(container.login_shell())]

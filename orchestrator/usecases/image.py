@@ -57,9 +57,8 @@ class Archive:
         except OSError as error:
             raise UsageError(os_error_text(error), hint="get permission to read it") from error
         except (tarfile.TarError, EOFError, LookupError, TypeError, ValueError, AttributeError) as error:
-            raise UsageError(
-                f"{path} is no archive of an image", hint="make one with docker save IMAGE -o FILE.tar"
-            ) from error
+            hint = "make one with docker save IMAGE -o FILE.tar"
+            raise UsageError(f"{path} is no archive of an image", hint=hint) from error
 
 
 def _member(tar: tarfile.TarFile, name: str) -> Any:  # noqa: ANN401  JSON
@@ -103,11 +102,13 @@ def push(
     loaded = load_inventory(inventory, names)
     nodes = loaded.select(names)
     clients = {node.name: _client(node) for node in nodes}
+    # the nodes themselves, whose Python is not that in their containers
+    on_host: Mapping[str, Any] = {"container": None, "python": "python3"}
+    hosts = [node if node.container is None else node.model_copy(update=on_host) for node in nodes]
     is_file = Path(image).is_file()
     archive = Archive.read(Path(image)) if is_file else saved(image, [*clients.values()], on_progress)
-    pushed, failure = _Push(loaded, clients, archive, on_progress=on_progress, on_remark=on_remark).to(
-        [*map(_on_host, nodes)], folder
-    )
+    push = _Push(loaded, clients, archive, on_progress=on_progress, on_remark=on_remark)
+    pushed, failure = push.to(hosts, folder)
     if not is_file and failure is None:
         archive.path.unlink(missing_ok=True)
     return pushed, failure
@@ -199,10 +200,8 @@ def saved(image: str, clients: Sequence[Sequence[str]], on_progress: OnProgress)
     candidates = dict.fromkeys([*(client[-1] for client in clients), *RUNTIMES])
     runtimes = [name for name in candidates if shutil.which(name)]
     if not runtimes:
-        raise UsageError(
-            f"there is no file {image}, and neither docker nor podman here",
-            hint="name an archive: FILE.tar of docker save",
-        )
+        hint = "name an archive: FILE.tar of docker save"
+        raise UsageError(f"there is no file {image}, and neither docker nor podman here", hint=hint)
     errors = ""
     for runtime in runtimes:
         found = _run([runtime, "image", "inspect", "--format", "{{.Id}} {{.Size}}", image])
@@ -229,10 +228,8 @@ def _saved(runtime: str, image: str, short_id: str, size: int, *, on_progress: O
         done = _run([runtime, "save", "--output", str(part), image])
         if done.returncode != 0:
             last = (done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-            raise OrchError(
-                f"{runtime} save {image}: {last}",
-                hint=f"it needs {gigabytes(size)} in {folder}; ORCH_HOME names another folder",
-            )
+            hint = f"it needs {gigabytes(size)} in {folder}; ORCH_HOME names another folder"
+            raise OrchError(f"{runtime} save {image}: {last}", hint=hint)
         part.rename(path)
     finally:
         part.unlink(missing_ok=True)
@@ -250,12 +247,6 @@ def _client(node: Node) -> list[str]:
     if container is None:
         return ["docker"]
     if container.runtime not in RUNTIMES:
-        raise UsageError(
-            f"{node.name}: {container.runtime} has no images to load", hint="copy the .sif file with orch put"
-        )
+        hint = "copy the .sif file with orch put"
+        raise UsageError(f"{node.name}: {container.runtime} has no images to load", hint=hint)
     return container.client
-
-
-def _on_host(node: Node) -> Node:
-    """The node itself, whose Python is not that in its container."""
-    return node if node.container is None else node.model_copy(update={"container": None, "python": "python3"})

@@ -82,9 +82,8 @@ class LaunchArguments(ByLauncher):
         from orchestrator.usecases.durations import seconds  # few launches wait
 
         if self.share:
-            raise UsageError(
-                "--wait-free and --share exclude each other", hint="--share starts at once on the same cards: omit one"
-            )
+            hint = "--share starts at once on the same cards: omit one"
+            raise UsageError("--wait-free and --share exclude each other", hint=hint)
         return seconds("--wait-free", self.wait_free)
 
     @property

@@ -95,9 +95,8 @@ def list_files(paths: Sequence[Path]) -> tuple[Files, list[str]]:
         try:
             root = path.resolve(strict=True)
         except (OSError, RuntimeError) as error:
-            raise UsageError(
-                f"{path}: no such file or folder", hint="name files and folders on this machine"
-            ) from error
+            hint = "name files and folders on this machine"
+            raise UsageError(f"{path}: no such file or folder", hint=hint) from error
         name = path.name if path.name not in ("", "..") else root.name
         if not name or name in names:
             text = f"two paths have the name {name}" if name else f"{path} has no name"
@@ -239,7 +238,12 @@ class Sender:
 
         def from_node(pair: tuple[Node, Node]) -> None:
             source, target = pair
-            self._from_node(source, target, files, folders)
+            to = ForwardTarget(
+                target.name, folders[target.name], login_from_node(target, self._inventory.ssh, target.python)
+            )
+            on_share: OnShare = partial(self._reporter.advanced, target.name)
+            with self.connected(source) as endpoint:
+                forward_files(endpoint, files, folders[source.name], target=to, on_share=on_share)
 
         def finish(nodes: Sequence[Node], outcomes: Sequence[OrchError | None]) -> None:
             for node, outcome in zip(nodes, outcomes, strict=True):
@@ -260,10 +264,7 @@ class Sender:
                     is_between = False
                     self._on_remark(f"sending to each node from here: {ready[0].name} cannot log in to {refused[0]}")
                 unsent = [node for node, outcome in zip(batch, outcomes, strict=True) if outcome is not None]
-                finish(
-                    [node for node in batch if node not in unsent],
-                    [None] * (len(batch) - len(unsent)),
-                )
+                finish([node for node in batch if node not in unsent], [None] * (len(batch) - len(unsent)))
                 finish(unsent, map_parallel(unsent, from_here, limit=self._limit))
             else:
                 finish(waiting, map_parallel(waiting, from_here, limit=self._limit))
@@ -289,13 +290,6 @@ class Sender:
                 if reached <= best:
                     raise
                 best = reached
-
-    def _from_node(self, source: Node, target: Node, files: Files, folders: dict[str, str]) -> None:
-        argv = login_from_node(target, self._inventory.ssh, target.python)
-        on_share: OnShare = partial(self._reporter.advanced, target.name)
-        with self.connected(source) as endpoint:
-            to = ForwardTarget(target.name, folders[target.name], argv)
-            forward_files(endpoint, files, folders[source.name], target=to, on_share=on_share)
 
 
 def _leaders(nodes: Sequence[Node], claims: Mapping[str, tuple[str, str]]) -> list[Node]:

@@ -123,7 +123,7 @@ class Explanation:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able form; `facts` can be read again."""
+        """`facts` can be read again."""
         return {
             "variables": [{**asdict(row.variable), "nodes": list(row.nodes)} for row in _folded(self.variables)],
             "findings": [finding.to_json() for finding in self.findings],
@@ -336,19 +336,15 @@ def _explanation(
         environments_of = {node.name: {**discovery.environment(node.name), **node.env} for node in plan.nodes}
         plan = replace(plan, nodes=tuple(replace(node, env=environments_of[node.name]) for node in plan.nodes))
     plan = redacted(plan)
-    variables = {
-        node.name: _variables(plan, node, loaded, discovery, request=request)
-        for node in plan.nodes
-        if node.name in shown
-    }
+    nodes = [node for node in plan.nodes if node.name in shown]
+    variables = {node.name: _variables(plan, node, loaded, discovery, request=request) for node in nodes}
     cpus = {
         node.name: cpus_of_ranks(facts[node.name], plan.accelerator, len(node.ranks), node.env, bind=plan.bind)
-        for node in plan.nodes
-        if node.name in shown and node.name in facts
+        for node in nodes
+        if node.name in facts
     }
-    return Explanation(
-        variables, discovery.findings, facts, warnings, plan.setup, cpus, sides=side_lines(plan.nodes, facts)
-    )
+    sides = side_lines(plan.nodes, facts)
+    return Explanation(variables, discovery.findings, facts, warnings, plan.setup, cpus, sides=sides)
 
 
 def _query(
@@ -424,10 +420,8 @@ def _variables(
     variables += [_orch_variable(name, value) for name, value in environment.orch.items()]
     variables += [_orch_variable(name, value, Origin.DEFAULT) for name, value in environment.unless_set.items()]
     by_default = {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}
-    variables += [
-        _orch_variable(name, None, Origin.DEFAULT if name in by_default else Origin.ORCH)
-        for name in environment.at_launch
-    ]
+    origins = {name: Origin.DEFAULT if name in by_default else Origin.ORCH for name in environment.at_launch}
+    variables += [_orch_variable(name, None, origin) for name, origin in origins.items()]
     first, last = environment.ranks[0], environment.ranks[-1]
     variables += [
         _orch_variable(name, f"{value}-{last[name]}" if len(environment.ranks) > 1 else value)

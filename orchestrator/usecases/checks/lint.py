@@ -89,9 +89,8 @@ def lint(inventory: str | None, files: Sequence[Path], options: LintOptions, *, 
         if failure:
             raise failure
         common = common_context(facts)
-        context = Context(
-            {**common.versions, **context.versions}, context.network or common.network, common.accelerator
-        )
+        versions = {**common.versions, **context.versions}
+        context = Context(versions, context.network or common.network, common.accelerator)
         live = lint_nodes(facts)
         names = sorted({LOGIN, *(found.file for found in live)})
         linted += [_Linted(file, [found for found in live if found.file == file], "") for file in names]
@@ -100,14 +99,10 @@ def lint(inventory: str | None, files: Sequence[Path], options: LintOptions, *, 
         linted.append(_lint_inventory(loaded, documents.read(Path(loaded.file)), context))
         context = _with_inventory(context, {(node.accelerator, node.network) for node in loaded.nodes})
     linted += [_lint_file(file, context) for file in files]
-    findings = dict.fromkeys(
-        found for result in linted for found in sorted(result.findings, key=lambda found: found.line)
-    )
-    return LintResult(
-        tuple(dict.fromkeys([*(result.file for result in linted), *(found.file for found in findings)])),
-        tuple(findings),
-        {result.file: result.fixed for result in linted if result.fixed},
-    )
+    in_order = (found for result in linted for found in sorted(result.findings, key=lambda found: found.line))
+    findings = tuple(dict.fromkeys(in_order))
+    all_files = dict.fromkeys([*(result.file for result in linted), *(found.file for found in findings)])
+    return LintResult(tuple(all_files), findings, {result.file: result.fixed for result in linted if result.fixed})
 
 
 def environment_warning(inventory: Inventory) -> tuple[str, ...]:
@@ -169,9 +164,8 @@ def _lint_file(file: Path, context: Context) -> _Linted:
         try:
             findings, strict = lint_deepspeed(text, name, context)
         except NotJson as exc:
-            raise UsageError(
-                f"{name}:{exc.line}: {exc}", hint="correct the line; orch lint reads it as a DeepSpeed configuration"
-            ) from exc
+            hint = "correct the line; orch lint reads it as a DeepSpeed configuration"
+            raise UsageError(f"{name}:{exc.line}: {exc}", hint=hint) from exc
         return _Linted(name, findings, strict)
     found_here: list[LintFinding] = []
     is_quoted = True
@@ -195,19 +189,15 @@ def _lint_script(script: Script, name: str, context: Context, *, is_part: bool) 
         assignments = tuple(replace(found, fault="") if not found.is_exported else found for found in assignments)
     numbers_ranks = script.exported is None or starts_ranks(script)
     for found in lint_assignments(_public(assignments), context):
+        row, is_info = VARIABLES.get(found.finding.check), found.finding.severity is Severity.INFO
         # a script without torchrun and the like has to number its ranks itself
-        if numbers_ranks or not _is_of_launcher(found):
+        if numbers_ranks or row is None or row.library != "launchers" or not is_info:
             yield found
     yield from lint_whole(script, name, is_part=is_part)
     for inner in script.embedded:
         yield from _lint_script(inner, name, context, is_part=is_part)
     for sourced in script.sourced:
         yield from _lint_script(sourced, sourced.file, context, is_part=True)
-
-
-def _is_of_launcher(found: LintFinding) -> bool:
-    row = VARIABLES.get(found.finding.check)
-    return row is not None and row.library == "launchers" and found.finding.severity is Severity.INFO
 
 
 def _public(assignments: Sequence[Assignment]) -> Iterator[Assignment]:

@@ -25,18 +25,10 @@ def containers(nodes: Iterable[Target]) -> dict[str, str]:
 
 def side_lines(nodes: Iterable[Target], facts: Mapping[str, NodeFacts]) -> list[str]:
     """One line for each container and its nodes: which facts are from inside; none for nodes without a container."""
-    texts = fold_by_value(
-        (name, f"inside {container}: {INSIDE}; {ON_NODE}: {', '.join([OUTSIDE, *_tools(facts[name])])}")
-        for name, container in containers(nodes).items()
-        if name in facts
-    )
-    return [f"{names}: {text}" for text, names in texts.items()]
-
-
-def _tools(facts: NodeFacts) -> list[str]:
-    """The tools that were run on the node itself."""
-    return [
-        f"the values of {entry['name'].partition(' ')[0]}"
-        for entry in facts["tools"]
-        if entry["name"].endswith(ON_NODE)
-    ]
+    texts = {}
+    for name, container in containers(nodes).items():
+        if name in facts:
+            tools = (tool["name"] for tool in facts[name]["tools"] if tool["name"].endswith(ON_NODE))
+            outside = ", ".join([OUTSIDE, *(f"the values of {tool.partition(' ')[0]}" for tool in tools)])
+            texts[name] = f"inside {container}: {INSIDE}; {ON_NODE}: {outside}"
+    return [f"{names}: {text}" for text, names in fold_by_value(texts.items()).items()]
