@@ -185,11 +185,7 @@ def ssh_launch(
 
 @overload
 def ssh_launch(
-    program: ProgramLike,
-    inventory: str | Path | None = None,
-    *,
-    dry_run: Literal[True],
-    **options: Unpack[_SshOptions],
+    program: ProgramLike, inventory: str | Path | None = None, *, dry_run: Literal[True], **options: Unpack[_SshOptions]
 ) -> str: ...
 
 

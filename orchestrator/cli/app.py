@@ -74,8 +74,7 @@ _INSTEAD = {
         ("htop", "nvtop", "watch", "info", "show"), "orch top RUN shows a run live, orch nodes the cards of the nodes"
     ),
     **dict.fromkeys(
-        ("dashboard", "ui", "gui", "serve", "browser", "plot"),
-        "orch web RUN shows a run with its curves in a browser",
+        ("dashboard", "ui", "gui", "serve", "browser", "plot"), "orch web RUN shows a run with its curves in a browser"
     ),
     **dict.fromkeys(("restart", "retry", "resume", "repeat"), "orch rerun RUN launches a run again"),
     **dict.fromkeys(

@@ -15,10 +15,7 @@ from orchestrator.node.number_text import counted
 
 @click.command()
 @click.argument(
-    "source",
-    metavar="RUN:PATH",
-    callback=options.name_chosen_run,
-    shell_complete=completion.found("run_names", ":"),
+    "source", metavar="RUN:PATH", callback=options.name_chosen_run, shell_complete=completion.found("run_names", ":")
 )
 @click.argument("destination", type=options.PATH, default=".", metavar="[DIR]")
 @options.nodes_of_run("Only from these nodes.")

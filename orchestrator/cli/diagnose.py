@@ -9,14 +9,7 @@ from pathlib import Path
 import click
 
 from orchestrator.cli import completion, options
-from orchestrator.cli.console import (
-    ProgressLine,
-    inform,
-    print_error,
-    print_json,
-    print_text,
-    without_controls,
-)
+from orchestrator.cli.console import ProgressLine, inform, print_error, print_json, print_text, without_controls
 from orchestrator.cli.failure import RETRY, RETRY_UNKNOWN, labelled, print_failure
 from orchestrator.cli.numbers import size_text
 from orchestrator.errors import NodesError, UsageError

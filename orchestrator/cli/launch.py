@@ -8,12 +8,7 @@ from orchestrator.usecases.launch_arguments import LaunchArguments, WatchedLines
 
 
 def launch(
-    arguments: LaunchArguments,
-    *,
-    dry_run: bool,
-    query: bool = False,
-    follow: bool,
-    watched: WatchedLines,
+    arguments: LaunchArguments, *, dry_run: bool, query: bool = False, follow: bool, watched: WatchedLines
 ) -> int:
     """Plan a run and start it unless `dry_run`; returns the exit code."""
     if query and not dry_run:

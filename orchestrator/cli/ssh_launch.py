@@ -26,13 +26,7 @@ from orchestrator.usecases.launch_arguments import LaunchArguments, WatchedLines
 @options.share
 @options.wait_free
 def ssh_launch(
-    program: tuple[str, ...] | None,
-    *,
-    dry_run: bool,
-    query: bool,
-    follow: bool,
-    watched: WatchedLines,
-    **typed: Any,
+    program: tuple[str, ...] | None, *, dry_run: bool, query: bool, follow: bool, watched: WatchedLines, **typed: Any
 ) -> int:
     """
     Start a run over SSH, or on this machine (transport local).

@@ -65,11 +65,7 @@ class Hook(BaseModel):
 
     model_config = fields.STRICT
 
-    on: Annotated[tuple[HookEvent, ...], AfterValidator(_check_not_empty)] = (
-        "DONE",
-        "FAILED",
-        "STOPPED",
-    )
+    on: Annotated[tuple[HookEvent, ...], AfterValidator(_check_not_empty)] = ("DONE", "FAILED", "STOPPED")
     tags: tuple[str, ...] = ()
     """Only runs with one of these tags; empty: all runs."""
     command: Annotated[tuple[str, ...], AfterValidator(_check_command)] | None = None

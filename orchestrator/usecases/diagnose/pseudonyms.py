@@ -63,13 +63,7 @@ class Pseudonyms:
         text = _TOKENS.sub(lambda _: self._secret(), text)
         text = _ASSIGNMENT.sub(self._without_secret, text)
         text = _URL.sub(self._without_host, text)
-        for kind, pattern in (
-            ("email", _EMAIL),
-            ("id", _UUID),
-            ("mac", _MAC),
-            ("addr", _IPV6),
-            ("addr", _IPV4),
-        ):
+        for kind, pattern in (("email", _EMAIL), ("id", _UUID), ("mac", _MAC), ("addr", _IPV6), ("addr", _IPV4)):
             text = pattern.sub(partial(self._numbered, kind), text)
         text = _PATH.sub(self._without_folder, text)
         if self._known is not None:
