@@ -203,7 +203,7 @@ class LogSearch:
                 known = None if message == line else _first_match(self._causes, message)
                 if known is not None:
                     row, found = known
-                elif message != line and (": " not in found["error"] or _CONTINUES.search(found["error"])):
+                elif message != line and (": " not in found["error"] or _CONTINUES.search(found["error"].rstrip())):
                     found = row.expression.search(message) or found
             values = {_NUMBERED.sub("", name): value for name, value in found.groupdict().items() if value}
             of_text, of_head = origin_of(line), origin_of(body["head"])

@@ -312,6 +312,14 @@ RUNS = {
     "a step that waits for the resources of another one": (
         "srun: Job 12 step creation still disabled, retrying (Requested nodes are busy)\n", "slurm-step-waits", (), (), LOW, set(),
     ),
+    "an NCCL that is older than the card": (
+        "n0:4:5 [0] NCCL INFO ncclMaxSharedMem 82240 exceeds device/fn maxSharedMem 79856\nn0:4:5 [0] enqueue.cc:1402 NCCL WARN Cuda failure 1 'invalid argument'\n",
+        "nccl-older-than-card", (), ("n0",), HIGH, {"nccl-cuda-call"},
+    ),
+    "an MPI that cannot start, for a reason that its own lines give": (
+        "It looks like MPI_INIT failed for some reason; your parallel process is\n[n3:208] [[4,2],6] selected pml cm, but peer [[4,1],0] on n4 selected pml ob1\n",
+        "mpi-pml-differs", (), ("n3",), HIGH, {"mpi-init-failed"},
+    ),
     "only a caught error": ("CUDA out of memory. Tried to allocate 2.00 GiB\n" + "step=1 loss=2\n" * 100, "cuda-oom", (), (), LOW, set()),
 }  # fmt: skip
 
@@ -371,6 +379,10 @@ def test_a_message_that_announces_the_next_line_has_it() -> None:
         "RuntimeError: Failed to import models.x because of the following error:\nno backend is built in\n"
     )
     assert found.cause.endswith("because of the following error: no backend is built in")
+
+
+def test_a_message_that_a_terminal_moved_to_the_next_line_is_joined() -> None:
+    assert diagnosed("[rank6]: KeyError: \n[rank6]: 'state.exp_avg'\n").cause.endswith("KeyError: 'state.exp_avg'")
 
 
 def test_an_exception_that_its_frame_and_its_module_show_is_one() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.diagnosis.catalogue.nccl_network import BEFORE_TIMEOUTS
 from orchestrator.diagnosis.change import FIND_UNUSED, GLOO, LONGER_TIMEOUT, NO_DEVICE_IDS, unset
-from orchestrator.diagnosis.signature import Signature, consequence, note, root, symptom
+from orchestrator.diagnosis.signature import Signature, consequence, likely, note, root, symptom
 
 _RUN = "torch 2.13, run here"
 _FIRST = "look at the first failing rank"
@@ -99,4 +99,5 @@ TORCH: tuple[Signature, ...] = (
     note("no-reverse-dns", r"The hostname of the client socket cannot be retrieved\. err=-3", "config", "the name service has no name for the address of a node, which delays the start", "add the nodes to /etc/hosts", literal="The hostname of the client socket cannot", sample="[W socket.cpp:464] [c10d] The hostname of the client socket cannot be retrieved. err=-3", near="The hostname of the client socket is n0", source="torch, socket.cpp"),
     root("local-rank-argument", r"unrecognized arguments:.*--local[-_]rank", "code", "the launcher passes --local-rank, and the program does not accept it in this spelling", "read int(os.environ['LOCAL_RANK']) instead of an argument", "or accept both: parser.add_argument('--local-rank', '--local_rank', type=int)", literal="unrecognized arguments:",
         sample="train.py: error: unrecognized arguments: --local-rank=0", near="train.py: error: unrecognized arguments: --epochs=3", source="torch 2.0 and newer"),
+    likely("triton-other-device", r"Pointer argument \(at (?P<argument>\d+)\) cannot be accessed from Triton", "code", "a Triton kernel got a tensor that the current card cannot reach: one of the CPU, or of another card than the current one of the rank", "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the first kernel; x.is_cuda and x.device of the arguments at that call", "with torch.compile and several cards: a cache from another card or an old version; rm -rf ~/.triton/cache /tmp/torchinductor_* and the cache of vLLM (VLLM_CACHE_ROOT)", literal="cannot be accessed from Triton", sample="ValueError: Pointer argument (at 0) cannot be accessed from Triton (cpu tensor?)", near="the pointer can be accessed from Triton", source="Triton 2 to 3.5"),
 )  # fmt: skip
