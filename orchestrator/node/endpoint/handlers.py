@@ -18,7 +18,7 @@ from orchestrator.node.system.machine import host_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Tuple
+    from typing import Any, Dict, Tuple, Union
 
     from orchestrator.node.endpoint.start import Starter
     from orchestrator.node.protocol.connection import (
@@ -84,7 +84,7 @@ class Handlers:
             "board": lambda module: module.Board(),
         }
 
-    def answer(self, request: RequestHeader, payload: bytes) -> Steps[Dict[str, object]]:
+    def answer(self, request: RequestHeader, payload: Union[bytes, bytearray]) -> Steps[Dict[str, object]]:
         """Handle a request; return the reply. Any exception becomes an error reply, which the controller reports."""
         begun, ok = time.monotonic(), True
         try:
