@@ -71,6 +71,7 @@ class StepCount:
         self.accelerator: Any = None
         """Set at the first step: until then a script may still change which devices it sees."""
         self.on_first_step: Callable[[], object] = bool
+        self.on_second_step: Callable[[], object] = bool
 
     @property
     def position(self) -> int:
@@ -83,6 +84,8 @@ class StepCount:
         if self.step == 0:
             self._begin(optimizer)
         self.steps[optimizer] = done = self.steps.get(optimizer, 0) + 1
+        if self.step == 1 and done > 1:
+            self.on_second_step()
         if done <= FIRST_STEPS and len(self.steps) == 1:
             self.before = max(0, _steps_of_state(optimizer) - done)
         self.step = max(self.step, done)

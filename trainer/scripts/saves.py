@@ -16,14 +16,17 @@ import re
 import sys
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Tuple
 
-from ..errors import NO_RETRY, UserError, report
+from ..errors import report
 from .devices import warn
+from .loads import REMEDY, Loads, MixedStates
 from .progress import StepCount, step_count
 
 WEIGHTS_ONLY = (2, 6)  # the version of torch from which on torch.load reads tensors alone by default
 LOGS = 4  # the index of the logged values in the arguments of CallbackHandler.on_log
 EVALUATION = frozenset(("eval", "val", "valid", "validation", "test"))
 """Words in the name of a loss that is none of the training."""
+SAVED_ELSEWHERE = "orch/saved-elsewhere"  # a key of the group's store: a node without rank 0 saves, too
+FILES_BEFORE_WARNING = 2  # by the second save of rank 0 the other nodes have saved, if they do
 KEPT_FILES = 4
 """The files in the progress file; a script that keeps one checkpoint may write a few at a time."""
 
@@ -38,12 +41,6 @@ MIXED = (
 SHARED = "name a folder that all nodes see (an absolute path, or a workdir that they share)"
 
 
-class MixedStates(UserError):
-    """The ranks of one training continue from different checkpoints."""
-
-    exit_code = NO_RETRY
-
-
 class Saves:
     """The saves of this process. A save within another one is a part of it."""
 
@@ -52,6 +49,8 @@ class Saves:
         self.is_saving = False
         self.steps_before: Optional[int] = None
         """The step of a file that an earlier attempt has saved and this one has loaded."""
+        self.loads = Loads(count.progress.rank, _store)
+        self.files_saved = 0
         self.trainings = 0
         self.unchecked_begin: Optional[int] = None
         """The step at which the present training began, until it is compared with that of rank 0."""
@@ -107,6 +106,17 @@ class Saves:
             text = f"{folder} is saved on {rank.node} alone, as the nodes share no workdir: ranks on other nodes cannot resume from it"
             warn(f"{text}; {remedy}")
 
+    def warn_if_saved_here_alone(self, file: str) -> None:
+        """Rank 0 of a plain script saves for the second time, and no rank of another node has saved."""
+        rank, store = self.count.progress.rank, _store()
+        self.files_saved += 1
+        if store is None or self.count.step_of_framework is not None:
+            return
+        if rank.global_rank != rank.local_rank and self.files_saved == 1:  # not on the node of rank 0
+            store.set(SAVED_ELSEWHERE, rank.node)
+        elif rank.is_main and self.files_saved == FILES_BEFORE_WARNING and not store.check([SAVED_ELSEWHERE]):
+            self.warn_of_unshared(file, REMEDY)
+
     def step(self) -> int:
         """The step that a save has now. A plain script whose optimizer counts none continues from the step of the file that it has loaded."""
         count = self.count
@@ -124,8 +134,11 @@ class Saves:
 
     def recall(self, file: str) -> None:
         """Take the step of a file that is loaded, if a rank has saved it in an earlier attempt."""
+        self.loads.files += 1
         steps = [files.get(_identity(file)) for _, files in earlier_saves(self.count)]
-        self.steps_before = max([step for step in steps if step is not None], default=self.steps_before)
+        known = [step for step in steps if step is not None]
+        if known:
+            self.steps_before, self.loads.resumed_from = max(known), os.path.realpath(file)
 
 
 @functools.lru_cache(maxsize=None)
@@ -136,7 +149,7 @@ def saves() -> Optional[Saves]:
         return None
     found = Saves(count)
     if count.progress.rank.is_retry:
-        count.on_first_step = functools.partial(_warn_if_nothing_was_loaded, found)
+        count.on_first_step = functools.partial(_begin_plain, found)
     return found
 
 
@@ -160,6 +173,14 @@ def warn_if_not_resumed(count: StepCount, step: int, remedy: str) -> None:
         _warn(
             count, f"begins at step 0, although step {saved} was saved: the program does not resume; it needs {remedy}"
         )
+
+
+def _begin_plain(found: Saves) -> None:
+    """A training begins in a later attempt; a framework compares its ranks itself (`_begin`)."""
+    _warn_if_nothing_was_loaded(found)
+    if found.count.step_of_framework is None:
+        found.loads.publish()
+        found.count.on_second_step = found.loads.compare
 
 
 def _warn_if_nothing_was_loaded(found: Saves) -> None:
@@ -209,6 +230,7 @@ def watch_files(module: Any) -> None:  # torch.serialization
             if hasattr(f, "flush"):
                 f.flush()  # its time and size are those of the closed file
             found.remember(path)
+            found.warn_if_saved_here_alone(path)
 
     @functools.wraps(known_load)
     def load(f: object, *args: Any, **kwargs: Any) -> Any:

@@ -215,6 +215,54 @@ def test_save_in_the_runs_folder_of_one_node_is_warned_of_once(
     assert capsys.readouterr().err.count(text) == is_warned
 
 
+@pytest.mark.parametrize(("elsewhere", "warnings"), [(False, 1), (True, 0)])
+def test_second_save_of_rank_0_is_warned_of_if_no_other_node_saves(
+    begin: Callable[[int], Script],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    elsewhere: bool,
+    warnings: int,
+) -> None:
+    """By torch.save, to a relative path of nodes that share no folder."""
+    store = HashStore()
+    monkeypatch.setattr(saves, "_store", lambda: store)
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    monkeypatch.delenv("ORCH_SHARED_DIR", raising=False)
+    devices.warn.cache_clear()
+    script = begin(1)
+    script.steps(1)
+    if elsewhere:
+        store.set(saves.SAVED_ELSEWHERE, "n1")
+    Path("run/code").mkdir()
+    script.torch.save({}, "run/code/a.pt")
+    assert capsys.readouterr().err == ""
+    for _ in range(3):
+        script.torch.save({}, "run/code/a.pt")
+    assert (
+        capsys.readouterr().err.count("run/code/a.pt is saved on n0 alone, as the nodes share no workdir") == warnings
+    )
+
+
+def test_attempt_compares_what_was_loaded_after_the_second_step(
+    begin: Callable[[int], Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = begin(1)
+    script.steps(5)
+    script.torch.save({}, "a.pt")
+    script = begin(2)
+    script.torch.load("a.pt")
+    found, calls = saves.saves(), []
+    assert found is not None
+    assert (found.loads.files, found.loads.resumed_from) == (1, str(Path("a.pt").resolve()))
+    monkeypatch.setattr(found.loads, "publish", lambda: calls.append("publish"))
+    monkeypatch.setattr(found.loads, "compare", lambda: calls.append("compare"))
+    script.steps(1)
+    assert calls == ["publish"]
+    script.steps(3)
+    assert calls == ["publish", "compare"]
+
+
 @pytest.mark.parametrize(("of_main", "code"), [("10", 93), ("0", None), (None, None)])
 def test_rank_that_begins_at_another_step_than_rank_0_ends_after_its_first_step(
     begin: Callable[[int], Script],
