@@ -36,7 +36,6 @@ def starts_ranks(script: Script) -> bool:
 
 
 def lint_launch(script: Script, file: str) -> Iterator[LintFinding]:
-    """Judge the launches of a script."""
     directives = {entry.name: entry.value for entry in script.directives if not entry.is_late}
     is_many = any(_is_many(directives.get(name, "")) for name in ("nodes", "N"))
     for command in script.commands:

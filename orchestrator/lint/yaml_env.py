@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -95,14 +95,11 @@ class _Reader:
                 if isinstance(named, ScalarNode) and isinstance(given, ScalarNode):
                     found = self._assignment(str(named.value), given, named)
                     is_typed = self.is_kubernetes and str(given.tag) != _TEXT and known(found.pattern) is not None
-                    yield found if not is_typed else self._typed(found)
+                    yield replace(found, fault=_TYPED) if is_typed else found
 
     def _assignment(self, name: str, value: ScalarNode, key: Node) -> Assignment:
         pattern = _pattern(str(value.value))
         return Assignment(name, known(pattern), self.file, self._line(key), pattern=pattern)
-
-    def _typed(self, found: Assignment) -> Assignment:
-        return Assignment(found.name, found.value, self.file, found.line, fault=_TYPED, pattern=found.pattern)
 
     def _shell(self, node: Node) -> None:
         lines = _texts(node)

@@ -266,9 +266,7 @@ FORMAT = 1
 def read_facts(value: object) -> NodeFacts:
     """
     Return the value, which has been read as JSON, as the facts of a node. Unknown keys are kept.
-
-    Raises:
-        ValueError: it is of another format; a key is missing, or has a value of another type.
+    Raises ValueError: it is of another format; a key is missing, or has a value of another type.
     """
     found = value.get("format") if isinstance(value, dict) else None
     if found is None:

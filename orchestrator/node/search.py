@@ -100,7 +100,11 @@ class Texts:
         joined = b"\n".join(new)
         if len(self.progress) > MOST_REMEMBERED:
             self.progress.clear()
-        self._learn_progress(new, joined)
+        texts = [text for text in _PROGRESS if text in joined]
+        for line in new if texts else ():
+            has_text = len(line) <= KEPT_BYTES and any(text in line for text in texts)
+            if has_text and _STEP.search(line) and not _NO_STEP.search(line):
+                self.progress.add(line)
         present = [(text, indexes) for text, indexes in self._possible(joined) if text in joined]
         for line in new if present else ():
             found = {index for text, indexes in present if text in line for index in indexes}
@@ -108,13 +112,6 @@ class Texts:
                 (self.candidates if len(line) <= KEPT_BYTES else long)[line] = tuple(sorted(found))
         self._known.update(line for line in new.difference(self.candidates, long) if len(line) <= KEPT_BYTES)
         return long
-
-    def _learn_progress(self, lines: Set[bytes], joined: bytes) -> None:
-        texts = [text for text in _PROGRESS if text in joined]
-        for line in lines if texts else ():
-            has_text = len(line) <= KEPT_BYTES and any(text in line for text in texts)
-            if has_text and _STEP.search(line) and not _NO_STEP.search(line):
-                self.progress.add(line)
 
     def _possible(self, lines: bytes) -> List[Tuple[bytes, List[int]]]:
         """The texts that lines can contain, as they contain their longest words, and the patterns of these texts."""
@@ -141,12 +138,7 @@ class Search:
     """The search of one log, fed in blocks."""
 
     def __init__(self, texts: Texts, most: int) -> None:
-        """
-        Begin at the start of a log.
-
-        Args:
-            most: the number of hits of each pattern that are kept; more are counted.
-        """
+        """Begin at the start of a log. `most`: the number of hits of each pattern that are kept; more are counted."""
         self.hits: List[HitBody] = []
         self.counts: Dict[str, int] = {}
         self.bytes = 0

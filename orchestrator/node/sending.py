@@ -92,9 +92,7 @@ class Transfer:
     def run(self, folder: str) -> None:
         """
         Send what the folder lacks; at the end it has all files.
-
-        Raises:
-            TransferError: the disk is too small, or a file has changed while it was sent.
+        Raises TransferError: the disk is too small, or a file has changed while it was sent.
         """
         reply = self._peer.end(self._peer.begin(OFFER, {"folder": folder}, packed(self._entries)))
         if reply["missing_bytes"]:

@@ -54,7 +54,6 @@ class Finding:
         return f"{self.severity.value}  {self.check}: {self.fault}{remedy}"
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able form."""
         return {**asdict(self), "severity": self.severity.value, "nodes": list(self.nodes)}
 
 

@@ -40,9 +40,7 @@ class Card:
 def bind_ranks(job: Job, environ: Mapping[str, str], affinity: set[int], root: str = "/") -> list[set[int]]:
     """
     The CPUs of each rank of the node, in local order; Unbound if they are not known, or the ranks need none.
-
-    Args:
-        affinity: the CPUs that the agent may use.
+    `affinity`: the CPUs that the agent may use.
     """
     if job.bind == "none":
         raise Unbound("bind: none in the inventory")

@@ -14,7 +14,7 @@ from orchestrator.node.system.files import write_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Optional, Sequence
+    from typing import Dict, List, Optional
 
     from orchestrator.node.run.agent_files import CardsBody
     from orchestrator.node.run.events import EventLog
@@ -80,7 +80,10 @@ class CardSampler:
         idle = [] if tool.error else self._idle_cards.add(loads, steps)
         if steps.newest and not tool.error:
             known = sorted((load for load in loads.values() if load is not None), reverse=True)
-            self._add_loads(known[: self._idle_cards.expected(loads)])
+            percents = known[: self._idle_cards.expected(loads)]
+            if percents:
+                self._samples += 1
+                self._mean_percent += (sum(percents) / len(percents) - self._mean_percent) / self._samples
         body: CardsBody = {
             "time": self._events.clock.now(),
             "tool": tool.name,
@@ -103,12 +106,6 @@ class CardSampler:
             self._events.write_message("the idle cards are in use now")
         if not tool.is_installed:
             self._kind = None
-
-    def _add_loads(self, percents: Sequence[float]) -> None:
-        """Add a sample to the mean utilization of the cards that the ranks should use."""
-        if percents:
-            self._samples += 1
-            self._mean_percent += (sum(percents) / len(percents) - self._mean_percent) / self._samples
 
 
 REPORTED = ("index", "name", "utilization_percent", "memory_used_mib", "temperature_c", "state")

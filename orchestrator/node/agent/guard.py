@@ -153,9 +153,7 @@ def run_ranks(
 def run_agent(options: AgentOptions, folder: str, inherited: Inherited, *, warm: WarmParent | None = None) -> int:
     """
     Run the agent; REFUSED if it could not start its ranks or write its record, PORT_TAKEN if the head needs another port.
-
-    Args:
-        warm: the process to fork the ranks from, if there is one; the agent then leads a session already.
+    `warm`: the process to fork the ranks from, if there is one; the agent then leads a session already.
     """
     if warm is None:
         os.setsid()

@@ -19,7 +19,7 @@ from orchestrator.node.system.files import read_json, write_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Dict, Iterable, Mapping, Optional, Tuple
+    from typing import Callable, Dict, Mapping, Optional, Tuple
 
     from orchestrator.node.agent.nccl_ras import RasQuery
     from orchestrator.node.run.agent_files import HangBody, RankBody
@@ -107,7 +107,10 @@ class HangWatch:
         self._due_s = now_s + POLL_S
         quiet_s, limit_s = self._limits.quiet_s(now_s), self._limits.limit_s()
         progress = self._progress()
-        self._sample_waits(progress, now_s)
+        unknown = [rank for rank in progress if rank not in self._pids]
+        if unknown:
+            self._pids.update({rank: pid for rank, (pid, _) in query(self._folder, unknown, [], 0.0).items()})
+        self._waits.sample(self._pids, now_s)
         waited_s = self._waits.total_s
         counted_s = max(quiet_s - min(waited_s, MOST_WAITED_S), quiet_s * LEAST_SHARE)
         if self._limits.add(progress, now_s, waited_s):
@@ -115,7 +118,12 @@ class HangWatch:
             self._counts = {}
             self._query_s = 0.0
             if self._is_reported:
-                self._withdraw(quiet_s)
+                self._is_reported = False
+                with suppress(OSError):  # the disk was full
+                    os.unlink(os.path.join(self._folder, HANG_REPORT))
+                self._events.write_message(
+                    f"the ranks of {self._job.node} make progress again, after {quiet_s:.0f} s without"
+                )
         elif not self._is_reported and counted_s >= limit_s / 2 and now_s >= self._query_s:
             self._query_s = now_s + max(POLL_S, limit_s / QUERIES)
             counts = self._collectives()
@@ -138,13 +146,6 @@ class HangWatch:
             if isinstance(report.get("step"), int) and not has_ended:
                 found[rank] = (report["step"], str(report.get("phase", STEP)))
         return found
-
-    def _sample_waits(self, ranks: Iterable[int], now_s: float) -> None:
-        """Sample how long each rank that reports its progress waits for a CPU; its channel shows its process."""
-        unknown = [rank for rank in ranks if rank not in self._pids]
-        if unknown:
-            self._pids.update({rank: pid for rank, (pid, _) in query(self._folder, unknown, [], 0.0).items()})
-        self._waits.sample(self._pids, now_s)
 
     def _collectives(self) -> Dict[int, Optional[object]]:
         """The counts of collectives of each rank; None for one that does not answer."""
@@ -203,12 +204,6 @@ class HangWatch:
             self._body["ras"] = answer
             with suppress(OSError):  # a full disk must not end the run
                 write_json(os.path.join(self._folder, HANG_REPORT), self._body)
-
-    def _withdraw(self, quiet_s: float) -> None:
-        self._is_reported = False
-        with suppress(OSError):  # the disk was full
-            os.unlink(os.path.join(self._folder, HANG_REPORT))
-        self._events.write_message(f"the ranks of {self._job.node} make progress again, after {quiet_s:.0f} s without")
 
 
 def without_stacks(ranks: Dict[int, RankBody]) -> Dict[int, RankBody]:

@@ -60,9 +60,7 @@ ERRORS = {
 def may_be_queried(nccl: Optional[Mapping[str, Any]], ranks: Mapping[int, RankBody]) -> bool:
     """
     True if this version answers safely, RAS is not turned off, and no communicator is being created.
-
-    Args:
-        nccl: the version and the variables, as a rank reports them (trainer/runtime/channel.py).
+    `nccl`: the version and the variables, as a rank reports them (trainer/runtime/channel.py).
     """
     if not nccl or tuple(nccl["version"]) < LEAST_VERSION or nccl["environ"].get("NCCL_RAS_ENABLE", "1").strip() == "0":
         return False
@@ -105,7 +103,16 @@ class RasQuery:
         self.close()
         if not has_ended:
             self._problem = f"no answer within {LIMIT_S:.0f} s"
-        return self._result()
+        result: RasBody = {"version": self._version, "facts": [], "problem": self._problem}
+        if not self._problem:
+            try:
+                answer: Dict[str, Any] = loads(self._received[self._received.index(b"{") :])
+                result["facts"] = facts(answer, self._pids, self._world_size)
+            except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+                result["problem"] = f"the answer cannot be read: {error}"
+            else:
+                result["problem"] = "" if result["facts"] else "the answer is that of another job"
+        return result
 
     def close(self) -> None:
         if self._connection is not None:
@@ -129,18 +136,6 @@ class RasQuery:
             return True
         self._problem = f"the answer has more than {MOST_BYTES >> 20} MiB"
         return True
-
-    def _result(self) -> RasBody:
-        result: RasBody = {"version": self._version, "facts": [], "problem": self._problem}
-        if not self._problem:
-            try:
-                answer: Dict[str, Any] = loads(self._received[self._received.index(b"{") :])
-                result["facts"] = facts(answer, self._pids, self._world_size)
-            except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-                result["problem"] = f"the answer cannot be read: {error}"
-            else:
-                result["problem"] = "" if result["facts"] else "the answer is that of another job"
-        return result
 
 
 def _connect(address: str) -> Optional[Socket]:

@@ -57,29 +57,26 @@ class NetworkWatch:
             taken, evidence = network_of_open_devices(devices, after_step=steps.newest is not None)
         if taken:
             self._polls = MOST_POLLS
-            self._report(taken, evidence)
-
-    def _report(self, taken: str, evidence: str) -> None:
-        ports = f"active RDMA ports: {', '.join(self._ports)}" if self._ports else "no RDMA port of the node is active"
-        expected, evidence = self._expected, f"{evidence}; {ports}"
-        body: NetworkBody = {
-            "time": self._events.clock.now(),
-            "expected": expected,
-            "taken": taken,
-            "evidence": evidence,
-        }
-        with suppress(OSError):  # a full disk must not end the run
-            write_json(os.path.join(self._folder, NETWORK_REPORT), body)
-        if taken == SOCKET:
-            self._events.write_message(f"warning: expected {expected}, got {SOCKET}: {evidence}")
+            ports = (
+                f"active RDMA ports: {', '.join(self._ports)}" if self._ports else "no RDMA port of the node is active"
+            )
+            expected, evidence = self._expected, f"{evidence}; {ports}"
+            body: NetworkBody = {
+                "time": self._events.clock.now(),
+                "expected": expected,
+                "taken": taken,
+                "evidence": evidence,
+            }
+            with suppress(OSError):  # a full disk must not end the run
+                write_json(os.path.join(self._folder, NETWORK_REPORT), body)
+            if taken == SOCKET:
+                self._events.write_message(f"warning: expected {expected}, got {SOCKET}: {evidence}")
 
 
 def expected_network(network: str, environ: Mapping[str, str], root: str = "/") -> Tuple[str, List[str]]:
     """
     IB or RoCE, and the active RDMA ports: by the inventory, or the node's ports. Empty if sockets are what the user wants.
-
-    Args:
-        network: the inventory's.
+    `network`: the inventory's.
     """
     ports = active_ports(root)
     is_disabled = (

@@ -37,9 +37,7 @@ class PhaseLimits:
     def add(self, reports: Reports, now_s: float, waited_s: float = 0.0) -> bool:
         """
         Add the step and the phase of each rank; return whether they have changed.
-
-        Args:
-            waited_s: the part of the time without progress in which they waited for a CPU: it is no part of a step or phase.
+        `waited_s`: the part of the time without progress in which they waited for a CPU: it is no part of a step or phase.
         """
         if reports == self._reports:
             return False
@@ -60,7 +58,6 @@ class PhaseLimits:
         self._moved_s = now_s
 
     def quiet_s(self, now_s: float) -> float:
-        """The seconds without progress."""
         return now_s - self._moved_s
 
     def limit_s(self) -> float:

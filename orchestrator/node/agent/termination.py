@@ -37,9 +37,7 @@ class Outcome:
 class Termination:
     """
     Ends the ranks, and their descendants once no rank is left.
-
-    Args:
-        running: pid -> rank of the processes that the agent has started and that have not ended.
+    `running`: pid -> rank of the processes that the agent has started and that have not ended.
     """
 
     def __init__(self, job: Job, events: EventLog, running: dict[int, int | None]) -> None:
@@ -181,24 +179,21 @@ class Termination:
         """End the descendants that the ranks have left running, in any group and session, and however late they are forked."""
         if not self.is_sweeping:
             self.is_sweeping = True
-            self._report_daemons()
+            # name the programs in sessions of their own that ranks which are done have left running: nothing outlives the agent
+            session = os.getsid(0)
+            left = []
+            for pid in descendants() if self.outcome is None else ():
+                with suppress(OSError), open(f"/proc/{pid}/comm", errors="replace") as file:  # it may have just ended
+                    if os.getsid(pid) != session:
+                        left.append(f"pid {pid} ({file.read().strip()})")
+            if left:
+                text = f"warning: the ranks have ended, and these programs that they left running are ended, too: {', '.join(left)}"
+                self._events.write_message(
+                    f"{text}; a run lasts as long as its ranks: start such a program without setsid or nohup, and wait for it"
+                )
             # After a stop the ranks have used up the grace: their descendants must not double it.
             self._terminate(self._job.grace_s if self.outcome is None else min(self._job.grace_s, AFTER_STOP_S))
         signal_descendants(signal.SIGTERM, self._terminated)
-
-    def _report_daemons(self) -> None:
-        """Name the programs in sessions of their own that ranks which are done have left running: nothing outlives the agent."""
-        session = os.getsid(0)
-        left = []
-        for pid in descendants() if self.outcome is None else ():
-            with suppress(OSError), open(f"/proc/{pid}/comm", errors="replace") as file:  # it may have just ended
-                if os.getsid(pid) != session:
-                    left.append(f"pid {pid} ({file.read().strip()})")
-        if left:
-            text = f"warning: the ranks have ended, and these programs that they left running are ended, too: {', '.join(left)}"
-            self._events.write_message(
-                f"{text}; a run lasts as long as its ranks: start such a program without setsid or nohup, and wait for it"
-            )
 
     def kill_if_due(self) -> None:
         if self._saved_by_s is not None and time.monotonic() >= self._saved_by_s:

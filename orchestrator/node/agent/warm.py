@@ -102,7 +102,10 @@ class WarmParent:
                     "cpus": sorted(cpus[number]) if cpus else [],
                     "env": {name.decode("latin-1"): value.decode("latin-1") for name, value in environment.items()},
                 }
-                self._send(dumps(request).encode(), (*output, waiting))
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", (*output, waiting)))]
+                content = dumps(request).encode()
+                self.link.sendmsg([len(content).to_bytes(SIZE_BYTES, "big")], rights)
+                self.link.sendall(content)
                 pids.append(int(self._answer()["pid"]))
         except (OSError, KeyError, NoFork) as error:
             self.close()
@@ -121,11 +124,6 @@ class WarmParent:
             send(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
             self.pid = 0
-
-    def _send(self, content: bytes, descriptors: Sequence[int]) -> None:
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-        self.link.sendmsg([len(content).to_bytes(SIZE_BYTES, "big")], rights)
-        self.link.sendall(content)
 
     def _answer(self) -> dict[str, str]:
         """The next line from the process; NoFork if it has ended."""

@@ -32,9 +32,7 @@ ANSWER_S = 10.0
 def watch(path: str, batch_host: str) -> int:
     """
     Watch until the batch script ends; if the batch host is lost, requeue the job, or end it. Return the exit code.
-
-    Args:
-        path: job.json of the attempt with which the batch script has begun.
+    `path`: job.json of the attempt with which the batch script has begun.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     run_dir = os.path.dirname(os.path.dirname(os.path.abspath(path)))

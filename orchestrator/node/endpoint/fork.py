@@ -53,7 +53,12 @@ class AgentFork:
             os.setsid()
             redirect(log, log, keep=keep)
             os.chdir(self.folder)
-            self._use_bundle()
+            sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "__name__", "") != "Sent"]
+            bundle = absolute_path(self.values["bundle"])
+            for name, module in sys.modules.items():
+                if name.startswith("orchestrator.") and hasattr(module, "__path__"):
+                    module.__path__ = [os.path.join(bundle, *name.split("."))]
+            write_if_safe(bundle)
             code = run()
         except BaseException:  # noqa: BLE001  nothing returns to the endpoint; as of any program, the error is in its log
             import traceback  # slow to import
@@ -62,14 +67,6 @@ class AgentFork:
             sys.stderr.flush()  # os._exit does not; it is buffered in blocks before Python 3.9
         finally:
             os._exit(code)
-
-    def _use_bundle(self) -> None:
-        sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "__name__", "") != "Sent"]
-        bundle = absolute_path(self.values["bundle"])
-        for name, module in sys.modules.items():
-            if name.startswith("orchestrator.") and hasattr(module, "__path__"):
-                module.__path__ = [os.path.join(bundle, *name.split("."))]
-        write_if_safe(bundle)
 
     def _lead(self, umask: int) -> int:
         from orchestrator.node.agent.guard import lead  # it is in the bundle

@@ -37,9 +37,7 @@ class Requests:
     def next(self, wait_s: float) -> Optional[Tuple[RequestHeader, Union[bytes, bytearray]]]:
         """
         The next frame; None if it is not complete when bytes have arrived, or after wait_s.
-
-        Raises:
-            EOFError: the stream has ended.
+        Raises EOFError: the stream has ended.
         """
         frame = self._complete()
         if frame is None and select.select([self._descriptor], [], [], max(0.0, wait_s))[0]:

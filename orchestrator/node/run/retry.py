@@ -98,9 +98,7 @@ def attempts_without_progress(attempts: Sequence[EndedAttempt], *, at_any_step: 
 def retry_may_help(attempts: Sequence[EndedAttempt], *, at_any_step: bool = False) -> bool:
     """
     True if another attempt may succeed: a step was saved, or the cause of the failure was a node or Slurm.
-
-    Args:
-        at_any_step: the user has requested restarts of this run, so a program that has made a step is taken to be able to.
+    `at_any_step`: the user has requested restarts of this run, so a program that has made a step is taken to be able to.
     """
     last = attempts[-1]
     start_failed = len(attempts) > 1 and not last.started  # the program can start: it did so before

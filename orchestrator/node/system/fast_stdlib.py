@@ -59,7 +59,6 @@ if not TYPE_CHECKING:
             return value
 
         def dumps(value: object) -> str:
-            """As json.dumps."""
             return "".join(encode(value, 0))
 
     class Socket(socket.socket):

@@ -26,7 +26,9 @@ def container(cluster: Cluster) -> Iterator[Finding]:
             else []
         )
         for path in workdirs:
-            if state.mounts is not None and not any(_is_below(path, mount) for mount in state.mounts):
+            if state.mounts is not None and not any(
+                path == mount or path.startswith(f"{mount.rstrip('/')}/") for mount in state.mounts
+            ):
                 text = f"the workdir {path} is in {state} itself: logs and checkpoints are lost when the container is removed"
                 remedy = f"set workdir: to a mounted folder ({', '.join(state.mounts) or 'there is none'}), or mount one: {state.recreated_with(f'--volume={path}:{path}')}"
                 yield Finding(Severity.WARN, "container", text, (node,), remedy=remedy)
@@ -37,7 +39,3 @@ def container(cluster: Cluster) -> Iterator[Finding]:
         image = next(filter(None, (state.image for state in cluster.containers.values())), "IMAGE")
         remedy = f"send one image to all nodes, and create the containers again: orch image push {image}"
         yield Finding(Severity.WARN, "container", f"the images differ: {differs.text()}", differs.nodes, remedy=remedy)
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(f"{folder.rstrip('/')}/")

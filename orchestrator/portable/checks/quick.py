@@ -75,13 +75,23 @@ _BY_SEVERITY = {severity: rank for rank, severity in enumerate(Severity)}
 def check(cluster: Cluster, skipped: Collection[str] = (), *, python_may_differ: bool = False) -> list[Finding]:
     """
     Run all checks but the skipped ones; equal findings of several nodes become one, the most serious come first.
-
-    Args:
-        python_may_differ: the ranks may use another Python than the one that answered, so its failures are warnings.
+    `python_may_differ`: the ranks may use another Python than the one that answered, so its failures are warnings.
     """
     found = [finding for name, run in CHECKS.items() if name not in skipped for finding in run(cluster)]
     order = {node: index for index, node in enumerate(cluster.expected)}
-    folded = _folded(found, order)
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in found:
+        groups.setdefault((finding.check, finding.severity, finding.text, finding.remedy), []).append(finding)
+    folded = [
+        replace(
+            group[0],
+            nodes=tuple(
+                sorted({node for finding in group for node in finding.nodes}, key=lambda node: order.get(node, 0))
+            ),
+            evidence="; ".join(dict.fromkeys(finding.evidence for finding in group if finding.evidence)),
+        )
+        for group in groups.values()
+    ]
     if python_may_differ:
         folded = [
             replace(finding, severity=Severity.WARN)
@@ -95,20 +105,3 @@ def check(cluster: Cluster, skipped: Collection[str] = (), *, python_may_differ:
 def most_serious_first(findings: Sequence[Finding]) -> list[Finding]:
     """Sort findings by severity; equal ones keep their order."""
     return sorted(findings, key=lambda finding: _BY_SEVERITY[finding.severity])
-
-
-def _folded(findings: Sequence[Finding], order: Mapping[str, int]) -> list[Finding]:
-    """Findings that differ in node and evidence only, as one."""
-    groups: dict[tuple[str, ...], list[Finding]] = {}
-    for finding in findings:
-        groups.setdefault((finding.check, finding.severity, finding.text, finding.remedy), []).append(finding)
-    return [
-        replace(
-            group[0],
-            nodes=tuple(
-                sorted({node for finding in group for node in finding.nodes}, key=lambda node: order.get(node, 0))
-            ),
-            evidence="; ".join(dict.fromkeys(finding.evidence for finding in group if finding.evidence)),
-        )
-        for group in groups.values()
-    ]

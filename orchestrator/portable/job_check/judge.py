@@ -42,7 +42,12 @@ def check_job(path: str, begun_s: float) -> int:
         begun_s: when the probe began, by this node's clock.
     """
     job = JobCheck(path, os.environ)
-    cluster = _cluster(job, begun_s)
+    facts, failures = job.read_facts(job.nodes)
+    now_s = time.time()
+    times_s = {name: of_node["clock"]["time"] for name, of_node in facts.items()}
+    clocks = {name: (time_s - now_s, time_s - begun_s) for name, time_s in times_s.items()}
+    is_without_gpus = "SLURM_JOB_GPUS" not in os.environ
+    cluster = Cluster(job.requests(job.nodes, facts), facts, failures, clocks, is_job_without_gpus=is_without_gpus)
     events = node_events(job.folder)
     if not cluster.facts:
         text = f"the nodes were not checked: {'; '.join(dict.fromkeys(cluster.failures.values()))}"
@@ -70,15 +75,6 @@ def check_job(path: str, begun_s: float) -> int:
         reasons = "; ".join(finding.fault for finding in failed)
         events.write_message(f"the job starts without {fold(left_out)}: {reasons}")
     return write_variables(path, is_restart=False)
-
-
-def _cluster(job: JobCheck, begun_s: float) -> Cluster:
-    facts, failures = job.read_facts(job.nodes)
-    now_s = time.time()
-    times_s = {name: of_node["clock"]["time"] for name, of_node in facts.items()}
-    clocks = {name: (time_s - now_s, time_s - begun_s) for name, time_s in times_s.items()}
-    is_without_gpus = "SLURM_JOB_GPUS" not in os.environ
-    return Cluster(job.requests(job.nodes, facts), facts, failures, clocks, is_job_without_gpus=is_without_gpus)
 
 
 def _check(job: JobCheck, cluster: Cluster) -> list[Finding]:

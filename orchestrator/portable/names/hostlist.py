@@ -39,7 +39,16 @@ def expand(pattern: str) -> list[str]:
         return [_check_characters(pattern, pattern)]
     names: list[str] = []
     for piece in _split_outside_brackets(pattern):
-        names.extend(_expand_piece(_check_characters(piece, pattern), pattern))
+        texts = _BRACKETS.split(_check_characters(piece, pattern))  # text, bracket, text, bracket, ..., text
+        brackets = [bracket.split(",") for bracket in texts[1::2]]
+        count = math.prod(sum(_range_size(item, pattern) for item in items) for items in brackets)
+        if count > MAX_NAMES:
+            raise _too_many(pattern)
+        choices = [[number for item in items for number in _numbers(item, pattern)] for items in brackets]
+        names.extend(
+            texts[0] + "".join(number + text for number, text in zip(numbers, texts[2::2]))  # noqa: B905  nodes may have Python 3.8
+            for numbers in itertools.product(*choices)  # the last bracket varies fastest
+        )
         if len(names) > MAX_NAMES:
             raise _too_many(pattern)
     return names
@@ -123,20 +132,6 @@ def _split_outside_brackets(pattern: str) -> list[str]:
     if depth:
         raise _refusal(pattern, "a [ is not closed")
     return [*pieces, pattern[start:]]
-
-
-def _expand_piece(piece: str, pattern: str) -> list[str]:
-    """Return the names of one piece; the last bracket varies fastest."""
-    texts = _BRACKETS.split(piece)  # text, bracket, text, bracket, ..., text
-    brackets = [bracket.split(",") for bracket in texts[1::2]]
-    count = math.prod(sum(_range_size(item, pattern) for item in items) for items in brackets)
-    if count > MAX_NAMES:
-        raise _too_many(pattern)
-    choices = [[number for item in items for number in _numbers(item, pattern)] for items in brackets]
-    return [
-        texts[0] + "".join(number + text for number, text in zip(numbers, texts[2::2]))  # noqa: B905  nodes may have Python 3.8
-        for numbers in itertools.product(*choices)
-    ]
 
 
 def _range_size(item: str, pattern: str) -> int:
