@@ -34,9 +34,9 @@ from trainer.checkpoint.memory.states import MemoryStates
 from trainer.checkpoint.save import sharded
 from trainer.checkpoint.save.background import ImmediateWriter, ShardedSave, Writer
 from trainer.checkpoint.save.code import code_version
+from trainer.checkpoint.save.sharded import whole_state
 from trainer.checkpoint.save.shared_memory import SharedMemory
 from trainer.checkpoint.save.space import checkpoint_bytes, checkpoints_to_hold
-from trainer.checkpoint.save.whole import whole_state
 from trainer.checkpoint.save.writer import answer_to
 from trainer.config.config import TrainConfig
 from trainer.config.defaults import with_shards
@@ -149,9 +149,7 @@ class Checkpoints:
     def find_may_shard(self) -> bool:
         """
         Return True if checkpoints can be sharded; a collective.
-
-        Raises:
-            UserError: on all ranks alike; checkpoint=sharded, but the ranks do not share the folder.
+        Raises UserError: on all ranks alike; checkpoint=sharded, but the ranks do not share the folder.
         """
         chosen = self.config.checkpoint
         if chosen == "whole" or (chosen == "auto" and self.group.rank.world_size == 1):
@@ -170,9 +168,7 @@ class Checkpoints:
     def for_model(self, strategy: Strategy) -> Checkpoints:
         """
         Return the checkpoints in the form that this model is saved in, and log it for a large model; a collective.
-
-        Raises:
-            UserError: on all ranks alike; checkpoint=sharded, but the model has state that shards do not hold.
+        Raises UserError: on all ranks alike; checkpoint=sharded, but the model has state that shards do not hold.
         """
         if self.memory is not None:
             try:
@@ -202,9 +198,7 @@ class Checkpoints:
     def prepare(self) -> None:
         """
         Create the folder, and remove the temporary files of a killed writer.
-
-        Raises:
-            UserError: on all ranks alike; it cannot be written.
+        Raises UserError: on all ranks alike; it cannot be written.
         """
         problem = ""
         if self.group.rank.is_main:
@@ -229,9 +223,7 @@ class Checkpoints:
     def check_space(self, sizes: Mapping[str, int], step: int) -> None:
         """
         Check that the disk can hold the checkpoints to be saved after `step`, of a model with parameters of these sizes.
-
-        Raises:
-            UserError: on all ranks alike; it cannot.
+        Raises UserError: on all ranks alike; it cannot.
         """
         problem, size = "", checkpoint_bytes(sizes, self.group.rank.world_size, self.config)
         if self.group.rank.is_main:
@@ -247,9 +239,7 @@ class Checkpoints:
     def save(self, state: TrainState, strategy: Strategy) -> Path:
         """
         Write step_<state.step>, then remove the checkpoints that need not be kept.
-
-        Raises:
-            StorageError: on all ranks alike; earlier checkpoints are still there.
+        Raises StorageError: on all ranks alike; earlier checkpoints are still there.
         """
         if self.writes_shards(strategy.sizes):
             with contextlib.closing(ImmediateWriter(self.group)) as writer:
@@ -333,9 +323,7 @@ class Checkpoints:
     def resume(self, strategy: Strategy) -> TrainState:
         """
         Load the checkpoint that `resume` selects into strategy and random generators; step 0 if there is none.
-
-        Raises:
-            UserError: on all ranks alike; the selected checkpoint cannot be loaded, or has another model.
+        Raises UserError: on all ranks alike; the selected checkpoint cannot be loaded, or has another model.
         """
         record = None
         if self.memory is not None and self.group.rank.is_retry:  # an earlier attempt may have left states

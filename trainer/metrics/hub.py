@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import math
 import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping
+from typing import Any, Callable, Dict, List, Mapping, Sequence, TextIO
 
 from trainer.config.config import TrainConfig
-from trainer.console import log_line
+from trainer.console import ERASE_LINE, is_terminal, log_line
 from trainer.errors import StorageUserError, UserError
 from trainer.io import replace_text
-from trainer.metrics.bar import Bar
 from trainer.metrics.jsonl import ALLOCATOR_COUNTS, MetricsFile, StepLog, StepResult, Summary, percentile, read_records
 from trainer.metrics.mfu import peak_flops
-from trainer.metrics.plot import plot_loss
 from trainer.metrics.reporters import Reporter, ReportError, missing_package, open_reporters
 from trainer.runtime.group import Group
+from trainer.text import hours
 
 
 class MetricsHub:
-    """
-    For one attempt: begin, add every step, close.
-
-    Ranks other than 0 only write their own log lines; begin() is a collective.
-    """
+    """For one attempt: begin, add every step, close. Ranks other than 0 only write their own log lines; begin() is a collective."""
 
     def __init__(self, group: Group, config: TrainConfig, out: Path, tokens_per_sample: int | None) -> None:
         """
         Rates are in tokens if tokens_per_sample is given, else in samples.
-
-        Raises:
-            UserError: on all ranks alike; rank 0 lacks a package that config.report requires.
+        Raises UserError: on all ranks alike; rank 0 lacks a package that config.report requires.
         """
         self.group, self.config, self.out = group, config, out
         self.is_main = group.rank.is_main
@@ -52,9 +47,7 @@ class MetricsHub:
     def begin(self, last_step: int, flops_per_sample: int | None) -> None:
         """
         Prepare for steps from last_step + 1 on; records of later steps are dropped. Called again after a roll-back.
-
-        Raises:
-            UserError: on all ranks alike; a reporter cannot start, or metrics.jsonl cannot be read or written.
+        Raises UserError: on all ranks alike; a reporter cannot start, or metrics.jsonl cannot be read or written.
         """
         problem = refused = ""
         if self.is_main:
@@ -198,3 +191,60 @@ class MetricsHub:
             **{key: value for key, value in known.items() if value is not None},
             "time": time.time(),
         }
+
+
+CELLS = 20
+PAUSE_S = 0.1
+
+
+class Bar:
+    """Leaves the cursor at the start of the line, so that the next output overwrites the bar."""
+
+    def __init__(self, stream: TextIO, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream if is_terminal(stream) else None
+        self._steps, self._clock, self._due = steps, clock, 0.0
+
+    def show(self, step: int, loss: float, rate: str, eta_s: float | None) -> None:
+        """Redraw the bar, at most every PAUSE_S."""
+        now = self._clock()
+        if self._stream is None or now < self._due:
+            return
+        self._due = now + PAUSE_S
+        done = "#" * (CELLS * step // self._steps)
+        text = f"{step}/{self._steps} [{done:{CELLS}}] loss {loss:.4f}  {rate}"
+        if eta_s is not None:
+            text += f"  {hours(eta_s)} left"
+        columns = os.get_terminal_size(self._stream.fileno()).columns or 80
+        self._write(f"{ERASE_LINE}{text[: columns - 1]}\r")
+
+    def clear(self) -> None:
+        self._write(ERASE_LINE)
+
+    def _write(self, text: str) -> None:
+        if self._stream is not None:
+            self._stream.write(text)
+            self._stream.flush()
+
+
+def plot_loss(records: Sequence[Mapping[str, Any]], path: Path) -> str:
+    """Write `path`, replacing it as a whole; returns the reason if there is none, else ""."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return "matplotlib is not installed"
+    try:
+        # Not pyplot: it looks for a display, and keeps every figure.
+        figure = importlib.import_module("matplotlib.figure").Figure(figsize=(8, 4.5))
+    except ImportError as exc:
+        return f"matplotlib is installed, but broken: {exc}"
+    axes = figure.add_subplot()
+    axes.plot([record["step"] for record in records], [record["loss"] for record in records], linewidth=1)
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+    axes.grid(alpha=0.3)
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        with os.fdopen(os.open(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            figure.savefig(file, format="png", bbox_inches="tight")
+        temporary.replace(path)
+    except OSError as exc:
+        return f"{path}: {exc.strerror}"
+    return ""

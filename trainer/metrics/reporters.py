@@ -50,9 +50,7 @@ def missing_package(report: Sequence[str]) -> str:
 def open_reporters(config: TrainConfig, out: Path, last_step: int, env: Mapping[str, str]) -> List[Reporter]:
     """
     The reporters that config.report names, continuing after `last_step`.
-
-    Raises:
-        UserError: a package is broken, or W&B refuses the run: no key, no network, an invalid name.
+    Raises UserError: a package is broken, or W&B refuses the run: no key, no network, an invalid name.
     """
     found: List[Reporter] = []
     try:

@@ -101,17 +101,13 @@ def prepare(request: PrepareRequest, _payload: bytes) -> Tuple[PrepareReply, byt
         check_private_folder(bundle)
         os.utime(bundle)  # in use: `orch gc` removes bundles by age
     have_bundle = os.path.isdir(bundle)
-    require_space(workdir, request["bytes_more"] + (0 if have_bundle else request["bytes_unpacked"]))
-    return {"have_bundle": have_bundle}, b""
-
-
-def require_space(folder: str, size: int) -> None:
-    """Raise OSError if the file system reports less free space than `size` bytes; some report no sizes."""
-    state = os.statvfs(folder)
+    size = request["bytes_more"] + (0 if have_bundle else request["bytes_unpacked"])
+    state = os.statvfs(workdir)
     free = state.f_bavail * state.f_frsize
-    if state.f_blocks and free < size:
+    if state.f_blocks and free < size:  # some file systems report no sizes
         text = f"{free >> 20} MiB are free on its file system, and the code needs {(size >> 20) + 1} MiB"
-        raise OSError(errno.ENOSPC, text, folder)
+        raise OSError(errno.ENOSPC, text, workdir)
+    return {"have_bundle": have_bundle}, b""
 
 
 @answers(PUT_BUNDLE)

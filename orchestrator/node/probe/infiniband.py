@@ -44,14 +44,10 @@ COUNTERS = {
 
 
 def hcas(source: Source) -> List[Hca]:
-    verbs = verbs_devices(source)
-    return [hca(source, name, verbs.get(name)) for name in source.names(CLASS)]
-
-
-def verbs_devices(source: Source) -> Dict[str, str]:
-    """The character device of each RDMA device, such as uverbs0."""
+    # the character device of each RDMA device, such as uverbs0
     found = {source.text(f"{VERBS}/{name}/ibdev"): name for name in source.names(VERBS) if name.startswith("uverbs")}
-    return {name: device for name, device in found.items() if name}
+    verbs = {name: device for name, device in found.items() if name}
+    return [hca(source, name, verbs.get(name)) for name in source.names(CLASS)]
 
 
 def hca(source: Source, name: str, verbs: Optional[str]) -> Hca:

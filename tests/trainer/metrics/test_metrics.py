@@ -23,8 +23,7 @@ from tests.grounds.trainings import NO_PREEMPTION, TINY
 from trainer.config.config import ModelConfig, TrainConfig, load_config
 from trainer.console import log_line
 from trainer.errors import StorageUserError, UserError
-from trainer.metrics.bar import Bar
-from trainer.metrics.hub import MetricsHub
+from trainer.metrics.hub import Bar, MetricsHub
 from trainer.metrics.jsonl import StepResult, Summary, percentile
 from trainer.metrics.mfu import flops_per_token, peak_flops
 from trainer.metrics.reporters import ReportError

@@ -18,8 +18,7 @@ from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.config.config import OptimConfig, load_config
 from trainer.errors import UserError
 from trainer.optim.ema import Ema
-from trainer.optim.muon import MuonAndAdamW
-from trainer.optim.optimizer import make_optimizer
+from trainer.optim.optimizer import MuonAndAdamW, make_optimizer
 from trainer.parallel import build_strategy
 from trainer.parallel.base import Strategy
 from trainer.parallel.ddp import Ddp

@@ -77,21 +77,18 @@ class Writer:
         if self._process is None or self._process.poll() is not None:
             self._end()
             # The kernel ends the process with the thread that has started it.
-            self._process = self._start()
+            descriptor = self.memory.descriptor
+            path = os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH", ""))))
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "trainer.checkpoint.save.writer", str(descriptor)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[descriptor],
+                cwd=str(CODE),
+                env={**os.environ, "PYTHONPATH": path},
+                universal_newlines=True,
+            )
         return self._process
-
-    def _start(self) -> subprocess.Popen[str]:
-        descriptor = self.memory.descriptor
-        path = os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH", ""))))
-        return subprocess.Popen(
-            [sys.executable, "-m", "trainer.checkpoint.save.writer", str(descriptor)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=[descriptor],
-            cwd=str(CODE),
-            env={**os.environ, "PYTHONPATH": path},
-            universal_newlines=True,
-        )
 
     def close(self) -> None:
         """End the process, also within a request, and free the memory."""

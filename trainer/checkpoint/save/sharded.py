@@ -1,8 +1,9 @@
-"""Which part of the state each rank writes of a sharded checkpoint, in a folder that all ranks share."""
+"""Which part of the state each rank writes of a sharded checkpoint, in a folder that all ranks share; a whole state is one shard, of rank 0."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import secrets
@@ -13,9 +14,11 @@ import torch
 
 from trainer.checkpoint.format import files, shards
 from trainer.checkpoint.format.intervals import Interval, split_evenly
-from trainer.parallel.parts import LocalState, replicated_sizes
+from trainer.parallel.base import Strategy
+from trainer.parallel.parts import LocalState, Part, described, first_names, replicated_sizes
 from trainer.runtime.group import Group
 from trainer.safetensors import DTYPES
+from trainer.state_keys import MODEL, REST
 
 SHARDED_FROM_BYTES = 1_000_000_000  # checkpoint=auto; the time of a smaller whole file does not matter
 
@@ -87,3 +90,28 @@ def own_tensors(
                 dtype = DTYPES[part.tensor.dtype]
                 intervals_by_key[part.key] = [dtype, list(part.shape), part.start + start, part.start + stop]
     return dict(sorted(tensors.items(), key=lambda item: -item[1].element_size())), intervals_by_key
+
+
+def whole_state(saved: Mapping[str, Any], strategy: Strategy) -> Tuple[LocalState, List[str]]:
+    """The result of Strategy.state() on rank 0 as the state of one rank, and the keys that are under REST."""
+    moments, aliases = saved["moments"], first_names(strategy.unwrapped_model)
+    values = {f"{MODEL}/{name}": value for name, value in saved["model"].items() if name not in aliases}
+    for name, of_name in moments.items():
+        values.update({f"{kind}/{name}": value for kind, value in of_name.items() if kind != "step"})
+    rest = {key: _on_cpu(value) for key, value in values.items() if not _is_plain_tensor(value)}
+    parts = [Part(key, tuple(value.shape), 0, value) for key, value in values.items() if key not in rest]
+    if rest:
+        written = io.BytesIO()
+        torch.save(rest, written)
+        content = torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8)
+        parts.append(Part(REST, tuple(content.shape), 0, content))
+    steps, further = described(moments)
+    return LocalState(parts, steps, saved.get("scaler", {}), aliases, further), list(rest)
+
+
+def _is_plain_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in DTYPES and bool(value.numel())
+
+
+def _on_cpu(value: Any) -> Any:  # noqa: ANN401 -- the extra state of any module
+    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value

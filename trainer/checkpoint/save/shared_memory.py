@@ -46,7 +46,10 @@ class SharedMemory:
         header = safetensors.header_bytes(tensors, {})
         size = len(header) + _tensor_bytes(tensors)
         mapped = self._reserve(size)
-        self._pin(mapped)
+        # in this thread, which has this rank's device: with CUDA, that of another one is the first of the node
+        if not self._is_pinned:
+            self.accelerator.pin(_address(mapped), len(mapped))
+            self._is_pinned = True
         mapped[: len(header)] = header
         start = len(header)
         for tensor in tensors.values():
@@ -84,12 +87,6 @@ class SharedMemory:
         self.allocate(size)
         assert self._mapped is not None
         return self._mapped
-
-    def _pin(self, mapped: mmap.mmap) -> None:
-        """For the copies of fill() alone, whose thread has this rank's device: with CUDA, that of another thread is the first of the node."""
-        if not self._is_pinned:
-            self.accelerator.pin(_address(mapped), len(mapped))
-            self._is_pinned = True
 
     def _unmap(self) -> None:
         if self._mapped is not None and self._is_pinned:

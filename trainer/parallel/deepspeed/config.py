@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
-from typing import Any, Dict, Iterable, Mapping
+import math
+import re
+from typing import Any, Dict, Iterable, List, Mapping, Tuple
 
 from trainer.config.config import ZERO_STAGES, TrainConfig
 from trainer.errors import UserError
@@ -55,7 +57,13 @@ def deepspeed_config(config: TrainConfig, rank: Rank, user_settings: Mapping[str
         UserError: names every contradiction, with both sides.
     """
     path = config.deepspeed or ""
-    _check_keys(user_settings, path)
+    for key, value in user_settings.items():
+        if key not in KNOWN:
+            near = difflib.get_close_matches(key, KNOWN, n=1)
+            guess = f"; did you mean {near[0]!r}?" if near else ""
+            raise UserError(f"{path}: unknown key {key!r}, which DeepSpeed would pass over in silence{guess}")
+        if key in REFUSED and not _all_auto(value):
+            raise UserError(f"{path}: {key}: {REFUSED[key]}; leave it out of the file")
     flat = _flat({key: value for key, value in user_settings.items() if not (key in REFUSED and _all_auto(value))})
     flat = {key: value for key, value in flat.items() if value is not None or key not in NULLABLE}
     _check_groups(flat, _origins(config, rank), path)
@@ -153,16 +161,6 @@ def _check_groups(flat: Mapping[str, Any], value_keys: Iterable[str], path: str)
         raise UserError(f'{path}: {group} is a group of keys there: allowed: one value, or "auto"')
 
 
-def _check_keys(user_settings: Mapping[str, Any], path: str) -> None:
-    for key, value in user_settings.items():
-        if key not in KNOWN:
-            near = difflib.get_close_matches(key, KNOWN, n=1)
-            guess = f"; did you mean {near[0]!r}?" if near else ""
-            raise UserError(f"{path}: unknown key {key!r}, which DeepSpeed would pass over in silence{guess}")
-        if key in REFUSED and not _all_auto(value):
-            raise UserError(f"{path}: {key}: {REFUSED[key]}; leave it out of the file")
-
-
 def _defaults(config: TrainConfig, flat: Mapping[str, Any]) -> Dict[str, Any]:
     """Defaults, which the user's values override."""
     width = config.model.width
@@ -215,3 +213,52 @@ def _nested(flat: Mapping[str, Any]) -> Dict[str, Any]:
 
 def _shown(value: JsonValue) -> str:
     return value if isinstance(value, str) else json.dumps(value)
+
+
+# Strings first: text in them that looks like a comment is not one.
+TOKEN = re.compile(r'("(?:[^"\\\n]|\\.)*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
+TRAILING = re.compile(r'("(?:[^"\\\n]|\\.)*")|,(?=\s*[}\]])')
+
+
+def read_relaxed_json(path: str) -> Dict[str, Any]:
+    """
+    The mapping in a file as users write it for DeepSpeed: with comments, trailing commas, and 5e8 for an integer.
+    Raises UserError: missing, unreadable, invalid, a duplicate key, NaN, or not a mapping.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8 text"
+        raise UserError(f"cannot read deepspeed={path} on the node of rank 0: {reason}") from exc
+
+    def no_duplicates(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        twice = [key for key in keys if keys.count(key) > 1]
+        if twice:
+            raise UserError(f"{path}: key {twice[0]!r} is given twice")
+        return dict(pairs)
+
+    def refuse(name: str) -> None:
+        raise UserError(f"{path}: {name} is not a JSON number")
+
+    def blank(match: re.Match[str]) -> str:
+        """A comment as blanks of the same length, so that errors name the right line."""
+        return match.group(1) or re.sub(r"[^\n]", " ", match.group())
+
+    try:
+        strict = TRAILING.sub(blank, TOKEN.sub(blank, text))
+        tree = json.loads(strict, object_pairs_hook=no_duplicates, parse_float=_number, parse_constant=refuse)
+    except ValueError as exc:
+        raise UserError(f"{path}: not valid JSON (comments and trailing commas may stand in it): {exc}") from exc
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: the file must hold a mapping of keys to values, got {type(tree).__name__}")
+    return tree
+
+
+def _number(text: str) -> float:
+    """Read 5e8 and 1.0 as integers: DeepSpeed uses them as counts."""
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is larger than any number here")
+    return int(value) if value.is_integer() else value

@@ -23,10 +23,9 @@ from trainer.parallel.buffers import Buffers, refuse_batch_norm
 from trainer.parallel.building import build_fillable, build_plain, build_whole, fill, initial_values, sizes_of
 from trainer.parallel.compiling import compile_blocks
 from trainer.parallel.deepspeed import state as zero_state
-from trainer.parallel.deepspeed.config import deepspeed_config, strict_json
+from trainer.parallel.deepspeed.config import deepspeed_config, read_relaxed_json, strict_json
 from trainer.parallel.deepspeed.cpu_adam import cpu_adam
 from trainer.parallel.deepspeed.package import clips_fp16_alone, package_warning
-from trainer.parallel.deepspeed.relaxed_json import read_relaxed_json
 from trainer.parallel.parts import (
     LocalState,
     Part,

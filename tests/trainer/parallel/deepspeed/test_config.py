@@ -16,9 +16,8 @@ import pytest
 
 from trainer.config.config import load_config
 from trainer.errors import UserError
-from trainer.parallel.deepspeed.config import deepspeed_config, strict_json
+from trainer.parallel.deepspeed.config import deepspeed_config, read_relaxed_json, strict_json
 from trainer.parallel.deepspeed.package import package_problem, package_warning
-from trainer.parallel.deepspeed.relaxed_json import read_relaxed_json
 from trainer.runtime.rank import Rank
 
 FOUR_RANKS = replace(Rank.from_env({}), world_size=4, launched=True, nodes=2)
