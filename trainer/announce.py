@@ -36,9 +36,7 @@ def announce(group: Group, config: TrainConfig, *, sizes: Mapping[str, int], fro
 def announce_memory(group: Group, config: TrainConfig, parameters: int) -> None:
     """
     Rank 0 prints what the training takes of a card's memory.
-
-    Raises:
-        UserError: the same on all ranks; the state alone is larger than a card.
+    Raises UserError: the same on all ranks; the state alone is larger than a card.
     """
     card_bytes = group.accelerator.memory_bytes()
     line = group.on_all(lambda: checked_memory(config, parameters, group.rank.world_size, card_bytes))

@@ -99,9 +99,7 @@ class Outcomes:
     def settle(self, *, final: bool) -> StepResult:
         """
         Wait for the step just made, and compare its norm over the ranks; `final` if no other step follows.
-
-        Raises:
-            NumbersError: the same on all ranks; the step, or the one before, made no update.
+        Raises NumbersError: the same on all ranks; the step, or the one before, made no update.
         """
         result, received = self._read(), self._exchange(Flag.NONE)
         step, self._norm_step, self._begun = self._norm_step, 0, None
@@ -170,9 +168,7 @@ class Skips:
     def check(self, step: int, norms: Sequence[float], *, final: bool = False) -> None:
         """
         Judge a step, once, by the norms of all ranks; `final` if no other step follows.
-
-        Raises:
-            NumbersError: names ranks and step; or, with loss scaling, too many steps in a row were skipped, or all of them.
+        Raises NumbersError: names ranks and step; or, with loss scaling, too many steps in a row were skipped, or all of them.
         """
         bad = [rank for rank, norm in enumerate(norms) if not math.isfinite(norm)]
         if bad and not (self.scales_loss and len(bad) == len(norms)):
@@ -193,9 +189,7 @@ class Skips:
 def check_equal_norms(norms: Sequence[float], step: int) -> None:
     """
     Check the norms that all ranks computed of the same gradient.
-
-    Raises:
-        NumbersError: names the ranks whose norm differs from that of most ranks, or all if no norm is that of most ranks.
+    Raises NumbersError: names the ranks whose norm differs from that of most ranks, or all if no norm is that of most ranks.
     """
     middle = sorted(norms)[len(norms) // 2]
     differing = [rank for rank, norm in enumerate(norms) if not math.isclose(norm, middle, rel_tol=NORM_TOLERANCE)]

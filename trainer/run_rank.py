@@ -31,9 +31,7 @@ CLOSE_S = 5.0
 def run_rank(config: TrainConfig, env: MutableMapping[str, str], preemption: PreemptionSignal) -> NoReturn:
     """
     Train as one rank, and end the process.
-
-    Raises:
-        UserError: wrong variables of the launcher or for deterministic=true; or `batch` does not divide.
+    Raises UserError: wrong variables of the launcher or for deterministic=true; or `batch` does not divide.
     """
     rank = Rank.from_env(env)
     config = with_ranks(config, rank.world_size)

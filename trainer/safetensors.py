@@ -72,7 +72,18 @@ def read_header(path: Path) -> Header:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
         raise FormatError("not a safetensors file: its header cannot be read") from exc
     entries = dict(sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)))
-    _check(entries, start, file_bytes)
+    end = start
+    for name, entry in entries.items():
+        dtype = KINDS.get(entry.kind)  # the size of other types is unknown
+        length = math.prod(entry.shape) * torch.empty((), dtype=dtype).element_size() if dtype else entry.end - end
+        if entry.start != end or entry.end < end or entry.end - end != length:
+            raise FormatError(
+                f"{name}: {entry.kind} of shape {list(entry.shape)} at bytes {entry.start} to {entry.end}, "
+                "which is another size, or does not follow the tensor before it"
+            )
+        end = entry.end
+    if end != file_bytes:
+        raise FormatError(f"{file_bytes} bytes, its header says {end}: cut short, or still being written?")
     return Header(entries, metadata if isinstance(metadata, dict) else {})
 
 
@@ -82,21 +93,6 @@ def _entry(value: Mapping[str, Any], start: int) -> Entry:
     if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
         raise ValueError(value)
     return Entry(str(value["dtype"]), shape, start + begin, start + end)
-
-
-def _check(entries: Mapping[str, Entry], start: int, file_bytes: int) -> None:
-    end = start
-    for name, entry in entries.items():
-        dtype = KINDS.get(entry.kind)  # the size of other types is unknown
-        size = math.prod(entry.shape) * torch.empty((), dtype=dtype).element_size() if dtype else entry.end - end
-        if entry.start != end or entry.end < end or entry.end - end != size:
-            raise FormatError(
-                f"{name}: {entry.kind} of shape {list(entry.shape)} at bytes {entry.start} to {entry.end}, "
-                "which is another size, or does not follow the tensor before it"
-            )
-        end = entry.end
-    if end != file_bytes:
-        raise FormatError(f"{file_bytes} bytes, its header says {end}: cut short, or still being written?")
 
 
 class SafetensorsFile:

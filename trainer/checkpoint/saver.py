@@ -192,10 +192,9 @@ class Saver:
 
     def finish(self, *, alone: bool = False) -> str:
         """
-        Wait for the checkpoint being written and the state being kept in memory; returns the problem that is not reported yet, or "".
-
-        Args:
-            alone: the other ranks may not call it, so shards that are not all written are given up.
+        Wait for the checkpoint being written and the state being kept in memory; returns the problem that is not reported yet, or
+        "".
+        `alone`: the other ranks may not call it, so shards that are not all written are given up.
         """
         if not alone:
             if self.memory is not None:

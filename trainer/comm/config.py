@@ -77,9 +77,7 @@ class CommConfig:
 def load_config(words: Sequence[str]) -> CommConfig:
     """
     Defaults, then the words, the last one winning.
-
-    Raises:
-        UserError: an unknown key or a wrong value; the message names the key and what is allowed.
+    Raises UserError: an unknown key or a wrong value; the message names the key and what is allowed.
     """
     schemas = {known.name: known.metadata["schema"] for known in dataclasses.fields(CommConfig)}
     values: Dict[str, Any] = {}
@@ -101,12 +99,7 @@ def load_config(words: Sequence[str]) -> CommConfig:
 
 
 def parse_sizes(text: str) -> list[int]:
-    """
-    `4K`, `4K,1M` or `1K:1G[:FACTOR]` in bytes; the factor is 2 if it is not given.
-
-    Raises:
-        UserError: it is none of these.
-    """
+    """`4K`, `4K,1M` or `1K:1G[:FACTOR]` in bytes; the factor is 2 if it is not given. Raises UserError: it is none of these."""
     first, colon, rest = text.partition(":")
     if not colon:
         return [_size(part, text) for part in text.split(",")]

@@ -41,12 +41,7 @@ BLOCKING_WAIT = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
 
 
 def run_rank(config: CommConfig, env: MutableMapping[str, str]) -> NoReturn:
-    """
-    Take part in the benchmark as one rank, and end the process.
-
-    Raises:
-        UserError: no launcher, or its variables are wrong.
-    """
+    """Take part in the benchmark as one rank, and end the process. Raises UserError: no launcher, or its variables are wrong."""
     rank = Rank.from_env(env)
     if not rank.launched:
         raise UserError(
@@ -104,9 +99,7 @@ class _Benchmark:
     def open(cls, config: CommConfig, rendezvous: Rendezvous) -> _Benchmark:
         """
         Test and take the device, and learn which ranks are there.
-
-        Raises:
-            TrainerError: a rank is missing or has no device, unless `devices` is set: then it is left out.
+        Raises TrainerError: a rank is missing or has no device, unless `devices` is set: then it is left out.
         """
         rank = rendezvous.rank
         test: Dict[str, Any] = {"error": ""}
@@ -132,12 +125,7 @@ class _Benchmark:
         return cls(config, rendezvous, accelerator=accelerator, device=device, reports=reports)
 
     def run(self) -> None:
-        """
-        Run all rounds.
-
-        Raises:
-            NetworkError: the same on every rank; some measurements failed, and the results name them.
-        """
+        """Run all rounds. Raises NetworkError: the same on every rank; some measurements failed, and the results name them."""
         planned = rounds(self.config, self.positions)
         progress = Progress(self.rank, len(planned))
         for number, round_ in enumerate(planned):

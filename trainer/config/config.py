@@ -250,9 +250,7 @@ RATES = (
 def load_config(path: str | None = None, words: Sequence[str] = ()) -> TrainConfig:
     """
     Defaults, then the file, then `key=value` words, the last one winning.
-
-    Raises:
-        UserError: an unknown key, a wrong value, an unreadable file; the message names the key and what is allowed.
+    Raises UserError: an unknown key, a wrong value, an unreadable file; the message names the key and what is allowed.
     """
     values: Dict[str, Any] = {}
     if path is not None:

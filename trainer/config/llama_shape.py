@@ -10,6 +10,7 @@ from typing import Any, Dict, Mapping, Tuple
 
 from trainer.config.config import TrainConfig
 from trainer.errors import UserError
+from trainer.values import JsonValue
 
 CONFIG_FILE = "config.json"
 CONTEXT = 2048  # unless the model allows less
@@ -75,17 +76,10 @@ def named_shape(config: TrainConfig, shape: object = "", context: object = 0) ->
 def read_shape(path: Path) -> LlamaShape:
     """
     Read a config.json, given by its path or by its folder.
-
-    Raises:
-        UserError: it cannot be read, or describes a model that is not shaped like a Llama.
+    Raises UserError: it cannot be read, or describes a model that is not shaped like a Llama.
     """
-    try:
-        path = path / CONFIG_FILE if path.is_dir() else path
-        config = json.loads(path.read_text("utf-8"))
-    except OSError as exc:
-        raise UserError(f"{path}: cannot be read: {exc.strerror}") from exc
-    except ValueError as exc:
-        raise UserError(f"{path}: not valid JSON: {exc}") from exc
+    config = read_json(path)
+    path = path / CONFIG_FILE if path.is_dir() else path
     if not isinstance(config, dict):
         raise UserError(f"{path}: holds no mapping of keys to values, as the config.json of a model does")
     try:
@@ -94,6 +88,17 @@ def read_shape(path: Path) -> LlamaShape:
         raise UserError(f"{path}: has no {exc}") from exc
     except (ValueError, TypeError, AttributeError) as exc:
         raise UserError(f"{path}: {exc}") from exc
+
+
+def read_json(path: Path, start: str = "", remedy: str = "") -> JsonValue:
+    """The content of a config.json, given by its path or by its folder. Raises UserError, with these words around the reason."""
+    try:
+        path = path / CONFIG_FILE if path.is_dir() else path
+        return json.loads(path.read_text("utf-8"))
+    except OSError as exc:
+        raise UserError(f"{start}{path}: cannot be read: {exc.strerror}{remedy}") from exc
+    except ValueError as exc:
+        raise UserError(f"{start}{path}: not valid JSON: {exc}") from exc
 
 
 def shape_of(config: Mapping[str, Any]) -> LlamaShape:
@@ -115,6 +120,7 @@ def shape_of(config: Mapping[str, Any]) -> LlamaShape:
         raise ValueError(f"head_dim={head_width}: rotary positions need an even number")
     rope_theta, rope_scaling = _rope(config)
     has_bias = bool(config.get("attention_bias", False))
+    has_window = config.get("use_sliding_window", config["model_type"] == "mistral")
     return LlamaShape(
         layers=_count(config, "num_hidden_layers"),
         width=width,
@@ -131,7 +137,7 @@ def shape_of(config: Mapping[str, Any]) -> LlamaShape:
         query_bias=has_bias or family == "qwen2",
         output_bias=has_bias,
         head_norms=family == "qwen3",
-        window=_window(config),
+        window=_count(config, "sliding_window") if has_window and config.get("sliding_window") is not None else None,
         std=_number(config, "initializer_range", 0.02),
         raw=config,
     )
@@ -162,8 +168,3 @@ def _rope(config: Mapping[str, Any]) -> Tuple[float, Tuple[float, ...]]:
     if kind != "llama3":
         raise ValueError(f"rope_type={kind}: default and llama3 can be trained")
     return theta, tuple(float(rope[key]) for key in LLAMA3_ROPE)
-
-
-def _window(config: Mapping[str, Any]) -> int | None:
-    is_used = config.get("use_sliding_window", config["model_type"] == "mistral")
-    return _count(config, "sliding_window") if is_used and config.get("sliding_window") is not None else None

@@ -12,12 +12,7 @@ from trainer.values import JsonValue
 
 
 def read_settings(path: str) -> dict[str, Any]:
-    """
-    The file's mapping.
-
-    Raises:
-        UserError: missing, unreadable, not valid JSON or YAML, a key twice, or not a mapping.
-    """
+    """The file's mapping. Raises UserError: missing, unreadable, not valid JSON or YAML, a key twice, or not a mapping."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()

@@ -70,9 +70,7 @@ class KeySchema:
     def check(self, key: str, value: JsonValue, *, source: str = "", shown: JsonValue = None) -> JsonValue:
         """
         The value itself, in the type the configuration keeps.
-
-        Raises:
-            UserError: names the key, what is allowed and the value; `shown` is the user's text if it differs.
+        Raises UserError: names the key, what is allowed and the value; `shown` is the user's text if it differs.
         """
         shown = value if shown is None else shown
         if value is None and self.optional:

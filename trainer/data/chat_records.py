@@ -50,9 +50,7 @@ class Record:
 def read_records(path: Path, key: str) -> List[Record]:
     """
     Read a file; empty lines are left out.
-
-    Raises:
-        UserError: it cannot be read, or has invalid lines, of which the first are named.
+    Raises UserError: it cannot be read, or has invalid lines, of which the first are named.
     """
     records: List[Record] = []
     problems: List[str] = []

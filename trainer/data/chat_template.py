@@ -47,9 +47,7 @@ class ChatTemplate:
     def render(self, record: Record) -> Tuple[str, List[Tuple[int, int]]]:
         """
         The text of a conversation, and start and end of each trained part in it.
-
-        Raises:
-            UserError: the template fails, or the parts cannot be found; names the record.
+        Raises UserError: the template fails, or the parts cannot be found; names the record.
         """
         text = self._text(record, len(record.messages))
         if self.is_marked:

@@ -50,9 +50,7 @@ class Conversations:
 def load_conversations(paths: Sequence[Path], tokenizer: Tokenizer, key: str) -> Conversations:
     """
     Return the conversations in these files; only the first process on a machine makes the tokens.
-
-    Raises:
-        UserError: a record or the template is invalid, or the tokens cannot be kept.
+    Raises UserError: a record or the template is invalid, or the tokens cannot be kept.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "orch" / "chat"
     kept = cache / f"{_digest(paths, tokenizer, key)}.safetensors"
@@ -179,9 +177,7 @@ def _write(kept: Path, paths: Sequence[Path], tokenizer: Tokenizer, key: str) ->
 def tokenized(records: Sequence[Record], tokenizer: Tokenizer) -> Iterator[Tuple[List[int], bytes]]:
     """
     The tokens of each conversation, and 1 for each that is trained.
-
-    Raises:
-        UserError: the template fails, or a token spans the border of an answer.
+    Raises UserError: the template fails, or a token spans the border of an answer.
     """
     has_chats = any(record.messages for record in records)
     template = ChatTemplate(tokenizer.template, tokenizer.special, str(tokenizer.path)) if has_chats else None

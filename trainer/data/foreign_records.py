@@ -19,9 +19,7 @@ ROLES = {
 def with_messages(record: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     Return a record of alpaca or ShareGPT as one with messages, and any other as it is.
-
-    Raises:
-        ValueError: a value is missing or of another kind.
+    Raises ValueError: a value is missing or of another kind.
     """
     if {"messages", "prompt", "completion"} & set(record):
         return record

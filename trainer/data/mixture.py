@@ -70,9 +70,7 @@ class MixedOrder:
 def open_paths(data: DataConfig, split: str, open_source: Callable[[Sequence[str]], S]) -> Union[S, Mixture]:
     """
     The samples of the files of a split, which `open_source` opens: mixed by data.weights for training.
-
-    Raises:
-        UserError: sources of different kinds, or one that raises it.
+    Raises UserError: sources of different kinds, or one that raises it.
     """
     if split != "train":
         return open_source(data.validation)
@@ -90,9 +88,7 @@ def open_paths(data: DataConfig, split: str, open_source: Callable[[Sequence[str
 def quotas_of(weights: Sequence[float]) -> List[int]:
     """
     The samples of each source in BLOCK positions; the largest remainders are rounded up.
-
-    Raises:
-        UserError: a weight is too small to have one.
+    Raises UserError: a weight is too small to have one.
     """
     exact = [BLOCK * weight / sum(weights) for weight in weights]
     quotas = [int(share) for share in exact]

@@ -22,9 +22,7 @@ UNKNOWN = "without a digest(), so known by class and number alone: a resumed tra
 def open_split(task: DataTask, split: str, group: Group) -> Tuple[Any, str, str]:
     """
     The samples (None if the task has none for evaluation), their digest, and their description for the log.
-
-    Raises:
-        UserError: on all ranks, before any waits for a batch; some rank cannot open them.
+    Raises UserError: on all ranks, before any waits for a batch; some rank cannot open them.
     """
     samples, digest, problem = None, "", ""
     try:
@@ -64,9 +62,8 @@ def _data_problem(samples: Samples | None, split: str, config: TrainConfig) -> s
 def _compare(samples: Samples | None, digest: str, split: str, group: Group) -> None:
     """
     Warn if the ranks have different data.
-
-    Raises:
-        UserError: on all ranks alike; they have different numbers of validation samples, so they would not evaluate equally many batches.
+    Raises UserError: on all ranks alike; they have different numbers of validation samples, so they would not evaluate equally
+    many batches.
     """
     mine = json.dumps([0 if samples is None else len(samples), digest[:12]])
     everyone = [json.loads(text) for text in group.gather_bytes(mine.encode())]

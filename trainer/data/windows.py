@@ -48,18 +48,15 @@ class Windows:
     def __getitem__(self, index: int) -> torch.Tensor:
         row = self.tokens.read(index * self.context, self.context + 1)
         if not self.is_safe:
-            self._check(row, index * self.context)
+            # an index beyond the embedding would end a GPU process without naming the cause
+            wrong = ((row < 0) | (row >= self.vocabulary)).nonzero()
+            if len(wrong):
+                offset = int(wrong[0])
+                raise UserError(
+                    f"{self.key}: {self.tokens.position_of(index * self.context + offset)}: {int(row[offset])} is no token of "
+                    f"{self.vocabulary_key}={self.vocabulary}: it has to be the size of the tokenizer that wrote the data; or correct data.format"
+                )
         return row
 
     def digest(self) -> str:
         return self.tokens.digest()
-
-    def _check(self, row: torch.Tensor, start: int) -> None:
-        """An index beyond the embedding would end a GPU process without naming the cause."""
-        wrong = ((row < 0) | (row >= self.vocabulary)).nonzero()
-        if len(wrong):
-            offset = int(wrong[0])
-            raise UserError(
-                f"{self.key}: {self.tokens.position_of(start + offset)}: {int(row[offset])} is no token of "
-                f"{self.vocabulary_key}={self.vocabulary}: it has to be the size of the tokenizer that wrote the data; or correct data.format"
-            )

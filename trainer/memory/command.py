@@ -18,9 +18,7 @@ CARD_MEMORY = {"gcu": 32}
 def plan(words: Sequence[str]) -> str:
     """
     The table for `cards=N card_memory=GB` and settings of a training.
-
-    Raises:
-        UserError: a wrong setting, or a task whose activations are unknown.
+    Raises UserError: a wrong setting, or a task whose activations are unknown.
     """
     cards, words = _number(words, "cards", 1)
     given_gigabytes, words = _number(words, "card_memory", 0)

@@ -12,9 +12,7 @@ from trainer.memory.estimate import FULL, SELECTIVE, Setup, Shape
 def known_shape(config: TrainConfig) -> Optional[Tuple[Shape, int]]:
     """
     The shape of a training's model, and the tokens of a sample; None for a task whose activations are unknown.
-
-    Raises:
-        UserError: the shape of a Llama cannot be read.
+    Raises UserError: the shape of a Llama cannot be read.
     """
     if config.task == GPT_TASK:
         return gpt_shape(config.model), config.model.context

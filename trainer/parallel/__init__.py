@@ -17,9 +17,7 @@ from trainer.tasks.base import Task
 def build_strategy(group: Group, config: TrainConfig, task: Task, out: Path) -> Strategy:
     """
     Build the model of `task` and its optimizer under config.strategy.
-
-    Raises:
-        UserError: the same on all ranks; the device, torch or a package of some rank does not support the settings.
+    Raises UserError: the same on all ranks; the device, torch or a package of some rank does not support the settings.
     """
     group.raise_if_any(unmet_requirement(group, config))
     if config.strategy in ZERO_STAGES:

@@ -23,9 +23,7 @@ from trainer.tasks.base import Task, draws_weights, has_initialise
 def build_whole(group: Group, config: TrainConfig, task: Task) -> torch.nn.Module:
     """
     Build the whole model on this rank's device, the same on all ranks.
-
-    Raises:
-        UserError: the same on all ranks; activation_checkpointing needs blocks, and the task names none.
+    Raises UserError: the same on all ranks; activation_checkpointing needs blocks, and the task names none.
     """
     seed_everything(config.seed, group.accelerator)
     empty = build_fillable(task, config)

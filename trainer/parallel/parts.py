@@ -100,9 +100,7 @@ def persistent_buffers(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
 def tied_names(model: torch.nn.Module) -> Dict[str, str]:
     """
     Further names of tied weights and buffers, in the model's state -> their first name.
-
-    Raises:
-        UserError: on all ranks alike; the state has a value that is no tensor.
+    Raises UserError: on all ranks alike; the state has a value that is no tensor.
     """
     plain = [name for name, value in model.state_dict(keep_vars=True).items() if not isinstance(value, torch.Tensor)]
     if plain:

@@ -473,9 +473,7 @@ def load_torch_gcu() -> tuple[Any, str]:
 def choose(requested: str, torch: Foreign, load_gcu: Callable[[], tuple[Any, str]] = load_torch_gcu) -> Accelerator:
     """
     Return the accelerator for `requested`: auto, cuda, gcu or cpu. auto takes the first that is present, in this order.
-
-    Raises:
-        UserError: cuda or gcu was requested and is not present; the message has the remedy.
+    Raises UserError: cuda or gcu was requested and is not present; the message has the remedy.
     """
     if requested == "cpu":
         return Cpu(torch)

@@ -47,9 +47,7 @@ class Arrivals:
     def after_sync(self, step: int, world_size: int) -> Json:
         """
         Note that the gradients of a step are the same on all ranks; return the values for the progress file if some are due.
-
-        Args:
-            step: counted from 1 on, equal on all ranks.
+        `step`: counted from 1 on, equal on all ranks.
         """
         self._syncs_ns.append(self._clock_ns())
         if self._is_off or world_size == 1 or step % self._every or len(self._syncs_ns) <= STEPS:

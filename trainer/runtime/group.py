@@ -96,9 +96,7 @@ class Group:
     def raise_if_any(self, problem: str, *, kind: Type[TrainerError] = UserError) -> None:
         """
         Continue only if no rank has a problem; "" is none.
-
-        Raises:
-            TrainerError: of class `kind`, the same on every rank; names the ranks with a problem.
+        Raises TrainerError: of class `kind`, the same on every rank; names the ranks with a problem.
         """
         problems = [encoded.decode() for encoded in self.gather_bytes(problem.encode())]
         if not any(problems):
@@ -128,11 +126,7 @@ class Group:
             set_pg_timeout(timedelta(seconds=seconds), group)
 
     def close(self, code: int) -> NoReturn:
-        """
-        Leave the group and end the process with `code`.
-
-        All ranks must call: some libraries wait here for the others.
-        """
+        """Leave the group and end the process with `code`. All ranks must call: some libraries wait here for the others."""
         if self.rank.launched:
             self.accelerator.distributed.destroy_process_group()
         if self.rendezvous is not None:

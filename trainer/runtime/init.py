@@ -130,9 +130,7 @@ def join(
 ) -> None:
     """
     Make the process group of these ranks, by default all; `name` is used once.
-
-    Raises:
-        NetworkError: with the library's message.
+    Raises NetworkError: with the library's message.
     """
     rank, dist = rendezvous.rank, accelerator.distributed
     ranks = members if members is not None else range(rank.world_size)

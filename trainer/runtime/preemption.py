@@ -33,11 +33,7 @@ class PreemptionSignal:
         while True:
             info = signal.sigwaitinfo(SIGNALS)
             if info.si_signo == signal.SIGTERM and info.si_pid == launcher:
-                terminate_self()
+                # a rank blocked in a collective with a failed rank must not wait longer
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+                os.kill(os.getpid(), signal.SIGTERM)
             self._received.set()  # Slurm sends SIGTERM to every process of a job it preempts, some time before SIGKILL
-
-
-def terminate_self() -> None:
-    """End by the default action of SIGTERM: a rank blocked in a collective with a failed rank must not wait longer."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
-    os.kill(os.getpid(), signal.SIGTERM)

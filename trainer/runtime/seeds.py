@@ -61,9 +61,7 @@ def preserve_device_rng(accelerator: Accelerator) -> Iterator[None]:
 def make_deterministic(config: TrainConfig, env: MutableMapping[str, str]) -> None:
     """
     Restrict torch to deterministic algorithms, if configured. Call it before the first computation on a device.
-
-    Raises:
-        UserError: an environment variable contradicts it.
+    Raises UserError: an environment variable contradicts it.
     """
     if not config.deterministic:
         return

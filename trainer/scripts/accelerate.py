@@ -11,11 +11,7 @@ from .devices import accelerator_of_script, warn_cpu_only
 
 
 def share_the_cpu(module: Any) -> None:  # accelerate.state
-    """
-    Ranks train together on the CPU, as with Accelerator(cpu=True) or --use_cpu.
-
-    Otherwise every rank would train alone.
-    """
+    """Ranks train together on the CPU, as with Accelerator(cpu=True) or --use_cpu. Otherwise every rank would train alone."""
     state = module.PartialState
     construct = state.__init__
 

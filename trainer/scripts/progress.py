@@ -82,7 +82,14 @@ class StepCount:
 
     def __call__(self, optimizer: Any, *_: object) -> None:
         if self.step == 0:
-            self._begin(optimizer)
+            self.accelerator = accelerator_of_script()
+            warn_of_idle_cards(self.accelerator, _parameters(optimizer))
+            # by an earlier process of this attempt, as with torchrun's restarts
+            saved = _report_of(self.path).get("saved")
+            self.progress.extra["saved"] = saved if isinstance(saved, int) else None
+            atexit.register(self.finish)
+            lost_errors.remember_exit_code(functools.partial(setattr, self, "exit_code"))
+            self.on_first_step()
         self.steps[optimizer] = done = self.steps.get(optimizer, 0) + 1
         if self.step == 1 and done > 1:
             self.on_second_step()
@@ -99,15 +106,6 @@ class StepCount:
             self.progress.write("step", self.position, **_ready(self.accelerator.distributed, optimizer))
         else:
             self.due_s = float("inf")
-
-    def _begin(self, optimizer: Any) -> None:
-        self.accelerator = accelerator_of_script()
-        warn_of_idle_cards(self.accelerator, _parameters(optimizer))
-        saved = _report_of(self.path).get("saved")  # by an earlier process of this attempt, as with torchrun's restarts
-        self.progress.extra["saved"] = saved if isinstance(saved, int) else None
-        atexit.register(self.finish)
-        lost_errors.remember_exit_code(functools.partial(setattr, self, "exit_code"))
-        self.on_first_step()
 
     def follow(self, step: int, total: Optional[int] = None) -> None:
         """Take the step from the framework, and the number of steps that there will be."""

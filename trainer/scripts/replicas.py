@@ -101,9 +101,7 @@ class DdpReplicas:
     def _values(self, models: Iterable[Any], stepped: Container[int], step: int) -> Dict[str, str]:
         """
         The fingerprints; the next ones are so many steps later that they cost little.
-
-        Args:
-            stepped: the ids of the parameters whose gradients are compared, too.
+        `stepped`: the ids of the parameters whose gradients are compared, too.
         """
         from ..runtime.fingerprint import comparable, fingerprint  # imports torch
 

@@ -81,9 +81,7 @@ class Saves:
     def save(self, is_writer: Callable[[], bool] = lambda: True) -> Iterator[None]:
         """
         Report a save, and the step once it is complete.
-
-        Args:
-            is_writer: returns, after the save, whether this rank has written what a new attempt can continue from.
+        `is_writer`: returns, after the save, whether this rank has written what a new attempt can continue from.
         """
         if self.is_saving:
             yield

@@ -52,9 +52,7 @@ class Task(abc.ABC):
     def build_data(self, split: str) -> Samples | None:
         """
         The samples of "train" or "validation"; None for no validation samples.
-
-        Raises:
-            UserError: the data are missing or invalid. It ends all ranks with one message, as an OSError does.
+        Raises UserError: the data are missing or invalid. It ends all ranks with one message, as an OSError does.
         """
 
     @abc.abstractmethod
@@ -85,9 +83,7 @@ class Task(abc.ABC):
     def codec(self) -> Codec | None:  # for overriding methods
         """
         Return the codec of the model's tokens, for sample_prompts; None: the task does not continue texts.
-
-        Raises:
-            UserError: there is no tokenizer, or it does not fit the model.
+        Raises UserError: there is no tokenizer, or it does not fit the model.
         """
         return None
 
@@ -153,12 +149,7 @@ class Task(abc.ABC):
 
 
 def loss_of(task: Task, model: Model, batch: Batch) -> torch.Tensor:
-    """
-    The loss of a batch.
-
-    Raises:
-        UserError: it is not one number.
-    """
+    """The loss of a batch. Raises UserError: it is not one number."""
     loss: Any = task.loss(model, batch)
     if not isinstance(loss, torch.Tensor) or loss.dim() > 0:
         kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__

@@ -16,9 +16,7 @@ from trainer.tasks.continuation import Codec
 def tokenizer_codec(config: TrainConfig, folder: Path | None, vocabulary: int) -> Codec:
     """
     The codec of data.tokenizer, or else of the model's folder.
-
-    Raises:
-        UserError: it cannot be read, or has more tokens than the model.
+    Raises UserError: it cannot be read, or has more tokens than the model.
     """
     data = config.data
     path = Path(data.tokenizer).expanduser() if data.tokenizer else folder

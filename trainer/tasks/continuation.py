@@ -40,12 +40,7 @@ def byte_codec() -> Codec:
 
 
 def encoded(prompts: Sequence[str], codec: Codec, context: int) -> List[List[int]]:
-    """
-    The tokens of the prompts.
-
-    Raises:
-        UserError: a prompt has none, or leaves no space for a continuation.
-    """
+    """The tokens of the prompts. Raises UserError: a prompt has none, or leaves no space for a continuation."""
     found = [codec.encode(prompt) for prompt in prompts]
     for prompt, tokens in zip(prompts, found):
         if not 0 < len(tokens) < context:

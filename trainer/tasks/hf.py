@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from trainer.config.config import HF_TASK, TrainConfig
-from trainer.config.llama_shape import CONFIG_FILE
+from trainer.config.llama_shape import CONFIG_FILE, read_json
 from trainer.data.language import LanguageSamples, count_targets, inputs_of, open_language
 from trainer.errors import UserError
 from trainer.tasks.attention import AttentionShape
@@ -73,9 +73,7 @@ class HuggingFaceModel(Task):
     def build_model(self) -> torch.nn.Module:
         """
         Build in fp32, with memory that init= or a checkpoint fills.
-
-        Raises:
-            UserError: transformers cannot build what the config.json describes.
+        Raises UserError: transformers cannot build what the config.json describes.
         """
         return self._build(contextlib.nullcontext())
 
@@ -176,14 +174,7 @@ def _read_config(folder: Path) -> Dict[str, Any]:
     """The config.json. Raises UserError: there is none, or it describes a model that is not supported."""
     start = f"task={HF_TASK}{folder}"
     path = folder / CONFIG_FILE
-    try:
-        raw = json.loads(path.read_text("utf-8"))
-    except OSError as exc:
-        raise UserError(
-            f"{start}: {path}: cannot be read: {exc.strerror}; name a folder on the nodes: nothing is downloaded"
-        ) from exc
-    except ValueError as exc:
-        raise UserError(f"{start}: {path}: not valid JSON: {exc}") from exc
+    raw = read_json(path, f"{start}: ", "; name a folder on the nodes: nothing is downloaded")
     if not isinstance(raw, dict) or raw.get("model_type") not in TYPES:
         found = raw.get("model_type") if isinstance(raw, dict) else None
         raise UserError(f"{start}: {path}: model_type={found}: models of type {', '.join(TYPES)} can be trained")

@@ -19,10 +19,8 @@ from trainer.tasks.hf import HuggingFaceModel
 def load_task(config: TrainConfig) -> Task:
     """
     Import the module, also from the working folder, and make the task.
-
-    Raises:
-        UserError: there is no such module or class, it fails when it is imported or made, it lacks methods, or it does
-            not take the options.
+    Raises UserError: there is no such module or class, it fails when it is imported or made, it lacks methods, or it does not
+    take the options.
     """
     if config.task.startswith(HF_TASK):
         return _construct(HuggingFaceModel, config)

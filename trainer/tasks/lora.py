@@ -74,9 +74,7 @@ def initialise_adapter(name: str, weight: torch.Tensor, seed: int) -> None:
 def add_adapters(model: Model, blocks: Sequence[torch.nn.Module], config: LoraConfig) -> None:  # changes its class
     """
     Freeze the model, and add adapters to the linear layers in its blocks whose names end with one of the targets.
-
-    Raises:
-        UserError: there is no such layer, or peft is missing.
+    Raises UserError: there is no such layer, or peft is missing.
     """
     if importlib.util.find_spec("peft") is None:
         raise UserError(f"lora.rank={config.rank}: needs the package peft, which is not installed for {sys.executable}")

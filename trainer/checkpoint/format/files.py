@@ -256,7 +256,14 @@ def seal(manifest: Mapping[str, Any]) -> str:
 
 def read_manifest(path: Path, step: int | None) -> dict[str, Any]:
     """The manifest, of `step` if that is given; raises DamagedError. Reads no other file."""
-    _check_folder(path)
+    try:
+        found = path.lstat()
+    except OSError as exc:
+        raise DamagedError(exc.strerror) from exc
+    if not stat.S_ISDIR(found.st_mode):
+        raise DamagedError("no folder")
+    if trust_problem(found):
+        raise DamagedError(trust_problem(found))
     try:
         text = b"".join(_parts(path / MANIFEST, limit=MANIFEST_BYTES)).decode()
         manifest = json.loads(text)
@@ -299,17 +306,6 @@ def _compare(name: str, expected: Mapping[str, Any], size: int, sha256: str) -> 
         raise DamagedError(f"{name}: {size} bytes, {expected['bytes']} were written")
     if sha256 != expected["sha256"]:
         raise DamagedError(f"{name}: its hash does not match")
-
-
-def _check_folder(path: Path) -> None:
-    try:
-        found = path.lstat()
-    except OSError as exc:
-        raise DamagedError(exc.strerror) from exc
-    if not stat.S_ISDIR(found.st_mode):
-        raise DamagedError("no folder")
-    if trust_problem(found):
-        raise DamagedError(trust_problem(found))
 
 
 def _parts(path: Path, limit: int | None = None) -> Iterator[bytes]:

@@ -179,20 +179,18 @@ def _weights_of(folder: Path, metadata: _Record) -> Dict[str, Weight]:
             info = stored.get((name, starts))
             if info is None:
                 raise UserError(f"{METADATA_FILE}: {name} has a part at {list(starts)} that is in no file")
-            parts.append(_part_of(name, info, starts, _sizes(chunk.get("sizes"))))
+            if info.get("transform_descriptors"):
+                raise UserError(
+                    f"{METADATA_FILE}: {name} is stored in another form: {info.get('transform_descriptors')}"
+                )
+            file, (offset, length) = info.get("relative_path"), _sizes((info.get("offset"), info.get("length")))
+            if os.path.basename(file) != file or file in ("", ".", ".."):
+                raise UserError(f"{METADATA_FILE}: {name} is in {file!r}, which is no file of this folder")
+            parts.append(_Part(file, offset, length, starts, _sizes(chunk.get("sizes"))))
         read = functools.partial(_read, _Saved(folder, name, shape, dtype, parts))
         size = math.prod(shape) * torch.empty((), dtype=dtype).element_size() if dtype in DTYPES else 0
         weights[str(name)] = Weight(METADATA_FILE, DTYPES.get(dtype, str(dtype)), shape, size, read)
     return weights
-
-
-def _part_of(name: str, info: _Record, starts: Tuple[int, ...], shape: Tuple[int, ...]) -> _Part:
-    if info.get("transform_descriptors"):
-        raise UserError(f"{METADATA_FILE}: {name} is stored in another form: {info.get('transform_descriptors')}")
-    file, (offset, length) = info.get("relative_path"), _sizes((info.get("offset"), info.get("length")))
-    if os.path.basename(file) != file or file in ("", ".", ".."):
-        raise UserError(f"{METADATA_FILE}: {name} is in {file!r}, which is no file of this folder")
-    return _Part(file, offset, length, starts, shape)
 
 
 def _sizes(values: Pickled) -> Tuple[int, ...]:

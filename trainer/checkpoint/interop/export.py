@@ -27,7 +27,7 @@ from trainer.checkpoint.interop.initial import INDEX_FILE, WEIGHTS_FILE, digest_
 from trainer.checkpoint.load.sharded import read_weights
 from trainer.checkpoint.load.state_pt import load_state, named
 from trainer.config.config import HF_TASK
-from trainer.config.llama_shape import CONFIG_FILE, read_shape
+from trainer.config.llama_shape import CONFIG_FILE, read_json, read_shape
 from trainer.errors import UserError
 from trainer.io import appearing_whole
 from trainer.safetensors import DTYPES
@@ -123,7 +123,8 @@ def export_folder(
     if has_adapters:
         weights = _merge_adapters(path, weights, manifest, base)
     if of_transformers:
-        config, weights = _read_config(source), _matching(path, weights, base, source)
+        config = read_json(source, remedy="; name the folder of the model by --shape")
+        weights = _matching(path, weights, base, source)
     else:
         config, weights = _check(path, weights, source, base=base)
     with appearing_whole(target) as temporary:
@@ -153,9 +154,7 @@ def _check(
 ) -> Tuple[Dict[str, Any], Dict[str, torch.Tensor]]:
     """
     Return the contents of config.json and the model's weights, of which files may have more (`base`).
-
-    Raises:
-        UserError: the weights are of another shape.
+    Raises UserError: the weights are of another shape.
     """
     shape = read_shape(source)
     with torch.device("meta"):
@@ -185,17 +184,6 @@ def _read_base(path: Path, manifest: Mapping[str, Any], shape: Path | None) -> D
             f"{str(digest)[:12]}; name the folder of the model by --shape"
         )
     return base
-
-
-def _read_config(source: Path) -> Dict[str, Any]:
-    path = source / CONFIG_FILE if source.is_dir() else source
-    try:
-        config: Dict[str, Any] = json.loads(path.read_text("utf-8"))
-    except OSError as exc:
-        raise UserError(f"{path}: cannot be read: {exc.strerror}; name the folder of the model by --shape") from exc
-    except ValueError as exc:
-        raise UserError(f"{path}: not valid JSON: {exc}") from exc
-    return config
 
 
 def _matching(

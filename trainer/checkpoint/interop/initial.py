@@ -103,9 +103,7 @@ def shapes_of(model: torch.nn.Module) -> Dict[str, Tuple[int, ...]]:
 def base_digest(group: Group, config: TrainConfig) -> str:
     """
     On rank 0, the digest of the weights beside which adapters are trained, or ""; a collective.
-
-    Raises:
-        UserError: on all ranks alike; they cannot be read.
+    Raises UserError: on all ranks alike; they cannot be read.
     """
     digest = problem = ""
     if group.rank.is_main and config.lora.rank and config.init:

@@ -71,9 +71,7 @@ def check_compatible(
 def check_parameters(model: Mapping[str, Any], sizes: Mapping[str, int], step: int) -> None:
     """
     Check that the saved model has the parameters of these sizes: an older manifest does not list its own.
-
-    Raises:
-        UserError: it lacks one, or has one of another size.
+    Raises UserError: it lacks one, or has one of another size.
     """
     changed = _changed_sizes({name: model[name].numel() for name in sizes if name in model}, sizes)
     if changed:

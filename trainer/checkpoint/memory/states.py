@@ -73,9 +73,7 @@ class MemoryStates:
     ) -> MemoryStates | None:
         """
         Prepare the folder; None without memory_steps or training data. A collective.
-
-        Raises:
-            UserError: on all ranks alike; there is no folder for it, or other users may read or write it.
+        Raises UserError: on all ranks alike; there is no folder for it, or other users may read or write it.
         """
         if config.memory_steps is None or data_digest is None:
             return None
@@ -101,9 +99,7 @@ class MemoryStates:
     def check_space(self, state: LocalState) -> None:
         """
         Check that the memory of every node can hold the states; a collective.
-
-        Raises:
-            UserError: on all ranks alike; it cannot.
+        Raises UserError: on all ranks alike; it cannot.
         """
         tensors, _ = sharded.own_tensors(self.group, state, keep_copies=True)
         of_kind = {kind: _bytes_of(tensors, kind) for kind in (MODEL, MOMENTS[0])}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Callable, Sequence
 
 from trainer.console import log_line
 from trainer.data.corpus.folder import TokenFolder
-from trainer.data.corpus.pieces import Piece, parts_of
+from trainer.data.corpus.pieces import parts_of
 from trainer.data.corpus.shard import Encoder
 from trainer.data.corpus.workers import Workers
 from trainer.data.paths import matching_files
@@ -34,13 +34,22 @@ def tokenize(names: Sequence[str], output: Path, tokenizer_path: Path, *, field:
     parts = parts_of(paths)
     if not parts:
         raise UserError(f"tokenize: {', '.join(names)}: no text in it")
-    folder = TokenFolder(output, _plan(paths, encoder, field), len(parts))
+    states = [(path, path.stat()) for path in paths]
+    texts = [[str(path.absolute()), state.st_size, state.st_mtime_ns] for path, state in states]
+    plan = {"version": VERSION, "tokenizer": encoder.tokenizer.digest, "field": field, "texts": texts}
+    folder = TokenFolder(output, plan, len(parts))
     try:
         if folder.is_done():
             log_line(f"{output}: is done; nothing is left to tokenize")
             return
         with folder.open() as missing:
-            _announce(parts, missing, encoder, processes)
+            total = sum(piece.size for part in parts for piece in part)
+            log_line(
+                f"tokenizing {total / 1e6:.1f} MB of text by {min(processes, len(missing))} processes; type={encoder.kind} holds "
+                f"the {encoder.tokenizer.size} tokens of {encoder.tokenizer.path}"
+            )
+            if len(missing) < len(parts):
+                log_line(f"continuing: {len(parts) - len(missing)} of {len(parts)} files are done")
             size = sum(piece.size for number in missing for piece in parts[number])
             Workers(folder, parts, encoder, field).run(missing, processes, ProgressLines(size).add)
             manifest = folder.finish(encoder.kind)
@@ -50,22 +59,6 @@ def tokenize(names: Sequence[str], output: Path, tokenizer_path: Path, *, field:
         f"tokenized documents={manifest['documents']} tokens={manifest['tokens']} type={manifest['kind']} files={len(parts)} "
         f"contents={manifest['contents'][:12]} output={output}"
     )
-
-
-def _plan(paths: Sequence[Path], encoder: Encoder, field: str) -> Dict[str, Any]:
-    states = [(path, path.stat()) for path in paths]
-    texts = [[str(path.absolute()), state.st_size, state.st_mtime_ns] for path, state in states]
-    return {"version": VERSION, "tokenizer": encoder.tokenizer.digest, "field": field, "texts": texts}
-
-
-def _announce(parts: Sequence[List[Piece]], missing: Sequence[int], encoder: Encoder, processes: int) -> None:
-    size = sum(piece.size for part in parts for piece in part)
-    log_line(
-        f"tokenizing {size / 1e6:.1f} MB of text by {min(processes, len(missing))} processes; type={encoder.kind} holds "
-        f"the {encoder.tokenizer.size} tokens of {encoder.tokenizer.path}"
-    )
-    if len(missing) < len(parts):
-        log_line(f"continuing: {len(parts) - len(missing)} of {len(parts)} files are done")
 
 
 class ProgressLines:

@@ -34,12 +34,7 @@ class TokenFolder:
         self.results = self.partial / RESULTS
 
     def is_done(self) -> bool:
-        """
-        The folder is there, made of the same texts.
-
-        Raises:
-            UserError: something else is there.
-        """
+        """The folder is there, made of the same texts. Raises UserError: something else is there."""
         if not self.output.exists():
             return False
         if _read(self.output / MANIFEST).get("plan") != self.plan:
@@ -52,9 +47,7 @@ class TokenFolder:
     def open(self) -> Iterator[List[int]]:
         """
         The numbers of the parts that are missing; nobody else writes the folder in this block.
-
-        Raises:
-            UserError: another process writes it, or it holds parts of something else.
+        Raises UserError: another process writes it, or it holds parts of something else.
         """
         self.results.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self.results / "lock").open("a") as lock:
@@ -63,7 +56,14 @@ class TokenFolder:
             except OSError as exc:
                 if exc.errno not in NO_LOCKS:
                     raise UserError(f"{self.partial}: another process writes it") from exc
-            self._check_plan()
+            path = self.results / "plan.json"
+            if not path.exists():
+                replace_text(path, json.dumps(self.plan))
+            elif _read(path) != self.plan:
+                raise UserError(
+                    f"{self.partial}: has parts of other texts or of another tokenizer, or a text has changed since: repeat the earlier "
+                    "command, or remove the folder"
+                )
             for path in self.results.glob("*.tmp-*"):
                 path.unlink()
             numbers = range(self.parts)
@@ -89,16 +89,6 @@ class TokenFolder:
         self.partial.rename(self.output)
         shutil.rmtree(str(self.output / RESULTS), ignore_errors=True)
         return manifest
-
-    def _check_plan(self) -> None:
-        path = self.results / "plan.json"
-        if not path.exists():
-            replace_text(path, json.dumps(self.plan))
-        elif _read(path) != self.plan:
-            raise UserError(
-                f"{self.partial}: has parts of other texts or of another tokenizer, or a text has changed since: repeat the earlier "
-                "command, or remove the folder"
-            )
 
 
 def _read(path: Path) -> Dict[str, Any]:

@@ -44,9 +44,7 @@ class Piece:
 def parts_of(paths: Sequence[Path]) -> List[List[Piece]]:
     """
     Divide the files, in order, into parts of equal size, as far as rows and lines allow.
-
-    Raises:
-        UserError: a file cannot be read, or is of a kind that has no text.
+    Raises UserError: a file cannot be read, or is of a kind that has no text.
     """
     try:
         part_bytes = min(MOST_BYTES, max(LEAST_BYTES, sum(path.stat().st_size for path in paths) // PARTS))

@@ -96,20 +96,18 @@ class Workers:
                     number, following.value = following.value, following.value + 1
                 if number >= len(missing):
                     return
-                self._make(missing[number], report)
+                part = missing[number]
+                temporary = self.folder.temporary(part)
+                try:
+                    result = write_shard(temporary, self.parts[part], self.encoder, field=self.field, on_batch=report)
+                    temporary.replace(self.folder.shard(part))
+                finally:
+                    with contextlib.suppress(FileNotFoundError):
+                        temporary.unlink()
+                replace_text(self.folder.result(part), json.dumps(result))
         except (UserError, OSError) as exc:
             if os.getppid() != parent:
                 os._exit(ORPHANED)
             writer.send(
                 str(exc) if isinstance(exc, UserError) else f"{exc.filename or self.folder.partial}: {exc.strerror}"
             )
-
-    def _make(self, number: int, report: Callable[[int, int], None]) -> None:
-        temporary = self.folder.temporary(number)
-        try:
-            result = write_shard(temporary, self.parts[number], self.encoder, field=self.field, on_batch=report)
-            temporary.replace(self.folder.shard(number))
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()
-        replace_text(self.folder.result(number), json.dumps(result))
