@@ -179,11 +179,9 @@ class _Push:
         images.load(path)
         found = images.id_of(self._archive.image)
         if found not in self._archive.ids:
-            raise NodeError(
-                images.node,
-                f"{self._archive.image} has the id {found[:SHORT] or 'of no image'} after loading, not {self._archive.short_id}",
-                hint=f"see what `{' '.join(self._clients[images.node])} load --input FILE` prints there",
-            )
+            text = f"{self._archive.image} has the id {found[:SHORT] or 'of no image'} after loading, not {self._archive.short_id}"
+            hint = f"see what `{' '.join(self._clients[images.node])} load --input FILE` prints there"
+            raise NodeError(images.node, text, hint=hint)
         return True
 
 
@@ -209,10 +207,11 @@ def saved(image: str, clients: Sequence[Sequence[str]], on_progress: OnProgress)
             image_id, size = found.stdout.decode().split()
             return _saved(runtime, image, image_id.removeprefix("sha256:")[:SHORT], int(size), on_progress=on_progress)
         errors = errors or found.stderr.decode("utf-8", "replace").strip().splitlines()[-1]
-    raise UsageError(
-        f"{image} is neither a file nor an image of {' or '.join(runtimes)} on this machine: {errors}",
-        hint=f"{runtimes[0]} images lists the images; {runtimes[0]} pull {image} fetches it; or name a file of docker save",
+    text = f"{image} is neither a file nor an image of {' or '.join(runtimes)} on this machine: {errors}"
+    hint = (
+        f"{runtimes[0]} images lists the images; {runtimes[0]} pull {image} fetches it; or name a file of docker save"
     )
+    raise UsageError(text, hint=hint)
 
 
 def _saved(runtime: str, image: str, short_id: str, size: int, *, on_progress: OnProgress) -> Archive:

@@ -42,10 +42,11 @@ def load_inventory(given: str | None, names: str | None) -> Inventory:
     if usual := default_inventory():
         return inventories.load(_shipped(usual) or Path(usual))
     if names is None:
-        raise InventoryError(
-            f"no inventory: none given with -i, ORCH_INVENTORY is not set, and there is no {Path.cwd() / DEFAULT}",
-            hint="-i FILE, or -i local for two nodes on this machine, or ssh-launch --nodes n0,n1 for names of ~/.ssh/config",
+        text = f"no inventory: none given with -i, ORCH_INVENTORY is not set, and there is no {Path.cwd() / DEFAULT}"
+        hint = (
+            "-i FILE, or -i local for two nodes on this machine, or ssh-launch --nodes n0,n1 for names of ~/.ssh/config"
         )
+        raise InventoryError(text, hint=hint)
     try:
         return inventories.from_names(expand(names))
     except ValueError as exc:

@@ -113,10 +113,8 @@ def list_files(paths: Sequence[Path]) -> tuple[Files, list[str]]:
                 sources.append(source)
     if leading_out:
         more = f" and {len(leading_out) - MOST_NAMED} more" if len(leading_out) > MOST_NAMED else ""
-        raise UsageError(
-            f"links lead out of what is sent: {', '.join(leading_out[:MOST_NAMED])}{more}",
-            hint="send the folder that also contains what they name, or a copy with files in their stead: cp -rL",
-        )
+        hint = "send the folder that also contains what they name, or a copy with files in their stead: cp -rL"
+        raise UsageError(f"links lead out of what is sent: {', '.join(leading_out[:MOST_NAMED])}{more}", hint=hint)
     links_last = sorted(range(len(entries)), key=lambda index: entries[index]["kind"] == "link")
     return Files([entries[index] for index in links_last], [sources[index] for index in links_last]), left_out
 

@@ -151,9 +151,8 @@ def changes(feeds: Feeds, viewed: Mapping[str, Feed], quiet_s: float) -> Iterato
     sent: dict[str, str] = {}
 
     def news() -> list[tuple[str, str]]:
-        return [
-            (name, feed.text) for name, feed in viewed.items() if feed.text is not None and feed.text != sent.get(name)
-        ]
+        texts = ((name, feed.text) for name, feed in viewed.items())
+        return [(name, text) for name, text in texts if text is not None and text != sent.get(name)]
 
     while True:
         with feeds.changed:

@@ -24,8 +24,7 @@ from orchestrator.run import RunEntry, RunRecord
 from orchestrator.usecases.reports.curves import Curves, MetricsReader
 from orchestrator.usecases.reports.log_reader import LogReader
 from orchestrator.usecases.reports.logs import Filter, batch_log, selection
-from orchestrator.usecases.runs.look import Look, Looks, Overview, Training
-from orchestrator.usecases.runs.recorded import recorded
+from orchestrator.usecases.runs.look import Looks, Overview, Training, recorded
 from orchestrator.verdict.live_run import LiveRun
 from orchestrator.web.feeds import Reading, Source
 from orchestrator.web.files import whole_page
@@ -166,15 +165,11 @@ class RunPage:
         return Reading(value, is_final=record.state.final)
 
     def _read_overview(self, looks: Looks) -> Reading:
-        look = looks.look(may_prompt=self._may_prompt)
-        if look.overview.training is not None:
-            self._looked.add([_step(look.overview.training)])
-        return Reading(self._overview_json(look), is_final=look.overview.is_over)
-
-    def _overview_json(self, look: Look) -> dict[str, Any]:
-        found = look.overview
+        found = looks.look(may_prompt=self._may_prompt).overview
+        if found.training is not None:
+            self._looked.add([_step(found.training)])
         rows = self._wording.rows(found, frozenset(node.node for node in found.nodes))
-        return {
+        value = {
             "at_s": time.time(),
             "health": found.health,
             "verdict": found.verdict,
@@ -184,6 +179,7 @@ class RunPage:
             "findings": [{"text": each.text, "age_s": each.age_s} for each in found.findings],
             "moments": [{"time_s": each.time_s, "text": each.text} for each in found.moments],
         }
+        return Reading(value, is_final=found.is_over)
 
     def _read_curves(self) -> Reading:
         record = self._folder.read()

@@ -87,9 +87,8 @@ class WebServer(ThreadingHTTPServer):
         try:
             super().__init__((ADDRESS, port), Handler)
         except OSError as exc:
-            raise UsageError(
-                f"--port {port}: {os_error_text(exc)}", hint="without --port, a free one is taken"
-            ) from exc
+            text = f"--port {port}: {os_error_text(exc)}"
+            raise UsageError(text, hint="without --port, a free one is taken") from exc
 
     @property
     def cookie(self) -> str:

@@ -100,7 +100,9 @@ def diagnose_files(words: Sequence[str], signatures_file: Path | None) -> Diagno
     search, evidence, size_bytes = LogSearch(signatures), Evidence(), 0
     for file in files:
         blocks = _Blocks(file)
-        evidence += search.evidence(blocks, file, named_rank=_rank_in(file))
+        found = _RANK_IN_NAME.search(file)
+        rank = None if found is None else int(found["name"] or found["folder"])
+        evidence += search.evidence(blocks, file, named_rank=rank)
         size_bytes += blocks.size_bytes
     return Diagnosed(rank_causes(evidence), tuple(files), size_bytes)
 
@@ -170,9 +172,3 @@ def _files(word: str) -> Iterator[str]:
     for folder, folders, names in os.walk(word):
         folders.sort()
         yield from (str(Path(folder, name)) for name in sorted(names) if Path(folder, name).is_file())
-
-
-def _rank_in(file: str) -> int | None:
-    """The rank whose output a file is, by its name."""
-    found = _RANK_IN_NAME.search(file)
-    return None if found is None else int(found["name"] or found["folder"])

@@ -85,7 +85,8 @@ def write_report(diagnosed: Diagnosed, shown: Sequence[str], file: Path) -> list
         write_file(file, _archive(replaced))
     except OSError as exc:
         raise UsageError(os_error_text(exc), hint="give a file that you can write") from exc
-    return [*_listed(replaced), *_counts(pseudonyms.count)]
+    parts = [f"{number} {_KINDS.get(kind, f'{kind}s')}" for kind, number in sorted(pseudonyms.count.items())]
+    return [*_listed(replaced), f"replaced       {', '.join(parts) or 'nothing'}"]
 
 
 def _hosts(lines: Iterable[str]) -> set[str]:
@@ -101,11 +102,6 @@ def _hosts(lines: Iterable[str]) -> set[str]:
 def _listed(texts: Mapping[str, str]) -> Iterable[str]:
     subjects = {"diagnosis.txt": "the diagnosis", "lines.txt": "the lines of errors with those around them", "setting.json": "versions, shape and variables"}  # fmt: skip
     return (f"{name:14} {subjects[name]}, {text.count(chr(10))} lines" for name, text in texts.items())
-
-
-def _counts(count: Mapping[str, int]) -> Iterable[str]:
-    parts = [f"{number} {_KINDS.get(kind, f'{kind}s')}" for kind, number in sorted(count.items())]
-    yield f"replaced       {', '.join(parts) or 'nothing'}"
 
 
 def _lines(diagnosed: Diagnosed) -> Iterable[str]:

@@ -79,7 +79,10 @@ def teach(word: str, lesson: Lesson, signatures_file: Path | None) -> Taught:
     """
     known = user_signatures(signatures_file)
     lines, line = _line_of(word, signatures_file)
-    _refuse_known(line)
+    for hit in LogSearch(CATALOGUE).evidence([line.encode()], "line").hits:
+        if hit.signature.role in _SPECIFIC and not hit.signature.is_general:
+            hint = "orch diagnose names its cause; give another line"
+            raise UsageError(f"the line is known: [{hit.signature.id}]", hint=hint)
     text = generalised(line)
     if max(map(len, text.split("*"))) < LEAST_TEXT:
         raise UsageError(f"the line has no text that stays the same: {line[:200]!r}", hint="give a line that says more")
@@ -89,9 +92,8 @@ def teach(word: str, lesson: Lesson, signatures_file: Path | None) -> Taught:
     try:
         row = read_signatures(entry, str(file), {**CATALOGUE, **known})[lesson.id]
     except SignatureError as exc:
-        raise UsageError(
-            str(exc), hint="give another --name, --cause or line; docs/diagnose.md shows the format"
-        ) from exc
+        hint = "give another --name, --cause or line; docs/diagnose.md shows the format"
+        raise UsageError(str(exc), hint=hint) from exc
     for number, candidate in enumerate(lines, 1):
         if row.expression.search(candidate) and generalised(origin_of(candidate).text) != text:
             hint = f"write a signature with a longer text into {file}, or give a line that says more"
@@ -115,9 +117,8 @@ def _line_of(word: str, signatures_file: Path | None) -> tuple[list[str], str]:
         lines = log_lines(position["file"])
         number = int(position["line"])
         if number > len(lines):
-            raise UsageError(
-                f"{position['file']} has {len(lines)} lines, not {number}", hint="give FILE:LINE of that log"
-            )
+            text = f"{position['file']} has {len(lines)} lines, not {number}"
+            raise UsageError(text, hint="give FILE:LINE of that log")
         return lines, origin_of(lines[number - 1]).text.strip()
     found = diagnose_run(word, signatures_file) if is_run([word]) else diagnose_files([word], signatures_file)
     if found.diagnosis.cause and found.diagnosis.signature in CATALOGUE and not found.diagnosis.errors:
@@ -127,13 +128,3 @@ def _line_of(word: str, signatures_file: Path | None) -> tuple[list[str], str]:
     if not hits:
         raise UsageError(f"{word}: no line reports an error", hint="name the line: FILE:LINE")
     return ([] if is_run([word]) else log_lines(hits[0].file)), hits[0].origin.text.strip()
-
-
-def _refuse_known(line: str) -> None:
-    """Raise UsageError if a signature of the catalogue names the cause of this line."""
-    hits = LogSearch(CATALOGUE).evidence([line.encode()], "line").hits
-    known = next(
-        (hit.signature for hit in hits if hit.signature.role in _SPECIFIC and not hit.signature.is_general), None
-    )
-    if known is not None:
-        raise UsageError(f"the line is known: [{known.id}]", hint="orch diagnose names its cause; give another line")

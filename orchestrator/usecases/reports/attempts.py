@@ -98,7 +98,11 @@ def attempt_of(records: Sequence[NodeRecord], saved: int, *, is_last: bool) -> A
     Args:
         saved: the newest step that earlier attempts have saved; a program that does not report where it began resumed there.
     """
-    finished = [(record, event) for record in records for event in _last_finished(record)]
+    finished: list[tuple[NodeRecord, Any]] = [  # the last event of each agent that has ended
+        (record, event)
+        for record in records
+        for event in [event for event in record.events if event.get("event") == Kind.AGENT_FINISHED][-1:]
+    ]
     failures = sorted(
         (cause_s(event) + record.correction_s, str((event.get("exit") or {}).get("kind")))
         for record, event in finished
@@ -135,11 +139,6 @@ def attempt_of(records: Sequence[NodeRecord], saved: int, *, is_last: bool) -> A
 
 def _all(records: Sequence[NodeRecord], kind: str) -> list[float]:
     return [time for record in records for time in record.times(kind)]
-
-
-def _last_finished(record: NodeRecord) -> list[Any]:
-    """The last event of the node's agent, if the agent has ended."""
-    return [event for event in record.events if event.get("event") == Kind.AGENT_FINISHED][-1:]
 
 
 def _main_progress(records: Sequence[NodeRecord]) -> tuple[Mapping[str, Any], float]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from orchestrator.endpoint.access import Terminal
 from orchestrator.endpoint.files import FoundFiles
-from orchestrator.errors import NodeError, OrchError, UsageError
+from orchestrator.errors import NodeError, UsageError
 from orchestrator.fanout import map_parallel, successes
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import AttemptFolder
@@ -70,12 +70,14 @@ def copy(run: str, path: str, destination: Path, names: str | None, *, on_progre
         folders = launcher.attempt_folders(launcher.attempt(), wanted)
         limit = int(plan.ssh["fanout"])
         listed = map_parallel(folders, lambda attempt: _found(attempt, plan, normal, wanted), limit=limit)
-        sources, failures = _distinct(listed), [error for error in listed if isinstance(error, NodeError)]
+        found = [source for sources in listed if isinstance(sources, list) for source in sources]
+        distinct: dict[tuple[str, str], _Source] = {}
+        for source in found:  # nodes that share a file system report the same file
+            distinct.setdefault((source.found.root, source.found.identity), source)
+        sources, failures = list(distinct.values()), [error for error in listed if isinstance(error, NodeError)]
         if not sources and not failures:
-            raise UsageError(
-                f"no node of run {folder.path.name} has {path}",
-                hint="PATH is relative to the ranks' working folder, the node's folder or the run's folder",
-            )
+            hint = "PATH is relative to the ranks' working folder, the node's folder or the run's folder"
+            raise UsageError(f"no node of run {folder.path.name} has {path}", hint=hint)
         targets = [_target(destination, source, normal or folder.path.name, len(sources)) for source in sources]
         target_of = dict(zip(sources, targets, strict=True))
         size_bytes = sum(source.found.size_bytes for source in sources)
@@ -106,15 +108,6 @@ def _found(attempt: AttemptFolder, plan: LaunchPlan, path: str, wanted: Collecti
     nodes = attempt.nodes if wanted is None or attempt.nodes is not None else sorted(wanted)
     found = attempt.endpoint.list_files(attempt.attempt_dir, nodes, path, cwd=plan.program.cwd or "")
     return [_Source(attempt, files) for files in found]
-
-
-def _distinct(listed: Sequence[list[_Source] | OrchError]) -> list[_Source]:
-    """The sources without repetitions: nodes that share a file system report the same file."""
-    sources: dict[tuple[str, str], _Source] = {}
-    for found in listed:
-        for source in found if isinstance(found, list) else []:
-            sources.setdefault((source.found.root, source.found.identity), source)
-    return list(sources.values())
 
 
 def _target(destination: Path, source: _Source, path: str, count: int) -> Path:

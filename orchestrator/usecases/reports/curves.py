@@ -55,7 +55,10 @@ class Curve:
                 self._merge(number, (min(known), max(known), math.fsum(known), len(known)))
             begin = end
         while len(self._buckets) > self._most:
-            self._widen()
+            buckets, self._buckets = self._buckets, {}
+            self.width *= 2
+            for number, bucket in buckets.items():
+                self._merge(number // 2, bucket)
 
     def points(self) -> list[Point]:
         """The buckets in the order of their steps."""
@@ -69,12 +72,6 @@ class Curve:
         if known is not None:
             more = min(known[0], more[0]), max(known[1], more[1]), known[2] + more[2], known[3] + more[3]
         self._buckets[number] = more
-
-    def _widen(self) -> None:
-        buckets, self._buckets = self._buckets, {}
-        self.width *= 2
-        for number, bucket in buckets.items():
-            self._merge(number // 2, bucket)
 
 
 class Curves:

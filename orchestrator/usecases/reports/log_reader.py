@@ -224,11 +224,8 @@ class LogReader:
                     self._write(feed.gaps(result))
                 else:
                     self.unreadable.pop(feed.folder.name, None)
-            unread = [
-                feed
-                for feed, result in zip(unread, results, strict=True)
-                if feed.has_read and not isinstance(result, NodeError)
-            ]
+            pairs = zip(unread, results, strict=True)
+            unread = [feed for feed, result in pairs if feed.has_read and not isinstance(result, NodeError)]
         self._write(_unfinished(self._feeds))
 
     def warn_unreadable(self, error: NodeError) -> None:
@@ -274,11 +271,10 @@ class LogReader:
 
     def _is_repeated(self, group: LogLines) -> bool:
         """True for the failure of a rank with an error that was shown; never if the lines of all ranks are wanted."""
-        if (
-            group.stream != "event"
-            or self._selection.has_rank_metrics
-            or not (found := FAILED_EXIT.fullmatch(group.text))
-        ):
+        if group.stream != "event" or self._selection.has_rank_metrics:
+            return False
+        found = FAILED_EXIT.fullmatch(group.text)
+        if found is None:
             return False
         failure = self.attempt, found["failure"]
         if failure not in self._shown_failures:

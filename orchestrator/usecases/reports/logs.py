@@ -19,7 +19,6 @@ from orchestrator.portable.names.hostlist import expand, fold
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.records.runs import find_run
 from orchestrator.records.store import KeptRun, RunFolder, UnrecordedRun
-from orchestrator.run import RankExit, RunRecord
 from orchestrator.supervision.queries import MOST_LINES, lines_by_owner
 from orchestrator.usecases.durations import seconds
 from orchestrator.usecases.reports.log_reader import LogReader
@@ -107,15 +106,11 @@ def lines_without_nodes(run: KeptRun, error: NodesError, chosen: Selection, tail
     if read := wanted(lines_by_owner(run)):
         remark = f"{error}; the run's supervisor has read these lines, the last {MOST_LINES} at most"
         return Recorded(read, remark, is_newest=True)
-    record = run.read()
-    kept = wanted([] if record.exit is None else [_recorded_lines(record, record.exit)])
+    record, kept = run.read(), wanted([])
+    if (exit_ := record.exit) is not None:  # the last lines of the rank that failed first
+        ended_s = datetime.fromisoformat(record.ended or record.created).timestamp()
+        kept = wanted([LogLines(ended_s, exit_.node, exit_.rank, "err", "\n".join(exit_.lines))])
     return Recorded(kept, f"{record.outcome}; these lines are in its record" if kept else record.outcome)
-
-
-def _recorded_lines(record: RunRecord, exit_: RankExit) -> LogLines:
-    """The last lines of the rank that failed first."""
-    ended_s = datetime.fromisoformat(record.ended or record.created).timestamp()
-    return LogLines(ended_s, exit_.node, exit_.rank, "err", "\n".join(exit_.lines))
 
 
 def missing_logs(run: KeptRun, plan: LaunchPlan, reader: LogReader) -> LaunchError | None:

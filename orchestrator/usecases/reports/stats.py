@@ -231,9 +231,8 @@ def scaling(run: RecordedRun, against: RecordedRun) -> Scaling:
     if unit is None:
         without = run if not any(map(first.get, RATES)) else against
         message = f"run {without.record.id} ({without.record.state.value}) has reported no throughput"
-        raise UsageError(
-            message, hint="the shared trainer reports it at its end; programs by `summary` in their progress"
-        )
+        hint = "the shared trainer reports it at its end; programs by `summary` in their progress"
+        raise UsageError(message, hint=hint)
     return Scaling(against.record.id, first[unit] / second[unit], run.plan.node_count / against.plan.node_count)
 
 

@@ -63,19 +63,16 @@ def _listener(port: int | None) -> socket.socket:
 def _failure(plan: LaunchPlan, run: str, folders: list[str], error: str) -> OrchError:
     node, python = plan.head.name, plan.head.python
     if not folders:
-        return UsageError(
-            f"run {run} has no logs for TensorBoard: {error}",
-            hint="write them below the working folder of the ranks, or into a folder of keep: in the inventory",
-        )
+        hint = "write them below the working folder of the ranks, or into a folder of keep: in the inventory"
+        return UsageError(f"run {run} has no logs for TensorBoard: {error}", hint=hint)
     if "No module named" in error:
         hint = f"on {node}: {python} -m pip install tensorboard"
         if shutil.which("tensorboard"):
             hint += f"; or with the one here: orch cp {run}:. logs && tensorboard --logdir logs"
         return NodeError(node, f"{python} has no TensorBoard", hint=hint)
     last = (error.strip().splitlines() or [f"no answer in {START_S:g} s"])[-1]
-    return NodeError(
-        node, f"TensorBoard does not start: {last}", hint=f"on {node}: {python} -m tensorboard.main --version"
-    )
+    hint = f"on {node}: {python} -m tensorboard.main --version"
+    return NodeError(node, f"TensorBoard does not start: {last}", hint=hint)
 
 
 def _accept(listener: socket.socket, endpoint: Endpoint) -> None:

@@ -142,11 +142,9 @@ def timeline(
     saves, save_s = sum(attempt.saves for attempt in attempts), sum(attempt.save_s for attempt in attempts)
     failures = sum(attempt.failed is not None for attempt in attempts)
     wall_s, queue_s = account.now - start, max(0.0, start - created)
-    mean, samples = mean_utilization(
-        [(attempt.utilization_percent, attempt.utilization_samples) for attempt in attempts]
-    )
+    use = mean_utilization([(attempt.utilization_percent, attempt.utilization_samples) for attempt in attempts])
     spent = (wall_s, productive_s, queue_s, account.lost, repeated, failures, saves, save_s, training_s)
-    return Timeline(*spent, mean, samples)
+    return Timeline(*spent, *use)
 
 
 def mean_utilization(means: Sequence[tuple[float | None, int]]) -> tuple[float | None, int]:

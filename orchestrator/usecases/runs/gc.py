@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from orchestrator.endpoint.access import (
     PlannedSsh,
@@ -15,7 +16,6 @@ from orchestrator.endpoint.access import (
     transport_factory,
 )
 from orchestrator.endpoint.client import Endpoint
-from orchestrator.endpoint.stray_containers import StrayContainer
 from orchestrator.errors import LaunchError, NodeError, NodesError, OrchError, RunNotFound, UsageError
 from orchestrator.fanout import map_parallel
 from orchestrator.inventory.model import Node
@@ -109,17 +109,11 @@ class Garbage:
             raise failure
         left = [f"{g.node}: {e['path']}: {e['why']}" for g in self.sites for e in g.entries if e["action"] == "fail"]
         if not self.dry_run:
-            left += [
-                f"{g.node}: pid {s['pid']} of {s['run']} is alive"
-                for g in self.sites
-                for s in g.stray_report["strays"]
-                if s["alive"]
-            ]
+            alive = [(g.node, s) for g in self.sites for s in g.stray_report["strays"] if s["alive"]]
+            left += [f"{node}: pid {stray['pid']} of {stray['run']} is alive" for node, stray in alive]
         if left:
-            raise LaunchError(
-                "\n  ".join(["not everything could be removed", *left]),
-                hint="find what prevents it, then orch gc again",
-            )
+            message = "\n  ".join(["not everything could be removed", *left])
+            raise LaunchError(message, hint="find what prevents it, then orch gc again")
 
 
 def collect(limits: Limits, inventory: str | None, forget: str | None, on_progress: OnProgress) -> Garbage:
@@ -144,19 +138,13 @@ def collect(limits: Limits, inventory: str | None, forget: str | None, on_progre
     claims, terminal = _Claims(), Terminal()
     limit = max([FANOUT, *(site.ssh.fanout for site in sites)])
     reporter = Reporter("searching", [site.name for site in sites], between_prompts(on_progress))
-
-    def collect_site(site: Site) -> SiteGarbage:
-        return _collect_site(site, limits, claims, terminal)
-
-    outcomes = map_parallel(sites, reporter.around(collect_site), limit=limit)
+    search = partial(_collect_site, limits=limits, claims=claims, terminal=terminal)
+    outcomes = map_parallel(sites, reporter.around(search), limit=limit)
     found = [outcome for outcome in outcomes if isinstance(outcome, SiteGarbage)]
     reached = {site.key for site, outcome in zip(sites, outcomes, strict=True) if isinstance(outcome, SiteGarbage)}
     reasons = _reasons_to_keep(plans, found, reached, forgotten)
-    gone = {
-        folder.path.name
-        for folder, plan in plans.items()
-        if plan is not None and {site.key for site in _sites_of(plan)} <= forgotten
-    }
+    keys_of = {folder.path.name: {site.key for site in _sites_of(plan)} for folder, plan in plans.items() if plan}
+    gone = {run for run, keys in keys_of.items() if keys <= forgotten}
     # the records of runs that are over and have no reason to be kept, and of those whose nodes are all gone
     clearing = Clearing(limits.older_than_s, results=limits.results, dry_run=limits.dry_run)
     entries: list[GarbageBody] = [
@@ -233,23 +221,19 @@ def _collect_site(site: Site, limits: Limits, claims: _Claims, terminal: Termina
     with site.connect(terminal) as endpoint:
         machine = (endpoint.facts.host_id, endpoint.facts.user)
         container = container_of(site.node)
-        if claims.first(
-            *machine, "processes", container.name if container else ""
-        ):  # containers share the host's network
+        name = container.name if container else ""  # containers share the host's network
+        if claims.first(*machine, "processes", name):
             garbage.stray_report = endpoint.strays(min_age_s=YOUNG_S, grace_s=GRACE_S, dry_run=limits.dry_run)
         if claims.first(*machine, site.node.workdir):
             garbage.entries = endpoint.clear(
                 site.node.workdir, older_than_s=limits.older_than_s, results=limits.results, dry_run=limits.dry_run
             )
         if container is not None and claims.first(*machine, "containers"):
-            cleared = endpoint.clear_containers(YOUNG_S, dry_run=limits.dry_run)
-            garbage.entries = [*garbage.entries, *(_container_entry(stray, why) for stray, why in cleared)]
+            for stray, why in endpoint.clear_containers(YOUNG_S, dry_run=limits.dry_run):
+                entry = new_entry("container", f"{stray.name} with {', '.join(stray.runs)}", stray.id)
+                entry |= {"age_s": stray.age_s, "action": "fail" if why else "remove", "why": why}
+                garbage.entries = [*garbage.entries, entry]
     return garbage
-
-
-def _container_entry(stray: StrayContainer, why: str) -> GarbageBody:
-    entry = new_entry("container", f"{stray.name} with {', '.join(stray.runs)}", stray.id)
-    return {**entry, "age_s": stray.age_s, "action": "fail" if why else "remove", "why": why}
 
 
 def _reasons_to_keep(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 
@@ -89,16 +89,12 @@ class Looks:
         self, nodes: Sequence[NodeObservation], now_s: float, attempt: int, plan: LaunchPlan | None
     ) -> list[Observed]:
         """The nodes that answered, and the kept observations of the others."""
-        current = {node.node: Observed(node, now_s) for node in nodes}
-        kept = self._folder.kept_observations(attempt)
+        kept = _kept_observations(self._folder, attempt, without={node.node for node in nodes})
         if nodes:
             self._folder.keep_observations({node.node: (now_s, asdict(node)) for node in nodes}, attempt)
-        for name, (at_s, data) in kept.items():
-            if name not in current:
-                with suppress(KeyError, TypeError):  # of another version of orch
-                    current[name] = Observed(NodeObservation.from_json(data), at_s, is_current=False)
         position = {node.name: index for index, node in enumerate(plan.nodes if plan is not None else ())}
-        return sorted(current.values(), key=lambda observed: position.get(observed.node.node, len(position)))
+        observed = [*(Observed(node, now_s) for node in nodes), *kept]
+        return sorted(observed, key=lambda observed: position.get(observed.node.node, len(position)))
 
     def _add_rates(self, nodes: Sequence[NodeObservation]) -> None:
         before = {node.node: node.machine for node in self._before}
@@ -144,3 +140,32 @@ def _findings(refreshed: Refreshed, record: RunRecord) -> Iterator[Finding]:
     yield from refreshed.findings()
     if record.slow:
         yield Finding(Severity.WARN, "slow-rank", record.slow)
+
+
+def _kept_observations(folder: RunFolder, attempt: int, without: Collection[str] = ()) -> list[Observed]:
+    """The observations that earlier looks have kept, but none of the nodes `without`."""
+    found = []
+    for name, (at_s, data) in folder.kept_observations(attempt).items():
+        if name not in without:
+            with suppress(KeyError, TypeError):  # of another version of orch
+                found.append(Observed(NodeObservation.from_json(data), at_s, is_current=False))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A run as far as it is known on this machine. `verdict` is empty for a run whose health only its nodes know; `looked_s` is the time of the last look, in seconds since 1970."""
+
+    record: RunRecord
+    overview: Overview
+    verdict: str
+    looked_s: float | None
+
+
+def recorded(folder: RunFolder, now_s: float) -> Recorded:
+    """The record and the last look that anybody took, without a question to the nodes; RunNotFound if the record cannot be read."""
+    record = folder.read()
+    nodes = _kept_observations(folder, record.attempt)
+    found = overview(Known(record, now_s, observed=nodes))
+    is_known = record.state.final or found.health in ("waiting", "failing")
+    return Recorded(record, found, found.verdict if is_known else "", max((each.at_s for each in nodes), default=None))

@@ -124,19 +124,15 @@ class Refreshed:
         text = waits(self.record)
         return text if text and not self.record.state.final and self.folder.supervisor() is not None else ""
 
-    def _unreported(self) -> str:
-        """The warning that no process runs the hooks of a run under Slurm; empty if one does, or there are none."""
-        if not self.folder.read_plan().hooks or self.folder.reporter() is not None:
-            return ""
-        return f"no process runs the hooks of this run; `orch attach {self.record.id} --detach` starts one"
-
     def unsupervised(self) -> str:
         """The warning that nobody supervises a run over SSH, or some nodes, or runs the hooks of a job; empty if there is no such case."""
         record = self.record
         if not record.started or record.state.final:
             return ""
         if record.by_scheduler:  # Slurm supervises its jobs itself
-            return self._unreported()
+            if not self.folder.read_plan().hooks or self.folder.reporter() is not None:
+                return ""
+            return f"no process runs the hooks of this run; `orch attach {record.id} --detach` starts one"
         if self.folder.supervisor() is None:
             return f"nobody supervises this run, and it continues; `orch attach {record.id}` supervises it again"
         if not record.unsupervised:
@@ -294,11 +290,8 @@ def _queues(
     queues: dict[str, JobStatus | None] = {}
     warnings = []
     for login in {plan.slurm["login"] for plan in plans.values()}:
-        jobs = {
-            record.id: record.slurm_job
-            for _, record in runs
-            if record.id in plans and plans[record.id].slurm["login"] == login
-        }
+        at_login = {run_id for run_id, plan in plans.items() if plan.slurm["login"] == login}
+        jobs = {record.id: record.slurm_job for _, record in runs if record.id in at_login}
         with closing(slurm_host(plans[next(iter(jobs))], terminal)) as host:
             try:
                 queues |= job_statuses(host.run, jobs)

@@ -72,15 +72,13 @@ def _request(folders: Sequence[AttemptFolder], grace_s: float, on_message: Calla
 
 def _until_saved(run_id: str, launcher: Launcher, grace_s: float, on_message: Callable[[str], None]) -> None:
     """Wait until the ranks have ended, or nothing is left to wait for."""
-    on_message(
-        f"the ranks save and end, within {clock(grace_s)}; `orch stop {run_id}` ends them at once, Ctrl-C ends this command alone"
-    )
+    how_to_end = f"`orch stop {run_id}` ends them at once, Ctrl-C ends this command alone"
+    on_message(f"the ranks save and end, within {clock(grace_s)}; {how_to_end}")
     begun_s, reported = time.monotonic(), set[str]()
     deadline_s = begun_s + grace_s + GRACE_S
     while time.monotonic() < deadline_s:
-        nodes, missing = observe_folders(
-            launcher.attempt_folders(launcher.attempt(), connect=False), straggler_s=STRAGGLER_S
-        )
+        folders = launcher.attempt_folders(launcher.attempt(), connect=False)
+        nodes, missing = observe_folders(folders, straggler_s=STRAGGLER_S)
         for failure in missing.failures if missing else ():
             if failure.node not in reported:
                 reported.add(failure.node)

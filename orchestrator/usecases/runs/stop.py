@@ -42,10 +42,10 @@ class SeveralRuns(UsageError):
         lines = [f"  orch stop {name}   {described}" for name, described in choices]
         if len(lines) > MOST_LISTED:
             lines[MOST_LISTED:] = [f"  and {len(lines) - MOST_LISTED} more, see orch list"]
-        super().__init__(
-            "\n".join([f"{message}, so name the one to end:", *lines]),
-            hint="--all ends all runs recorded here; these states are recorded ones, and `orch list --all` queries the runs",
+        hint = (
+            "--all ends all runs recorded here; these states are recorded ones, and `orch list --all` queries the runs"
         )
+        super().__init__("\n".join([f"{message}, so name the one to end:", *lines]), hint=hint)
         self.choices = choices
 
 
@@ -178,10 +178,9 @@ def _active_run(inventory: str) -> str:
 def _end(run: KeptRun, record: RunRecord, launcher: Launcher, on_message: Callable[[str], None]) -> RunRecord:
     _require_stopped(record, launcher.stop(record.slurm_job, grace_s=GRACE_S))
     if launch_host := remote_launch_host(record):
-        raise LaunchError(
-            f"run {record.id} may still be being launched on {launch_host}: what had started was ended, but not the launch",
-            hint=f"orch stop {record.id} on {launch_host}; if that machine is gone, nothing more will start",
-        )
+        text = f"run {record.id} may still be being launched on {launch_host}: what had started was ended, but not the launch"
+        hint = f"orch stop {record.id} on {launch_host}; if that machine is gone, nothing more will start"
+        raise LaunchError(text, hint=hint)
     if record.state.ended:
         return record
     status = observe.observe_run(run, launcher.plan, launcher, launcher.job_status(record.slurm_job))
@@ -191,9 +190,8 @@ def _end(run: KeptRun, record: RunRecord, launcher: Launcher, on_message: Callab
     verdict = with_last_lines(_verdict(record, status, may_be_lost=not is_owned_restart), launcher, status.attempt)
     record, unwritten = record_outcome_if_writable(run, verdict, status.nodes, attempt=status.attempt)
     if unwritten:
-        on_message(
-            f"nothing of run {record.id} is left running, but {unwritten}; `orch status` writes it once there is space"
-        )
+        once = "`orch status` writes it once there is space"
+        on_message(f"nothing of run {record.id} is left running, but {unwritten}; {once}")
     return record
 
 
@@ -240,10 +238,8 @@ def _wait_for_restart(folder: RunFolder) -> RunRecord:
 def _require_stopped(record: RunRecord, left: Sequence[str]) -> None:
     """Raise LaunchError if something of the run is left."""
     if left:
-        raise LaunchError(
-            f"run {record.id} is not known to be over everywhere\n  " + "\n  ".join(left),
-            hint=f"orch stop {record.id} again once that is resolved",
-        )
+        message = "\n  ".join([f"run {record.id} is not known to be over everywhere", *left])
+        raise LaunchError(message, hint=f"orch stop {record.id} again once that is resolved")
 
 
 def cancel_launch(folder: RunFolder, on_message: Callable[[str], None]) -> RunRecord:
@@ -255,9 +251,8 @@ def cancel_launch(folder: RunFolder, on_message: Callable[[str], None]) -> RunRe
     try:
         signal_exactly((pid, record.launching["start_time"]), signal.SIGTERM)
     except PermissionError as exc:
-        raise LaunchError(
-            f"run {record.id} is still being launched by pid {pid}, which belongs to another user"
-        ) from exc
+        message = f"run {record.id} is still being launched by pid {pid}, which belongs to another user"
+        raise LaunchError(message) from exc
     on_message(f"run {record.id} is still being launched: pid {pid} was sent SIGTERM to cancel the launch")
     return wait_for_launch(folder)
 
@@ -268,10 +263,8 @@ def wait_for_launch(folder: RunFolder) -> RunRecord:
     while is_launching(record := folder.read()):
         if time.monotonic() > deadline:
             pid = record.launching["pid"] if record.launching else None
-            raise LaunchError(
-                f"run {record.id} is still being launched: pid {pid} has not ended {CANCEL_S:.0f} s after SIGTERM",
-                hint=f"end that process, then orch stop {record.id} again",
-            )
+            message = f"run {record.id} is still being launched: pid {pid} has not ended {CANCEL_S:.0f} s after SIGTERM"
+            raise LaunchError(message, hint=f"end that process, then orch stop {record.id} again")
         time.sleep(POLL_S)
     return record
 
@@ -282,10 +275,9 @@ def _verdict(record: RunRecord, status: Status, *, may_be_lost: bool) -> Verdict
         raise LaunchError(f"run {record.id} still runs on {fold(alive)}", hint=f"orch stop {record.id} again")
     is_lost = status.verdict.state is RunState.LOST
     if is_lost and record.started and may_be_lost:
-        raise RunLost(
-            f"run {record.id}: {status.verdict.message}; every process there with the run's environment variables was ended",
-            hint="a process that had overwritten its environment (setproctitle does) may be left: search for it there",
-        )
+        text = f"run {record.id}: {status.verdict.message}; every process there with the run's environment variables was ended"
+        hint = "a process that had overwritten its environment (setproctitle does) may be left: search for it there"
+        raise RunLost(text, hint=hint)
     if status.verdict.state.ended and (may_be_lost or not is_lost):
         return status.verdict
     return Verdict(RunState.STOPPED, message="stopped before every node had started")

@@ -82,9 +82,7 @@ def size_text(count: int) -> str:
 def check_plot(path: Path) -> None:
     """UsageError, before anything is measured, if matplotlib or the folder of the plot is missing."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(
-            "--png: matplotlib is not installed for the Python of orch",
-            hint="install the extra: pip install 'orch-launch[trainer]', or use --json",
-        )
+        hint = "install the extra: pip install 'orch-launch[trainer]', or use --json"
+        raise UsageError("--png: matplotlib is not installed for the Python of orch", hint=hint)
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--png {path}: there is no folder {path.absolute().parent}", hint="create it first")

@@ -72,9 +72,8 @@ def _curves(figures: ModuleType, measured: Sequence[Result]) -> Figure:
     has_groups = len({ranks for _, ranks in curves}) > 1
     for (op, ranks), results in curves.items():
         label = f"{op} {ranks[0]}-{ranks[-1]}" if has_groups else op
-        axes.plot(
-            [result["bytes"] for result in results], [result["busbw"] for result in results], marker="o", label=label
-        )
+        sizes, bandwidths = [result["bytes"] for result in results], [result["busbw"] for result in results]
+        axes.plot(sizes, bandwidths, marker="o", label=label)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel("size (bytes)")

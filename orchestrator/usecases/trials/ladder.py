@@ -173,11 +173,8 @@ def as_short_jobs(arguments: LaunchArguments, plan: LaunchPlan, options: LadderO
 
 def _with_slurm(arguments: LaunchArguments, **fields: str) -> LaunchArguments:
     """The arguments with these fields of `slurm:` instead of those given."""
-    kept = [
-        given
-        for given, setting in zip(arguments.slurm, arguments.slurm_settings, strict=True)
-        if setting.path[0] not in fields
-    ]
+    pairs = zip(arguments.slurm, arguments.slurm_settings, strict=True)
+    kept = [given for given, setting in pairs if setting.path[0] not in fields]
     added = (("--set", f"slurm.{name}={value}") for name, value in fields.items())
     return replace(arguments, slurm=(*kept, *added))
 
@@ -291,7 +288,8 @@ class StepLimit:
                 if nodes and not has_started:
                     has_started, self.began_s = True, time.monotonic()
                 if has_started and time.monotonic() > self.began_s + self._options.limit_s:
-                    self.end = self.end or self._end_at_limit()
+                    at_limit = End.BEHIND if self.steps or self._must_report else End.NO_STEPS
+                    self.end = self.end or (at_limit if self._has_observed else End.UNOBSERVED)
         if self.end is not None:
             try:
                 stop(self._folder, self._on_message)
@@ -310,11 +308,6 @@ class StepLimit:
                 self._failure = str(exc)
                 self._on_message(f"the ranks cannot be observed: {exc}")
             return ()
-
-    def _end_at_limit(self) -> End:
-        if not self._has_observed:
-            return End.UNOBSERVED
-        return End.BEHIND if self.steps or self._must_report else End.NO_STEPS
 
 
 def reported_steps(nodes: Sequence[NodeObservation]) -> dict[int, int]:
@@ -341,13 +334,9 @@ def outcome_of(record: RunRecord, options: LadderOptions, end: End | None, steps
     if end is End.UNOBSERVED:
         text = f"the ranks could not be observed in {clock(options.limit_s)}: not all nodes answered, so the run was stopped"
         return Outcome(text, RunState.FAILED.exit_code)
-    return Outcome(_behind(options, steps), RunState.FAILED.exit_code)
-
-
-def _behind(options: LadderOptions, steps: Mapping[int, int]) -> str:
-    """The sentence about ranks that did not make the steps in time."""
+    last = "no rank reported a step"
+    if steps:
+        slow = sorted(rank for rank, step in steps.items() if step == min(steps.values()))
+        last = f"rank {format_numbers(slow)} reported step {min(steps.values())} last"
     made = f"not all ranks made {options.steps} steps in {clock(options.limit_s)}, so the run was stopped"
-    if not steps:
-        return f"{made}: no rank reported a step"
-    slow = sorted(rank for rank, step in steps.items() if step == min(steps.values()))
-    return f"{made}: rank {format_numbers(slow)} reported step {min(steps.values())} last"
+    return Outcome(f"{made}: {last}", RunState.FAILED.exit_code)

@@ -183,7 +183,11 @@ def plan_proof(words: Sequence[str], signatures_file: Path | None, on_progress: 
     signature = provable(found, record, CATALOGUE | user_signatures(signatures_file))
     assert signature.change is not None, "see provable"
     given = as_trial(replace(rerun_arguments(record.id, None), name=NAME))
-    options = LadderOptions(STEPS, _limit_s(record))
+    limit_s = MOST_S
+    if record.ended is not None:
+        took_s = (datetime.fromisoformat(record.ended) - datetime.fromisoformat(record.created)).total_seconds()
+        limit_s = min(MOST_S, max(LEAST_S, 2 * took_s))
+    options = LadderOptions(STEPS, limit_s)
     planned = plan_launch(given, on_progress)
     planned.close()
     given = as_short_jobs(given, planned.plan, options)
@@ -195,6 +199,7 @@ def plan_proof(words: Sequence[str], signatures_file: Path | None, on_progress: 
 def provable(found: Diagnosed, record: RunRecord, signatures: Mapping[str, Signature]) -> Signature:
     """The signature of the failure; UsageError if its remedy cannot be proved."""
     diagnosis, run = found.diagnosis, record.id
+    by_hand = "; ".join(diagnosis.remedy)
     if record.state is not RunState.FAILED:
         why = "has not failed" if record.state.ended else "has not ended"
         hint = "it can be diagnosed without --prove" if record.state.ended else f"wait for its end, or: orch stop {run}"
@@ -203,24 +208,12 @@ def provable(found: Diagnosed, record: RunRecord, signatures: Mapping[str, Signa
         raise UsageError(f"the cause of {run} is unknown, so there is no remedy to prove", hint=f"orch diagnose {run}")
     if diagnosis.kind is FailureClass.MEMORY:
         message = f"{run} has exhausted the memory ({diagnosis.signature}), and would again: it is not run unchanged"
-        raise UsageError(message, hint=_by_hand(found))
+        raise UsageError(message, hint=by_hand)
     signature = signatures[diagnosis.signature]
     if signature.change is None:
         message = f"orch cannot make the change that the remedy of {signature.id} needs: {diagnosis.cause}"
-        raise UsageError(message, hint=_by_hand(found))
+        raise UsageError(message, hint=by_hand)
     return signature
-
-
-def _by_hand(found: Diagnosed) -> str:
-    return "; ".join(found.diagnosis.remedy)
-
-
-def _limit_s(record: RunRecord) -> float:
-    """How long a program that reports no steps must keep running."""
-    if record.ended is None:
-        return MOST_S
-    took_s = (datetime.fromisoformat(record.ended) - datetime.fromisoformat(record.created)).total_seconds()
-    return min(MOST_S, max(LEAST_S, 2 * took_s))
 
 
 def changed_arguments(given: LaunchArguments, change: Change, plan: LaunchPlan) -> LaunchArguments:
@@ -231,17 +224,14 @@ def changed_arguments(given: LaunchArguments, change: Change, plan: LaunchPlan) 
                 raise UsageError(f"the shared trainer has no setting for this remedy: {change.text}")
             return replace(given, settings=(*given.settings, change.setting))
         if not plan.program.is_prepared:
-            raise UsageError(
-                f"this remedy changes a call of a Python program that orch prepares: {change.text}",
-                hint="launch the program as -- FILE.py ARGS, without --bare, or change the call yourself",
-            )
+            text = f"this remedy changes a call of a Python program that orch prepares: {change.text}"
+            hint = "launch the program as -- FILE.py ARGS, without --bare, or change the call yourself"
+            raise UsageError(text, hint=hint)
     elif all(node.env.get(name) == value for node in plan.nodes for name, value in change.variables.items()):
         state = "already has" if any(change.variables.values()) else "does not set"
         names = " or ".join(name if value is None else f"{name}={value}" for name, value in change.variables.items())
-        raise UsageError(
-            f"the inventory {state} {names}, so this remedy changes nothing: {change.text}",
-            hint="the program, or the login on the node, sets it: change it there",
-        )
+        text = f"the inventory {state} {names}, so this remedy changes nothing: {change.text}"
+        raise UsageError(text, hint="the program, or the login on the node, sets it: change it there")
     return replace(given, variables={**given.variables, **change.variables, **change.call_variables})
 
 
