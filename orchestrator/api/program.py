@@ -18,27 +18,22 @@ ProgramLike = str | Sequence[str] | Callable[..., object] | None
 CALL = "import json, runpy, sys; file, name, args, kwargs = sys.argv[1:]; runpy.run_path(file, run_name='orch')[name](*json.loads(args), **json.loads(kwargs))"
 
 
-def _split(command: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(command))
-    except ValueError as exc:
-        raise UsageError(f"program {command!r}: {exc}", hint="close the quote, or give a list of words") from exc
-
-
 def argv_of(program: ProgramLike, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...] | None:
     if not callable(program):
         if args or kwargs:
             raise UsageError("args and kwargs are for a function", hint="put a program and its arguments into one list")
-        return _split(program) if isinstance(program, str) else None if program is None else tuple(program)
+        try:
+            return None if program is None else tuple(shlex.split(program) if isinstance(program, str) else program)
+        except ValueError as exc:
+            raise UsageError(f"program {program!r}: {exc}", hint="close the quote, or give a list of words") from exc
     name = getattr(program, "__qualname__", "")
     file = inspect.getsourcefile(program) if inspect.isfunction(program) else None
     if file is None or not name.isidentifier():
         raise UsageError(f"{program!r} is not a function of a file", hint="define it at the top level of one")
     path = os.path.relpath(Path(file).resolve(), Path.cwd().resolve())
     if path.startswith(".."):
-        raise UsageError(
-            f"{file} is not below {Path.cwd()}, so it would not be sent to the nodes", hint="start from its folder"
-        )
+        text = f"{file} is not below {Path.cwd()}, so it would not be sent to the nodes"
+        raise UsageError(text, hint="start from its folder")
     try:
         return ("-c", CALL, path, name, json.dumps(list(args)), json.dumps(dict(kwargs)))
     except (TypeError, ValueError) as exc:

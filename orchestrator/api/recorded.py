@@ -62,9 +62,8 @@ def runs(
     if sweep is not None:
         known = [(folder, RunEntry.of(record)) for folder, record in find_sweep(sweep)]
         if not known:
-            raise UsageError(
-                f"no sweep {sweep!r}, or more than one", hint="give the value of `record.sweep` in one of the runs"
-            )
+            hint = "give the value of `record.sweep` in one of the runs"
+            raise UsageError(f"no sweep {sweep!r}, or more than one", hint=hint)
     selected = RunSelection(last, wanted, words(tags)).of(known)
     return Runs((Run(record.id) for _, record in read_runs(selected)), damaged)
 

@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.lines import LogLine, lines_of
 from orchestrator.api.tables import Rows, html_table
-from orchestrator.api.waiting import Waiting
 from orchestrator.backoff import backoff
-from orchestrator.errors import RunNotFound, UsageError
+from orchestrator.errors import LaunchError, NodesError, RunNotFound, UsageError
 from orchestrator.launchers import launcher_for
 from orchestrator.progress import no_progress
 from orchestrator.records.runs import find_run
 from orchestrator.records.store import RunFolder
-from orchestrator.run import RunRecord
+from orchestrator.run import RunRecord, RunState
 from orchestrator.usecases.durations import clock
 from orchestrator.usecases.runs import stop
-from orchestrator.usecases.runs.refresh import refresh
+from orchestrator.usecases.runs.refresh import is_kept_up_to_date, refresh
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from orchestrator.usecases.reports.log_reader import Viewer  # nor do they read logs
 
 LONGEST_POLL_S = 5.0
+UNREACHABLE_S = 60.0
 
 
 def _ignore(_text: str) -> None:
@@ -69,7 +69,7 @@ class Run:
         Raises:
             LaunchError: as from `wait`.
         """
-        waiting = Waiting(self._folder)
+        waiting = _Waiting(self._folder)
         waiting.look()
         return waiting.is_over
 
@@ -88,7 +88,7 @@ class Run:
             NodesError: no node has answered for a minute, and the run has no supervisor.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        waiting, pauses, reported = Waiting(self._folder), backoff(LONGEST_POLL_S), None
+        waiting, pauses, reported = _Waiting(self._folder), backoff(LONGEST_POLL_S), None
         while True:
             record = waiting.look()
             state = record.state, record.attempt
@@ -107,7 +107,7 @@ class Run:
     async def _until_over(self) -> RunRecord:
         import asyncio  # few programs have a loop
 
-        waiting, pauses = Waiting(self._folder), backoff(LONGEST_POLL_S)
+        waiting, pauses = _Waiting(self._folder), backoff(LONGEST_POLL_S)
         while True:
             record = await asyncio.to_thread(waiting.look)
             if waiting.is_over:
@@ -188,10 +188,9 @@ class Run:
 
         plan = self._folder.read_plan()
         if metrics_path(plan) is None:
-            raise UsageError(
-                f"run {self.id} has no metrics.jsonl in its folder: only the shared trainer writes it, unless `out` is elsewhere",
-                hint="copy() copies the files of a program; record.summary has the results that it has reported",
-            )
+            text = f"run {self.id} has no metrics.jsonl in its folder: only the shared trainer writes it, unless `out` is elsewhere"
+            hint = "copy() copies the files of a program; record.summary has the results that it has reported"
+            raise UsageError(text, hint=hint)
         with closing(launcher_for(plan)) as launcher:
             return Rows(read_metrics(launcher, plan))
 
@@ -249,3 +248,36 @@ def _fields(record: RunRecord) -> Iterator[tuple[str, object]]:
     if record.failure is not None:
         fields |= {"cause": record.failure.cause, "next": next(iter(record.failure.remedy), None)}
     yield from ((name, value) for name, value in fields.items() if value)
+
+
+class _Waiting:
+    """Looks at a run until it is over; the pauses between two looks are up to the caller."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._answered_s = time.monotonic()
+        self.is_over = False
+
+    def look(self) -> RunRecord:
+        """
+        Return the record. If the run has no supervisor, nodes and scheduler are queried; no answer at present leaves it as it is.
+
+        Raises:
+            LaunchError: the run has failed on one node, and no supervisor ends it on the others.
+            NodesError: no node has answered for a minute.
+        """
+        is_up_to_date = is_kept_up_to_date(self._folder)  # before the read: the supervisor may end in between
+        record = self._folder.read()
+        if not record.state.ended and not is_up_to_date:
+            try:
+                refreshed = refresh(self._folder)
+            except NodesError:
+                if time.monotonic() - self._answered_s > UNREACHABLE_S:
+                    raise
+            else:
+                record, self._answered_s = refreshed.record, time.monotonic()
+                if not record.state.final and (warning := refreshed.not_being_ended()):
+                    raise LaunchError(f"{record.message}: {warning}")
+            self.is_over = record.state is RunState.LOST
+        self.is_over |= record.state.ended
+        return record

@@ -57,7 +57,7 @@ def _printed(run: orchestrator.Run) -> list[str]:
 def test_program_runs_once_a_rank(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = orchestrator.ssh_launch(["sh", "-c", 'echo "rank $RANK"'], here / "inventory.yaml", shape="1x2")
     with monkeypatch.context() as patched:
-        patched.setattr("orchestrator.api.waiting.refresh", lambda _: pytest.fail("a supervised run was queried"))
+        patched.setattr("orchestrator.api.run.refresh", lambda _: pytest.fail("a supervised run was queried"))
         assert run.wait(60).state is RunState.DONE
     assert _printed(run) == ["[n0:0] rank 0", "[n0:1] rank 1"]
 
