@@ -180,10 +180,8 @@ def require_limits(nodes: int, *, connected: int = 0, on_the_way: Callable[[], i
     if used + needed <= limit < used + 2 * needed:
         needed += on_the_way()
     if used + needed > limit:
-        raise OrchError(
-            f"{nodes} nodes need {needed} threads, and of the {limit} processes and threads that the user may have, {used} exist",
-            hint=f"end other processes; or {_TOO_LOW.format('ulimit -Hu')}",
-        )
+        text = f"{nodes} nodes need {needed} threads, and of the {limit} processes and threads that the user may have, {used} exist"
+        raise OrchError(text, hint=f"end other processes; or {_TOO_LOW.format('ulimit -Hu')}")
 
 
 def _threads_of_user() -> int:

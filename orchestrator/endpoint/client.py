@@ -482,14 +482,27 @@ class Endpoint(Connection):
         Args:
             removed: variables that the command does not get, as a regular expression of their names.
         """
+        return self._command(argv, timeout_s=timeout_s, margin_s=ANSWER_S, is_login=True, removed=removed)
+
+    def _command(
+        self,
+        argv: Sequence[str],
+        stdin: bytes = b"",
+        *,
+        timeout_s: float,
+        margin_s: float,
+        is_login: bool = False,
+        removed: str = "",
+    ) -> CommandResult:
+        """Run a command in the home folder; the answer may come `margin_s` after the timeout."""
         request: connection.CommandRequest = {
             "argv": list(argv),
             "folder": "~",
-            "login": True,
+            "login": is_login,
             "removed": removed,
             "timeout_s": timeout_s,
         }
-        reply = self.call(operations.COMMAND, request, answer_s=timeout_s + ANSWER_S).reply
+        reply = self.call(operations.COMMAND, request, stdin, answer_s=timeout_s + margin_s).reply
         return CommandResult(reply["code"], reply["out"], reply["err"])
 
     def problems(
@@ -509,21 +522,14 @@ class Endpoint(Connection):
         wanted_json = json.dumps({**wanted, **environment, "each_s": each_s})
         source = (node_folder() / "requirements.py").read_text("utf-8")
         timeout_s = each_s * (1 + len(wanted["imports"]) + len(wanted["commands"]))
-        request: connection.CommandRequest = {
-            "argv": [self.python, "-"],
-            "folder": "~",
-            "login": False,
-            "removed": "",
-            "timeout_s": timeout_s,
-        }
         stdin = f"{source}\nmain(json.loads({wanted_json!r}))\n".encode()
-        reply = self.call(operations.COMMAND, request, stdin, answer_s=timeout_s + PROBE_MARGIN_S).reply
+        result = self._command([self.python, "-"], stdin, timeout_s=timeout_s, margin_s=PROBE_MARGIN_S)
         try:
-            found = json.loads(reply["out"].partition(MARKER_OF_PROBLEMS)[2])
+            found = json.loads(result.out.partition(MARKER_OF_PROBLEMS)[2])
             return [(str(kind), str(name), str(problem)) for kind, name, problem in found]
         except ValueError as error:
-            last = (reply["err"].strip().splitlines() or ["no message"])[-1]
-            raise NodeError(self.node, f"the test of checks: ended with exit code {reply['code']}: {last}") from error
+            last = (result.err.strip().splitlines() or ["no message"])[-1]
+            raise NodeError(self.node, f"the test of checks: ended with exit code {result.code}: {last}") from error
 
     @property
     def container(self) -> str:
@@ -547,27 +553,22 @@ class Endpoint(Connection):
             wait_s: the time for the whole probe; its steps have shorter deadlines.
         """
         wanted = {"node": self.node, "names": list(names), "folders": dict(folders), "code": code}
-        argv = [self.python, *FLAGS]
-        request: connection.CommandRequest = {
-            "argv": argv,
-            "folder": "~",
-            "login": False,
-            "removed": "",
-            "timeout_s": wait_s,
-        }
         stdin = probe_program() + json.dumps(wanted).encode()
-        reply = self.call(operations.COMMAND, request, stdin, answer_s=wait_s + PROBE_MARGIN_S).reply
-        if reply["code"] != 0:
-            last = (reply["err"].strip().splitlines() or ["no message"])[-1]
-            raise NodeError(self.node, f"the probe ended with exit code {reply['code']}: {last}")
-        printed = reply["out"].partition(MARKER)[2].partition("\n")[2]
+        result = self._command([self.python, *FLAGS], stdin, timeout_s=wait_s, margin_s=PROBE_MARGIN_S)
+        if result.code != 0:
+            last = (result.err.strip().splitlines() or ["no message"])[-1]
+            raise NodeError(self.node, f"the probe ended with exit code {result.code}: {last}")
+        printed = result.out.partition(MARKER)[2].partition("\n")[2]
         try:
             facts = read_facts(json.loads(printed))
         except ValueError as error:
-            reason = f"it printed {reply['out'].strip()!r:.80}" if isinstance(error, json.JSONDecodeError) else error
+            reason = f"it printed {result.out.strip()!r:.80}" if isinstance(error, json.JSONDecodeError) else error
             raise NodeError(self.node, f"the probe's answer cannot be read: {reason}") from error
-        is_inside = isinstance(self._transport, ContainerTransport) and any(tool["error"] for tool in facts["tools"])
-        return _with_tools_of_node(facts, self._transport) if is_inside else facts
+        if isinstance(self._transport, ContainerTransport) and any(tool["error"] for tool in facts["tools"]):
+            from orchestrator.endpoint.host_tools import with_tools_of_node  # few containers lack a tool
+
+            return with_tools_of_node(facts, self._transport)
+        return facts
 
     def command_once(
         self, argv: Sequence[str], result_file: str, *, timeout_s: float, removed: str = "", begin: bool = True
@@ -591,13 +592,6 @@ class Endpoint(Connection):
         return CommandResult(reply["code"], reply["out"], reply["err"])
 
 
-def _with_tools_of_node(facts: NodeFacts, transport: Transport) -> NodeFacts:
-    from orchestrator.endpoint.host_tools import with_tools_of_node  # few containers lack a tool
-
-    assert isinstance(transport, ContainerTransport), "the caller has tested it"
-    return with_tools_of_node(facts, transport)
-
-
 def _chunks(reply: output.ReadReply, payload: bytes, clock: ClockBounds) -> list[Chunk]:
     chunks, position = [], 0
     for entry in reply["chunks"]:
@@ -611,13 +605,11 @@ def _chunks(reply: output.ReadReply, payload: bytes, clock: ClockBounds) -> list
 
 def _packed(files: Sequence[FileContent]) -> tuple[list[push.FileBody], bytes]:
     """The entries of the files, and their contents one after the other."""
-    contents = [
-        content.encode(errors="surrogateescape") if isinstance(content, str) else content for _, content, _ in files
-    ]
-    entries: list[push.FileBody] = [
-        {"path": path, "size": len(content), "mode": mode}
-        for (path, _, mode), content in zip(files, contents, strict=True)
-    ]
+    entries: list[push.FileBody] = []
+    contents: list[bytes] = []
+    for path, content, mode in files:
+        contents.append(content.encode(errors="surrogateescape") if isinstance(content, str) else content)
+        entries.append({"path": path, "size": len(contents[-1]), "mode": mode})
     return entries, b"".join(contents)
 
 

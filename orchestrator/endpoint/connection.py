@@ -176,23 +176,11 @@ class Connection:
     ) -> TimedReply[ReplyT]:
         """Make one request; `hint` is the next step if the node reports an error, `on_sent` takes the sent share of the payload."""
         with self._one_request:
-            return self._call(op, request, payload, answer_s=answer_s, hint=hint, on_sent=on_sent)
+            return self.end(self.begin(op, request, payload, on_sent=on_sent), answer_s=answer_s, hint=hint)
 
     def call_waiting(self, op: Op[RequestT, ReplyT], request: RequestT, *, answer_s: float) -> TimedReply[ReplyT]:
         """Make a request that is answered when something has happened on the node; others are made meanwhile."""
-        return self._call(op, request, b"", answer_s=answer_s, hint="", on_sent=no_progress)
-
-    def _call(
-        self,
-        op: Op[RequestT, ReplyT],
-        request: RequestT,
-        payload: bytes,
-        *,
-        answer_s: float,
-        hint: str,
-        on_sent: OnShare,
-    ) -> TimedReply[ReplyT]:
-        return self.end(self.begin(op, request, payload, on_sent=on_sent), answer_s=answer_s, hint=hint)
+        return self.end(self.begin(op, request), answer_s=answer_s)
 
     def begin(
         self, op: Op[RequestT, ReplyT], request: RequestT, payload: bytes = b"", *, on_sent: OnShare = no_progress
@@ -288,9 +276,8 @@ class Connection:
             sent_s = time.time()
             version = self._send_program(channel)
             if _numbers(version) < OLDEST_PYTHON:
-                raise NodeError(
-                    self.node, f"Python {version} is too old: {self.python}", hint=python_hint(self._transport)
-                )
+                hint = python_hint(self._transport)
+                raise NodeError(self.node, f"Python {version} is too old: {self.python}", hint=hint)
             arrived = self._reply_to(HELLO_NUMBER, ANSWER_S)
             reply = arrived.header
             self._clock = ClockBounds.of(reply, sent_s=sent_s, arrived_s=arrived.time_s)
@@ -361,15 +348,12 @@ class Connection:
 
     def _first_failure(self, error: BaseException, answer_s: float) -> NodeError:
         """Keep the first failure, which the other threads report too, and return it."""
-        if self._failure is None:
-            self._failure = self._lost(error, answer_s)
+        if self._failure is None and isinstance(error, Unreachable):
+            self._failure = error
+        elif self._failure is None:
+            reason = f"no answer for {answer_s:g} s" if isinstance(error, TimeoutError) else "the connection is closed"
+            if isinstance(error, ChannelClosed):
+                last = (error.stderr.strip().splitlines() or ["the connection was closed"])[-1]
+                reason = f"the endpoint ended, exit status {error.exit_status}: {last}"
+            self._failure = Unreachable(self.node, reason)
         return self._failure
-
-    def _lost(self, error: BaseException, answer_s: float) -> NodeError:
-        if isinstance(error, Unreachable):
-            return error
-        if isinstance(error, ChannelClosed):
-            last = (error.stderr.strip().splitlines() or ["the connection was closed"])[-1]
-            return Unreachable(self.node, f"the endpoint ended, exit status {error.exit_status}: {last}")
-        is_late = isinstance(error, TimeoutError)
-        return Unreachable(self.node, f"no answer for {answer_s:g} s" if is_late else "the connection is closed")

@@ -96,9 +96,8 @@ def _options(host: Mapping[str, Any], config: Mapping[str, Any], mounts: list[Ma
         options += ["--gpus=all"] if request.get("Count") == -1 else []
     options += [f"--device={device['PathOnHost']}" for device in host.get("Devices") or () if device.get("PathOnHost")]
     for limit in host.get("Ulimits") or ():
-        options.append(
-            f"--ulimit={str(limit.get('Name', '')).lower().removeprefix('rlimit_')}={limit.get('Soft')}:{limit.get('Hard')}"
-        )
+        resource = str(limit.get("Name", "")).lower().removeprefix("rlimit_")
+        options.append(f"--ulimit={resource}={limit.get('Soft')}:{limit.get('Hard')}")
     for mount in mounts:
         source = mount.get("Name") if mount.get("Type") == "volume" else mount.get("Source")
         read_only = "" if mount.get("RW", True) else ":ro"
@@ -137,11 +136,8 @@ def _not_created(node: str, name: ContainerImage, errors: str) -> NodeError | No
         )
         return NodeError(node, f"{name.runtime} cannot give cards to containers", hint=hint)
     if cause := _NOT_CREATED.search(errors):
-        return NodeError(
-            node,
-            f"{name} cannot be created: {cause[1] or cause[2]}",
-            hint="correct image, mounts and options of container: in the inventory",
-        )
+        hint = "correct image, mounts and options of container: in the inventory"
+        return NodeError(node, f"{name} cannot be created: {cause[1] or cause[2]}", hint=hint)
     return None
 
 
@@ -228,8 +224,5 @@ def run_client(
     except ChannelClosed as closed:
         return closed.exit_status, data.decode("utf-8", "replace"), closed.stderr
     except TimeoutError as error:
-        raise NodeError(
-            transport.node,
-            f"{client[-1]} does not answer for {answer_s:g} s",
-            hint=f"on {transport.node}: {' '.join(client)} info",
-        ) from error
+        hint = f"on {transport.node}: {' '.join(client)} info"
+        raise NodeError(transport.node, f"{client[-1]} does not answer for {answer_s:g} s", hint=hint) from error

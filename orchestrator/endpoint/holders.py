@@ -39,10 +39,8 @@ class Holder:
 
     @classmethod
     def of(cls, body: HolderBody) -> Holder:
-        cards = body["cards"]
-        return cls(
-            body["run"], body["node"], time.time() - body["age_s"], body["ranks"], cards["kind"], cards["visible"]
-        )
+        since_s, cards = time.time() - body["age_s"], body["cards"]
+        return cls(body["run"], body["node"], since_s, body["ranks"], cards["kind"], cards["visible"])
 
 
 def holders_beside(transport: ContainerTransport) -> list[Holder]:

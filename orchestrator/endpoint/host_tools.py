@@ -31,9 +31,8 @@ def with_tools_of_node(facts: NodeFacts, transport: ContainerTransport) -> NodeF
     Only if the tool prints as many cards as the container has: else it is not known which ones they are.
     """
     for kind, (tool, fact, _, _) in TOOLS.items():
-        if not any(
-            entry["name"] == tool and entry["error"] == NOT_IN_CONTAINER.format(tool) for entry in facts["tools"]
-        ):
+        absent = (tool, NOT_IN_CONTAINER.format(tool))
+        if absent not in ((entry["name"], entry["error"]) for entry in facts["tools"]):
             continue
         readings = _readings(kind, transport)
         inside = [card for card in facts["cards"] if card["kind"] == kind]

@@ -55,14 +55,10 @@ class NodeImages:
     def _failure(self, argv: Sequence[str], status: int | None, errors: str) -> NodeError:
         client = " ".join(self._client)
         if _NO_SPACE.search(errors):
-            return NodeError(
-                self.node,
-                f"the disk on which {self._client[-1]} keeps its images is full",
-                hint=f"on {self.node}: {client} system df shows what takes the space, {client} image prune removes unused images",
-            )
+            hint = f"on {self.node}: {client} system df shows what takes the space, {client} image prune removes unused images"
+            return NodeError(self.node, f"the disk on which {self._client[-1]} keeps its images is full", hint=hint)
         if failure := client_failure(self.node, self._client, status, errors):
             return failure
         last = (errors.strip().splitlines() or [f"exit status {status}"])[-1]
-        return NodeError(
-            self.node, f"{client} {argv[0]}: {last}", hint=f"try it on {self.node}: {client} {' '.join(argv)}"
-        )
+        hint = f"try it on {self.node}: {client} {' '.join(argv)}"
+        return NodeError(self.node, f"{client} {argv[0]}: {last}", hint=hint)

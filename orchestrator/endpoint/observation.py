@@ -207,19 +207,15 @@ class NodeObservation:
             KeyError, TypeError: it is of another version of orch.
         """
         agent, finished, first_failure = data["agent"], data["finished"], data["first_failure"]
-        by_rank = {
-            key: {int(rank): value for rank, value in data[key].items()} for key in ("ranks", "progress", "stacks")
+        keys = ("ranks", "progress", "stacks")
+        by_rank = {key: {int(rank): value for rank, value in data[key].items()} for key in keys}
+        exit_ = finished and finished["exit"] and ReportedExit(**finished["exit"])
+        parts = {
+            "agent": agent and AgentRecord(**{**agent, "ranks": tuple(agent["ranks"])}),
+            "finished": finished and Finished(**{**finished, "exit": exit_}),
+            "first_failure": first_failure and ReportedExit(**first_failure),
         }
-        return cls(
-            **{
-                **data,
-                **by_rank,
-                "agent": agent and AgentRecord(**{**agent, "ranks": tuple(agent["ranks"])}),
-                "finished": finished
-                and Finished(**{**finished, "exit": finished["exit"] and ReportedExit(**finished["exit"])}),
-                "first_failure": first_failure and ReportedExit(**first_failure),
-            }
-        )
+        return cls(**{**data, **by_rank, **parts})
 
 
 def _with_time(progress: Json, correction_s: float) -> Json:

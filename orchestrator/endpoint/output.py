@@ -47,11 +47,8 @@ def run_program(transport: Transport, words: Sequence[str], on_line: Callable[[s
     except ChannelClosed as closed:
         if rest:
             on_line(rest.decode("utf-8", "replace"))
-        if (
-            isinstance(transport, ContainerTransport)
-            and closed.stderr
-            and (failure := container_failure(transport, closed.stderr))
-        ):
+        inside = transport if isinstance(transport, ContainerTransport) and closed.stderr else None
+        if inside is not None and (failure := container_failure(inside, closed.stderr)):
             raise failure from closed
         if closed.exit_status is None and closed.stderr:
             raise NodeError(transport.node, closed.stderr.strip()) from closed

@@ -6,7 +6,7 @@ import functools
 import marshal
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
@@ -85,7 +85,8 @@ def _packed(packages: Sequence[str], compiled: Sequence[str] | None = None) -> b
     """
     modules = [f"{name}.{file.stem}" for name in packages for file in sorted(_folder(name).glob("[!_]*.py"))]
     names = _with_imports(modules, _IMPORT)
-    packages_of_all = sorted({parent for name in names for parent in _packages(name)})
+    parts = [name.split(".") for name in names]
+    packages_of_all = sorted({".".join(of_name[:count]) for of_name in parts for count in range(1, len(of_name))})
     empty = dict.fromkeys(packages_of_all, "")
     texts = {name: _source(name) for name in names} | empty
     with_code = names if compiled is None else _with_imports(compiled, _IMPORT_AT_START)
@@ -114,12 +115,6 @@ def _with_imports(modules: Sequence[str], pattern: re.Pattern[str]) -> set[str]:
         imported = {name for module in new for name in pattern.findall(_source(module))}
         new = {name for name in imported if not _folder(name).is_dir()} - found
     return found
-
-
-def _packages(module: str) -> Iterator[str]:
-    """The packages that contain the module."""
-    parts = module.split(".")
-    return (".".join(parts[:count]) for count in range(1, len(parts)))
 
 
 _FOR_TYPE_CHECKERS = re.compile(r"^TYPE_CHECKING = False\nif TYPE_CHECKING:\n(?:    .*\n|\n)*", re.MULTILINE)

@@ -32,31 +32,18 @@ def start_failure(transport: Transport, python: str, closed: ChannelClosed, prin
     Args:
         printed: the beginning of the standard output.
     """
-    failure = container_failure(transport, closed.stderr) if isinstance(transport, ContainerTransport) else None
-    return failure or _program_failure(transport, python, closed, printed)
-
-
-def python_hint(transport: Transport) -> str:
-    """The next step where no Python of a sufficient version starts."""
-    location = f"in the {transport.container}" if isinstance(transport, ContainerTransport) else "on that node"
-    return f"set python: in the inventory to a Python of 3.8 or newer {location}"
-
-
-def _program_failure(transport: Transport, python: str, closed: ChannelClosed, printed: str) -> NodeError:
+    if isinstance(transport, ContainerTransport) and (failure := container_failure(transport, closed.stderr)):
+        return failure
     node, lines = transport.node, (closed.stderr.strip() or printed).splitlines()
     words = "\n    ".join(line.strip() for line in lines[-SHOWN_LINES:]) or "it printed nothing"
     hint = f"see what the node prints for {transport.command_to_try([python, '--version'])}"
     if closed.exit_status in _NOT_RUN:
         found = _look(transport, python)
-        if found == "absent":
-            return NodeError(node, f"no Python: {python} not found", hint=python_hint(transport))
+        faults = {"absent": f"{python} not found", "exists": f"{python} cannot be run"}
         if found.startswith(BELOW):
-            folder = found.removeprefix(BELOW)
-            return NodeError(
-                node, f"no Python: {python} is in {folder}, which this user may not enter", hint=python_hint(transport)
-            )
-        if found == "exists":
-            return NodeError(node, f"no Python: {python} cannot be run", hint=python_hint(transport))
+            faults[found] = f"{python} is in {found.removeprefix(BELOW)}, which this user may not enter"
+        if found in faults:
+            return NodeError(node, f"no Python: {faults[found]}", hint=python_hint(transport))
     if "invalid literal for int()" in closed.stderr:  # the first line of the program, read by the LOADER of program.py
         reason = (
             f"{python} received only a part of the program that orch sends: something before it read standard input, "
@@ -70,6 +57,12 @@ def _program_failure(transport: Transport, python: str, closed: ChannelClosed, p
         )
         return NodeError(node, reason, hint="let it do so on a terminal only: [ -t 0 ] && exec zsh")
     return NodeError(node, f"{python} did not start, exit status {closed.exit_status}: {words}", hint=hint)
+
+
+def python_hint(transport: Transport) -> str:
+    """The next step where no Python of a sufficient version starts."""
+    location = f"in the {transport.container}" if isinstance(transport, ContainerTransport) else "on that node"
+    return f"set python: in the inventory to a Python of 3.8 or newer {location}"
 
 
 def _look(transport: Transport, python: str) -> str:

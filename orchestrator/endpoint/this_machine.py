@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from orchestrator.node.rendezvous import is_loopback
@@ -49,18 +50,9 @@ def _has_address_of(hop: Hop) -> bool:
     except socket.gaierror:
         return False  # a login reports it
     for family, _, _, _, address in found:
-        if (hop.port == DEFAULT_PORT or not is_loopback(str(address[0]))) and _can_bind(
-            family, (address[0], 0, *address[2:])
-        ):
-            return True
+        if hop.port == DEFAULT_PORT or not is_loopback(str(address[0])):
+            # the kernel refuses to bind addresses of other machines; nothing is sent
+            with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
+                probe.bind((address[0], 0, *address[2:]))
+                return True
     return False
-
-
-def _can_bind(family: int, address: tuple[object, ...]) -> bool:
-    """Return whether this machine has the address: the kernel refuses to bind others. Nothing is sent."""
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind(address)
-        except OSError:
-            return False
-    return True

@@ -131,9 +131,8 @@ class Feed:
                 text = f"{name} became {chunk.gap} bytes shorter; the lost bytes are not in this log"
                 unfinished = self._lines_of(node).gap(name, chunk.offset, arrival)
                 lines.setdefault(chunk.file, []).extend([*unfinished, LogLines(arrival, node, None, "event", text)])
-            lines.setdefault(chunk.file, []).extend(
-                self._lines_of(node).feed(name, chunk.offset, chunk.data, arrival, correction_s=chunk.correction_s)
-            )
+            fed = self._lines_of(node).feed(name, chunk.offset, chunk.data, arrival, correction_s=chunk.correction_s)
+            lines.setdefault(chunk.file, []).extend(fed)
         return lines
 
     def indexed_bytes(self, file: str) -> int:
@@ -157,9 +156,8 @@ class Feed:
         observations = self.folder.endpoint.observe(self.folder.attempt_dir, self.folder.nodes)
         self._observed_events = events
         can_change = any(node.same_boot or node.agent is None for node in observations)
-        self._next_observation_s = now + max(
-            len(observations) / OBSERVATIONS_PER_S, 0.0 if can_change else self.observe_every_s
-        )
+        pause_s = max(len(observations) / OBSERVATIONS_PER_S, 0.0 if can_change else self.observe_every_s)
+        self._next_observation_s = now + pause_s
         return observations
 
     def limit(self, write_times: int, line_bytes: int) -> None:

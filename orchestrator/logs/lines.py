@@ -271,10 +271,9 @@ class NodeLines:
         if name == EVENTS:
             events = self._records(name, data, {"time", "event", "text"})
             self.events += events
-            times = [event["time"] + correction_s for event in events]
+            timed = ((event["time"] + correction_s, event) for event in events)
             return [
-                LogLines(time, self.node, None, "event", event["text"], is_routine=_is_routine(event))
-                for time, event in zip(times, events, strict=True)
+                LogLines(at, self.node, None, "event", each["text"], is_routine=_is_routine(each)) for at, each in timed
             ]
         return list(self._file(name).feed(offset, data, arrival))
 

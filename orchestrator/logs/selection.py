@@ -62,9 +62,8 @@ class Selection:
         )
         if not passes:
             return None
-        leaves_metrics_out = (
-            not self.has_rank_metrics and lines.rank and lines.stream == "out" and "step=" in lines.text
-        )
+        is_of_rank = lines.rank and lines.stream == "out" and "step=" in lines.text
+        leaves_metrics_out = is_of_rank and not self.has_rank_metrics
         if self.pattern is None and not leaves_metrics_out:
             return lines
         matches = [
