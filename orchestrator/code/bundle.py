@@ -69,10 +69,8 @@ class Bundle:
         self.size_bytes = sum(info.size for info, _ in self._members)
         self.code_size_bytes = sum(info.size for info, _ in self._members if info.name.startswith(CODE))
         digests = {info.name: hashlib.sha256(content).hexdigest() for info, content in self._members}
-        self._entries = [
-            (info.name, "l" if info.issym() else "x" if info.mode & 0o100 else "-", digests[info.name])
-            for info, _ in self._members
-        ]
+        modes = {info.name: "l" if info.issym() else "x" if info.mode & 0o100 else "-" for info, _ in self._members}
+        self._entries = [(info.name, modes[info.name], digests[info.name]) for info, _ in self._members]
         total = hashlib.sha256()
         for name, mode, content in self._entries:
             total.update(f"{name}\0{mode}\0{content}\n".encode(errors="surrogateescape"))
@@ -198,17 +196,15 @@ def build(*, trainer: bool, code: Code | None, checks: bool = False) -> Bundle:
         _refuse_large(code)
         left_out = {name for name in code.files if _points_out(code.root, name)}
         files += [(f"{CODE}{name}", code.root / name) for name in code.files if name not in left_out]
-        warnings += [
-            f"the symbolic link {link} points out of the code and is not sent to the nodes" for link in sorted(left_out)
-        ]
+        outside = "points out of the code and is not sent to the nodes"
+        warnings += [f"the symbolic link {link} {outside}" for link in sorted(left_out)]
         if code.absent:
             submodules = f"submodules that are not checked out are not sent: {first_names(code.absent)}"
             warnings.append(f"{submodules}; `git submodule update --init --recursive` fetches them")
         if code.nested:
-            repositories = (
-                f"git repositories in the work tree that are not submodules are not sent: {first_names(code.nested)}"
-            )
-            warnings.append(f"{repositories}; `git submodule add` includes one, .gitignore ends this warning")
+            repositories = "git repositories in the work tree that are not submodules are not sent"
+            end = "`git submodule add` includes one, .gitignore ends this warning"
+            warnings.append(f"{repositories}: {first_names(code.nested)}; {end}")
         if secrets := code.secrets:
             why = "git tracks them or they were asked for" if len(secrets) > 1 else "git tracks it or it was asked for"
             warnings.append(f"files that may hold secrets are sent to the nodes, because {why}: {first_names(secrets)}")

@@ -129,11 +129,8 @@ def _all_files(root: Path, base: Path) -> Iterator[str]:
     """All files below a folder, but those of git, of caches and of environments; their paths are relative to the root."""
     for folder, folders, names in os.walk(base):
         at = Path(folder)
-        folders[:] = [
-            name
-            for name in folders
-            if name != ".git" and reason_not_code(str(at / name)) not in ("caches", "virtual environments")
-        ]
+        reasons = {name: reason_not_code(str(at / name)) for name in folders if name != ".git"}
+        folders[:] = [name for name, reason in reasons.items() if reason not in ("caches", "virtual environments")]
         yield from ((at / name).relative_to(root).as_posix() for name in names)
 
 

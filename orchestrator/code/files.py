@@ -64,9 +64,8 @@ def find_code(cwd: Path, argv: Sequence[str], private: Sequence[str] = (), orch_
     if top is None:
         if any((folder / ".git").exists() for folder in (cwd, *cwd.parents)):  # its ignored files would be sent as code
             cause = "git is not installed, or another user owns the work tree"
-            raise UsageError(
-                f"{cwd} is in a git work tree that git cannot read: {cause}", hint="git -C . status shows why"
-            )
+            hint = "git -C . status shows why"
+            raise UsageError(f"{cwd} is in a git work tree that git cannot read: {cause}", hint=hint)
         return _code_outside_of_git(cwd, argv, private, orch_folders)
     root = Path(top.strip())
     tracked, new, absent = _work_tree_files(root)
@@ -95,10 +94,8 @@ def _code_outside_of_git(cwd: Path, argv: Sequence[str], private: Sequence[str],
         has_programs = not argv[0].startswith("/") and any(path.suffix in (".py", ".sh") for path in cwd.iterdir())
         return Code(cwd, "", (), is_unnamed=has_programs)
     if cwd in {Path.home(), Path(cwd.anchor)}:
-        raise UsageError(
-            f"the code in {cwd} is not in a git work tree, and all of that folder would be sent to the nodes",
-            hint="start from a folder that holds only the code, or keep it in git",
-        )
+        text = f"the code in {cwd} is not in a git work tree, and all of that folder would be sent to the nodes"
+        raise UsageError(text, hint="start from a folder that holds only the code, or keep it in git")
     selection = CodeRules(cwd, named, orch_folders)
     files = {*_walk_by_rules(cwd, selection), *selection.included()}
     return Code(cwd, "", tuple(sorted(files - {*_below(cwd, private)})), left_out=by_reason(selection.left_out))

@@ -34,10 +34,8 @@ class CodeReport:
 
     def at_launch(self) -> Iterator[str]:
         """The lines of a launch: what the user did not list in an ignore file, and the largest parts of much code."""
-        yield from self._lines(
-            {reason: names for reason, names in self._code.left_out.items() if reason not in _USERS_OWN},
-            with_largest=sum(self._sizes.values()) >= _LARGE_BYTES,
-        )
+        unlisted = {reason: names for reason, names in self._code.left_out.items() if reason not in _USERS_OWN}
+        yield from self._lines(unlisted, with_largest=sum(self._sizes.values()) >= _LARGE_BYTES)
 
     def in_full(self) -> Iterator[str]:
         yield from self._lines(self._code.left_out, with_largest=True)

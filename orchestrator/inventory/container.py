@@ -49,13 +49,11 @@ class NodeContainer(BaseModel):
         if (self.name is None) == (self.image is None):
             raise ValueError("needs either name, of a running container, or image, to create one")
         if self.name is not None and (self.mounts or self.options):
-            raise ValueError(
-                f"{self.name} exists already, with the mounts and options that it was created with; delete mounts and options"
-            )
+            made = "with the mounts and options that it was created with; delete mounts and options"
+            raise ValueError(f"{self.name} exists already, {made}")
         if self.runtime == "apptainer" and self.user is not None:
             raise ValueError("apptainer starts programs as the user of the login; delete user")
         if self.runtime == "apptainer" and self.image is not None:
-            raise ValueError(
-                f"start an instance on each node, and write its name: apptainer instance start {self.image} NAME"
-            )
+            command = f"apptainer instance start {self.image} NAME"
+            raise ValueError(f"start an instance on each node, and write its name: {command}")
         return self

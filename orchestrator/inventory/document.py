@@ -72,13 +72,9 @@ class Document:
 
     def error(self, problems: Iterable[Problem]) -> InventoryError:
         """Build one error from all problems, one line each, in file order."""
-        entries = {
-            (problem.line or self.line(problem.path), dotted_path(problem.path), problem.text) for problem in problems
-        }
-        rows = [
-            f"{self.file}:{line}: " + (f"{name}: " if name else "") + _printable(text)
-            for line, name, text in sorted(entries)
-        ]
+        entries = {(each.line or self.line(each.path), dotted_path(each.path), each.text) for each in problems}
+        named = ((line, f"{name}: " if name else "", text) for line, name, text in sorted(entries))
+        rows = [f"{self.file}:{line}: {name}{_printable(text)}" for line, name, text in named]
         if len(rows) > MAX_PROBLEMS:
             rows = [*rows[:MAX_PROBLEMS], f"{self.file}: and {len(rows) - MAX_PROBLEMS} more"]
         lines = "that line" if len(rows) == 1 else "these lines"
@@ -94,18 +90,6 @@ def read(path: Path) -> Document:
 
 def read_mapping(path: Path, expected: str, *, then: str = "") -> Document:
     """Read a file as `read` does; `expected` is what an error message adds to `must be a mapping of lines`."""
-    data = _read_bytes(path)
-    document = Document(str(path), hashlib.sha256(data).hexdigest(), then=then)
-    root = _compose(data, document)
-    if not isinstance(root, MappingNode):
-        raise document.error([Problem((), f"must be a mapping of `key: value` lines, {expected}")])
-    tree = _TreeBuilder(document).value(root, ())
-    assert isinstance(tree, dict)  # a MappingNode becomes a dict
-    document.tree = tree
-    return document
-
-
-def _read_bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_INVENTORY_BYTES + 1)
@@ -115,7 +99,14 @@ def _read_bytes(path: Path) -> bytes:
     if len(data) > MAX_INVENTORY_BYTES:
         hint = "write nodes as a pattern such as n[0-999], and their common fields under defaults:"
         raise InventoryError(f"{path}: larger than {MAX_INVENTORY_BYTES} bytes", hint=hint)
-    return data
+    document = Document(str(path), hashlib.sha256(data).hexdigest(), then=then)
+    root = _compose(data, document)
+    if not isinstance(root, MappingNode):
+        raise document.error([Problem((), f"must be a mapping of `key: value` lines, {expected}")])
+    tree = _TreeBuilder(document).value(root, ())
+    assert isinstance(tree, dict)  # a MappingNode becomes a dict
+    document.tree = tree
+    return document
 
 
 def _compose(data: bytes, document: Document) -> Node | None:

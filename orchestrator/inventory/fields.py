@@ -115,11 +115,6 @@ def check_each_name(check: Callable[[str], str]) -> Callable[[str], str]:
 _check_name = pattern_check(r"[A-Za-z0-9][A-Za-z0-9._-]*", "a name", "letters, digits, . _ - (a letter or digit first)")
 
 
-def _check_node_name(value: str) -> str:
-    """Check a node's name, which is also its default address."""
-    return check_labels(_check_name(value))
-
-
 def _check_jump_hosts(text: str) -> str:
     for host in _check_jump_characters(text).split(","):
         try:
@@ -133,9 +128,8 @@ def _check_variables(path: str) -> str:
     """Return a path on the node, with `~/` for `$HOME/`; ValueError if a folder has the name of a variable."""
     path = re.sub(r"^(\$HOME|\$\{HOME\})/", "~/", path)
     if found := re.search(r"(?:^|/)(\$(?:\w+|\{[^/]*\}))(?=/|$)", path):
-        raise ValueError(
-            f"{displayed(path)}: {found[1]} is not expanded here; allowed: ~/ or $HOME/ first, and $USER in workdir"
-        )
+        allowed = "~/ or $HOME/ first, and $USER in workdir"
+        raise ValueError(f"{displayed(path)}: {found[1]} is not expanded here; allowed: {allowed}")
     return path
 
 
@@ -155,7 +149,8 @@ _check_jump_characters = pattern_check(
 )
 
 Name: TypeAlias = Annotated[str, AfterValidator(_check_name)]
-NamePattern: TypeAlias = Annotated[str, AfterValidator(check_each_name(_check_node_name))]
+# a node's name is also its default address
+NamePattern: TypeAlias = Annotated[str, AfterValidator(check_each_name(lambda name: check_labels(_check_name(name))))]
 Address: TypeAlias = Annotated[str, AfterValidator(check_address)]
 AddressPattern: TypeAlias = Annotated[str, AfterValidator(check_each_name(check_address))]
 User: TypeAlias = Annotated[str, AfterValidator(check_user)]
@@ -190,9 +185,8 @@ def _check_kept(path: str) -> str:
     """Return a folder relative to the ranks' working folder, without `./` and a slash at the end; ValueError if it is none."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if path.startswith(("/", "~", "$")) or ".." in parts or not parts or not path.isprintable():
-        raise ValueError(
-            f"{displayed(path)} is not a folder below the program's working folder; allowed: a relative path without .., as in outputs"
-        )
+        allowed = "a relative path without .., as in outputs"
+        raise ValueError(f"{displayed(path)} is not a folder below the program's working folder; allowed: {allowed}")
     return "/".join(parts)
 
 

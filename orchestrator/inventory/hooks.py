@@ -136,10 +136,10 @@ class Hook(BaseModel):
         if not text.isascii() or not text.isprintable() or " " in text or (parts := _url_parts(text)) is None:
             raise UsageError(f"hooks: {self}: it holds no URL" if text else f"hooks: {self}: it is empty", hint=hint)
         if parts.scheme != "https" and not (parts.scheme == "http" and _LOOPBACK.fullmatch(parts.hostname or "")):
-            raise UsageError(
-                f"hooks: {self}: the URL begins with {parts.scheme}:; allowed: https, and http to this machine itself",
-                hint="the URL of a webhook is a secret, which http sends in plain text",
+            message = (
+                f"hooks: {self}: the URL begins with {parts.scheme}:; allowed: https, and http to this machine itself"
             )
+            raise UsageError(message, hint="the URL of a webhook is a secret, which http sends in plain text")
         if "@" in parts.netloc:
             text = f"hooks: {self}: the URL has a user or password before @, which is not supported"
             raise UsageError(text, hint=hint)

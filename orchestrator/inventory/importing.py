@@ -139,9 +139,8 @@ def _cards(gres: str) -> list[tuple[str, str, str]]:
 def _host(source_name: str, *, address: str = "", devices: int | None = None, accelerator: str = "auto") -> _Host:
     """Build a host; its name becomes a folder name, so an IPv6 address is converted."""
     if not _is_address(source_name) or (address and not _is_address(address)):
-        raise UsageError(
-            f"{address or source_name!r} is not a host name or address", hint="correct it in the imported file"
-        )
+        hint = "correct it in the imported file"
+        raise UsageError(f"{address or source_name!r} is not a host name or address", hint=hint)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", source_name).lstrip("-._") or "host"
     return _Host(name, address or source_name, devices, accelerator)
 
@@ -162,9 +161,8 @@ def _inventory(name: str, hosts: Sequence[_Host], *head: str, comments: Iterable
     # Only consecutive hosts with similar names are folded: the order of the source is the order of the ranks.
     group_key = attrgetter("devices", "accelerator", "stem")
     for (devices, accelerator, _), group in groupby(hosts, key=group_key):
-        extra_fields = (f", devices: {devices}" if devices else "") + (
-            f", accelerator: {accelerator}" if accelerator != most_common else ""
-        )
+        extra_fields = f", devices: {devices}" if devices else ""
+        extra_fields += f", accelerator: {accelerator}" if accelerator != most_common else ""
         lines += [f"  - {{{item}{extra_fields}}}" for item in _folded(list(group))]
     return "\n".join(lines) + "\n"
 

@@ -209,7 +209,10 @@ def load(path: Path) -> Inventory:
     problems = [*document.problems, *problems, *_name_problems(document)]
     if written is None or problems:
         raise document.error(problems)
-    files, problems = read_env_files(document.file, _env_file_fields(written))
+    sections = [EnvFileField((), written.env_file, written.env)]
+    sections += [EnvFileField(("defaults",), written.defaults.env_file, written.defaults.env)]
+    sections += [EnvFileField(("nodes", at), entry.env_file, entry.env) for at, entry in enumerate(written.nodes)]
+    files, problems = read_env_files(document.file, sections)
     problems += template_problems(document.file, written.slurm)
     if problems:
         raise document.error(problems)
@@ -269,13 +272,6 @@ def _allowed(path: FieldPath) -> list[str]:
     }
     model = sections.get(tuple(part for part in path[:-1] if isinstance(part, str)), _InventoryFile)
     return sorted(model.model_fields, key=lambda name: name not in ("name", "address"))
-
-
-def _env_file_fields(written: _InventoryFile) -> Iterator[EnvFileField]:
-    yield EnvFileField((), written.env_file, written.env)
-    yield EnvFileField(("defaults",), written.defaults.env_file, written.defaults.env)
-    for index, entry in enumerate(written.nodes):
-        yield EnvFileField(("nodes", index), entry.env_file, entry.env)
 
 
 def _resolve(written: _InventoryFile, document: Document, files: EnvFiles) -> Inventory:

@@ -74,9 +74,8 @@ def private_bytes(path: str) -> bytes:
         if state.st_uid != os.geteuid():
             raise OSError(f"belongs to user {state.st_uid}, not to you, user {os.geteuid()}")
         if state.st_mode & 0o077:
-            raise OSError(
-                f"mode {stat.S_IMODE(state.st_mode):04o} lets others read it; run: chmod 600 {shlex.quote(path)}"
-            )
+            mode = f"mode {stat.S_IMODE(state.st_mode):04o}"
+            raise OSError(f"{mode} lets others read it; run: chmod 600 {shlex.quote(path)}")
         data = file.read(MAX_ENV_FILE_BYTES + 1)
     if len(data) > MAX_ENV_FILE_BYTES:
         raise OSError(f"larger than {MAX_ENV_FILE_BYTES} bytes")

@@ -60,9 +60,8 @@ def check_option(option: str) -> str:
         names = " and --".join(sorted(reserved))
         instead = ", ".join(dict.fromkeys(_RESERVED_OPTIONS[full] for full in sorted(reserved)))
         raise ValueError(f"{displayed(option)}: orch decides --{names} itself; remove it: {instead}")
-    if name not in OPTION_OF.values() and (
-        full_names := [full for full in OPTION_OF.values() if full.startswith(name)]
-    ):
+    full_names = [full for full in OPTION_OF.values() if full.startswith(name)]
+    if full_names and name not in full_names:
         raise ValueError(f"{displayed(option)}: write its name in full: --{' or --'.join(full_names)}")
     if re.fullmatch(r"--[a-z0-9-]+(=.*)?", option) is None:
         raise ValueError(f"{displayed(option)}: write --{name}=VALUE; sbatch reads no value after a space")
@@ -176,9 +175,8 @@ class SlurmOptions(BaseModel):
                     f"{displayed(given[0])} is given twice: here, and as slurm.{field}; delete one of the two"
                 )
             if len(given) > 1:
-                raise ValueError(
-                    f"--{option} is given twice: {', '.join(map(displayed, given))}; delete one of the two"
-                )
+                named = ", ".join(map(displayed, given))
+                raise ValueError(f"--{option} is given twice: {named}; delete one of the two")
         return options
 
 

@@ -46,9 +46,8 @@ def parse_setting(option: str, word: str) -> SlurmSetting:
     """Parse the KEY=VALUE of `--set slurm.KEY=VALUE`; UsageError if the word is not of that form."""
     found = re.fullmatch(r"slurm\.([A-Za-z_.-]+)=(.*)", word, re.DOTALL)
     if found is None:
-        raise UsageError(
-            f"{option} {displayed(word)}: not a field of `slurm:` with a value", hint="as in --set slurm.mem=64G"
-        )
+        hint = "as in --set slurm.mem=64G"
+        raise UsageError(f"{option} {displayed(word)}: not a field of `slurm:` with a value", hint=hint)
     return SlurmSetting(option, tuple(found[1].split(".")), found[2])
 
 

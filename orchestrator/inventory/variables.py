@@ -14,16 +14,14 @@ def parse_variables(words: Iterable[str]) -> dict[str, str]:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
-            raise UsageError(
-                "--env without =: not NAME=VALUE", hint="as in --env MODEL_PATH=/data/qwen, once per variable"
-            )
+            hint = "as in --env MODEL_PATH=/data/qwen, once per variable"
+            raise UsageError("--env without =: not NAME=VALUE", hint=hint)
         if name in variables:
             raise UsageError(f"--env {name} is given twice", hint="omit one of them")
         try:
             variables[check_env_name(name)] = check_env_value(value)
         except ValueError as error:
             text = str(error).replace("delete the line", "omit it")
-            raise UsageError(
-                f"--env {name}: {text}", hint="variables that are allowed in env: of an inventory are here, too"
-            ) from error
+            hint = "variables that are allowed in env: of an inventory are here, too"
+            raise UsageError(f"--env {name}: {text}", hint=hint) from error
     return variables

@@ -88,9 +88,7 @@ def take_lock(file: IO[str], wait_s: float, kind: int = fcntl.LOCK_EX) -> bool:
         except OSError as exc:
             if exc.errno not in NO_LOCKS:
                 raise
-            raise UsageError(
-                f"the file system of {file.name} has no file locks: {exc.strerror}",
-                hint="set ORCH_HOME to a folder on a local disk",
-            ) from exc
+            hint = "set ORCH_HOME to a folder on a local disk"
+            raise UsageError(f"the file system of {file.name} has no file locks: {exc.strerror}", hint=hint) from exc
         else:
             return True

@@ -84,9 +84,8 @@ def find_sweep(name: str) -> list[tuple[RunFolder, RunRecord]]:
     sweeps = {entry.sweep for _, entry in swept}
     if not name or len(sweeps) != 1 or (name not in sweeps and any(entry.id.startswith(name) for _, entry in runs)):
         return []
-    return sorted(
-        read_runs(swept), key=lambda run: int((run[1].slurm_job or "").partition("_")[2] or 0)
-    )  # by task of the job array
+    # by task of the job array
+    return sorted(read_runs(swept), key=lambda run: int((run[1].slurm_job or "").partition("_")[2] or 0))
 
 
 def is_sweep(name: str) -> bool:

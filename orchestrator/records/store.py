@@ -395,9 +395,8 @@ class Store:
         if len(first_matches) == 1:
             return first_matches[0]
         if first_matches:
-            raise RunNotFound(
-                f"{name!r} matches {len(matches)} runs, {matches[0]} among them", hint="type more of the id"
-            )
+            hint = "type more of the id"
+            raise RunNotFound(f"{name!r} matches {len(matches)} runs, {matches[0]} among them", hint=hint)
         raise RunNotFound(f"no run {name!r} in {self.path}", hint="orch list shows all runs")
 
     def folder(self, run_id: str) -> RunFolder:

@@ -1,6 +1,4 @@
-"""
-The contract of transports: start a program on one machine and exchange bytes with it. The meaning of the bytes is in endpoint/.
-"""
+"""The contract of transports: start a program on one machine and exchange bytes with it. The meaning of the bytes is in endpoint/."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Prompts at the user's terminal: passwords, one-time codes, passphrases. Answers are neither kept nor logged here.
-"""
+"""Prompts at the user's terminal: passwords, one-time codes, passphrases. Answers are neither kept nor logged here."""
 
 from __future__ import annotations
 

@@ -38,9 +38,7 @@ class KeptFacts:
 
         Nodes whose facts are kept have the paths of the inventory; whether they have those of other variables is not known.
         """
-        paths = sorted(
-            (name, value) for name, value in variables.items() if value is not None and value.startswith("/")
-        )
+        paths = sorted((name, value) for name, value in variables.items() if (value or "").startswith("/"))
         suffix = f"-{sha256(json.dumps(paths).encode()).hexdigest()[:12]}" if paths else ""
         return cls(store.path / "facts" / f"{inventory_digest}{suffix}.json")
 

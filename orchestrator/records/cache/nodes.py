@@ -175,7 +175,10 @@ def node_histories(store: Store) -> dict[str, NodeHistory]:
             _add_end(histories, end)
     for entry in entries:
         with suppress(*_DAMAGED):
-            _add_findings(histories, entry.get("findings", ()))
+            for finding in entry.get("findings", ()):
+                for node in expand(finding["nodes"]):
+                    found = histories[node].findings
+                    found[finding["check"]] = found.get(finding["check"], 0) + 1
     for history in histories.values():
         history.chance = min(1.0, len(histories) * _tail(history.chances, len(history.suspected)))
     return dict(histories)
@@ -195,13 +198,6 @@ def _ends(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if "failed" in entry and entry["run"] in last:
             last[entry["run"]].update(entry)
     return list(ends.values())
-
-
-def _add_findings(histories: Mapping[str, NodeHistory], findings: Sequence[Mapping[str, Any]]) -> None:
-    for finding in findings:
-        for node in expand(finding["nodes"]):
-            found = histories[node].findings
-            found[finding["check"]] = found.get(finding["check"], 0) + 1
 
 
 def _add_end(histories: Mapping[str, NodeHistory], end: Mapping[str, Any]) -> None:

@@ -1,6 +1,4 @@
-"""
-The settings of a host in ssh_config: by paramiko's parser, or by `ssh -G` if the configuration has what only ssh evaluates.
-"""
+"""The settings of a host in ssh_config: by paramiko's parser, or by `ssh -G` if the configuration has what only ssh evaluates."""
 
 from __future__ import annotations
 

@@ -64,22 +64,17 @@ class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
             return
         actual = f"{key.get_name()} {key.fingerprint}"
         if [entry for entry in known if not entry.revoked]:
-            raise LoginRefused(
-                self._node,
-                f"the host key of {self._name} has changed: it is {actual}, but {_locations(known)} has another one",
-                hint=f"somebody may be intercepting the connection; if the node was reinstalled, remove {_locations(known)}",
+            text = f"the host key of {self._name} has changed: it is {actual}, but {_locations(known)} has another one"
+            hint = (
+                f"somebody may be intercepting the connection; if the node was reinstalled, remove {_locations(known)}"
             )
+            raise LoginRefused(self._node, text, hint=hint)
         if self._authorities:
-            raise LoginRefused(
-                self._node,
-                f"the host key of {self._name} is not certified by an authority of {_locations(self._authorities)}: {certificate_fault}",
-                hint="have its certificate renewed (`ssh-keygen -L -f` shows it), or put its plain key into known_hosts",
-            )
-        raise LoginRefused(
-            self._node,
-            f"the host key of {self._name} is unknown: {actual}",
-            hint=f"compare it and log in once with {self._command}, or set ssh.host_keys: accept-new",
-        )
+            text = f"the host key of {self._name} is not certified by an authority of {_locations(self._authorities)}: {certificate_fault}"
+            hint = "have its certificate renewed (`ssh-keygen -L -f` shows it), or put its plain key into known_hosts"
+            raise LoginRefused(self._node, text, hint=hint)
+        hint = f"compare it and log in once with {self._command}, or set ssh.host_keys: accept-new"
+        raise LoginRefused(self._node, f"the host key of {self._name} is unknown: {actual}", hint=hint)
 
     def _certificate_fault(self, key: paramiko.PKey) -> str:
         """The reason why the key's certificate does not prove it; empty if an authority has certified the key."""

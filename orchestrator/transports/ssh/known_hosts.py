@@ -1,6 +1,4 @@
-"""
-OpenSSH's known_hosts files: the keys and authorities of a host name, and adding a new key. No connections here.
-"""
+"""OpenSSH's known_hosts files: the keys and authorities of a host name, and adding a new key. No connections here."""
 
 from __future__ import annotations
 
@@ -66,16 +64,16 @@ class _Index:
         """The keys of a host name, in file order."""
         with self._lock:
             if name not in self._by_name:
-                self._by_name[name] = self._look_up(name)
+                keys = self._plain.get(name, []) + [key for hosts, key in self._patterned if _matches(hosts, name)]
+                encoded = name.encode()
+                matching = [line for line in self._hashed if line.is_of(encoded)]
+                if (
+                    matching
+                ):  # a hash is of one name: names that are looked up later need not be compared with these lines
+                    self._hashed = [line for line in self._hashed if line not in matching]
+                keys += [line.key for line in matching]
+                self._by_name[name] = sorted(keys, key=lambda key: key.line)
             return self._by_name[name]
-
-    def _look_up(self, name: str) -> list[KnownKey]:
-        keys = self._plain.get(name, []) + [key for hosts, key in self._patterned if _matches(hosts, name)]
-        encoded = name.encode()
-        matching = [line for line in self._hashed if line.is_of(encoded)]
-        if matching:  # a hash is of one name: names that are looked up later need not be compared with these lines
-            self._hashed = [line for line in self._hashed if line not in matching]
-        return sorted([*keys, *(line.key for line in matching)], key=lambda key: key.line)
 
 
 def host_name(host: str, port: int) -> str:

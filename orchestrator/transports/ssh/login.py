@@ -1,6 +1,4 @@
-"""
-The login of the user at one host: the user's keys are offered, then the host's questions passed on to the terminal.
-"""
+"""The login of the user at one host: the user's keys are offered, then the host's questions passed on to the terminal."""
 
 from __future__ import annotations
 
@@ -178,15 +176,13 @@ class Login:
 
     def _refusal(self) -> LoginRefused:
         refused = f"{self._refused_keys} refused" if self._refused_keys else "there is none"
-        reasons = "; ".join([refused, *self._keys.faults, *self._reasons, *self._missing_ticket()])
-        return LoginRefused(self._node, f"no key was accepted ({reasons})", at=self._login, hint=self._command)
-
-    def _missing_ticket(self) -> list[str]:
-        """The remark that a ticket may be what is missing; none if the user has keys, or no Kerberos: Debian enables GSSAPI for all."""
+        reasons = [refused, *self._keys.faults, *self._reasons]
+        # a ticket may be missing, unless the user has keys, or no Kerberos: Debian enables GSSAPI for all
         may_log_in = "gssapi-with-mic" in self._hop.program_methods and not self._refused_keys
-        if not may_log_in or shutil.which("klist") is None or _has_kerberos_ticket():
-            return []
-        return ["ssh_config sets GSSAPIAuthentication, but there is no Kerberos ticket: kinit gets one"]
+        if may_log_in and shutil.which("klist") is not None and not _has_kerberos_ticket():
+            reasons.append("ssh_config sets GSSAPIAuthentication, but there is no Kerberos ticket: kinit gets one")
+        text = f"no key was accepted ({'; '.join(reasons)})"
+        return LoginRefused(self._node, text, at=self._login, hint=self._command)
 
 
 @once

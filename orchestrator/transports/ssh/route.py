@@ -1,6 +1,4 @@
-"""
-The route to a node, from the inventory and ssh_config: the hosts to log in to, each through the one before. No connections here.
-"""
+"""The route to a node, from the inventory and ssh_config: the hosts to log in to, each through the one before. No connections here."""
 
 from __future__ import annotations
 
@@ -128,18 +126,14 @@ def _route(address: str, user: str | None, port: int | None, context: tuple[str 
         raise RouteError(f"the jump hosts of {address} lead in a circle")
     settings = lookup(address, user, port)
     hop = _hop(address, user, port, settings)
-    jumps = [
-        checked_value("ProxyJump", address, jump_host, text)
-        for text in (proxy_jump or _value(settings, "proxyjump") or "none").split(",")
-    ]
+    texts = (proxy_jump or _value(settings, "proxyjump") or "none").split(",")
+    jumps = [checked_value("ProxyJump", address, jump_host, text) for text in texts]
     if jumps[0][1] in ("none", address):
         return [hop]
     first_user, first_address, first_port = jumps[0]
     hops = _route(first_address, first_user, first_port, (None, lookup, depth + 1))
-    hops += [
-        _hop(jump_address, jump_user, jump_port, lookup(jump_address, jump_user, jump_port))
-        for jump_user, jump_address, jump_port in jumps[1:]
-    ]
+    for jump_user, jump_address, jump_port in jumps[1:]:
+        hops.append(_hop(jump_address, jump_user, jump_port, lookup(jump_address, jump_user, jump_port)))
     return [*hops, hop]
 
 

@@ -223,19 +223,13 @@ class SshTransport:
     def _prepared(self, hop: Hop, gateway: Connection | None, sock: socket.socket | None) -> Connection:
         timeout_s = self._ssh.connect_timeout_s
         keyring = self._keyring if hop.may_prompt else Keyring()
-        login = Login(
-            self.node,
-            hop,
-            keyring,
-            timeout_s=self._login_timeout_s,
-            command=self._hint(),
-            may_need_program=self._may_need_program,
-        )
-        keys = HostKeyPolicy(self.node, hop, accept_new=self._ssh.host_keys == "accept-new", command=self._hint())
+        login_s, hint, may_need = self._login_timeout_s, self._hint(), self._may_need_program
+        login = Login(self.node, hop, keyring, timeout_s=login_s, command=hint, may_need_program=may_need)
+        keys = HostKeyPolicy(self.node, hop, accept_new=self._ssh.host_keys == "accept-new", command=hint)
         options = {
             "timeout": timeout_s,
             "banner_timeout": timeout_s,
-            "auth_timeout": self._login_timeout_s,
+            "auth_timeout": login_s,
             "channel_timeout": timeout_s,
             "transport_factory": keys.transport,
             "auth_strategy": login,

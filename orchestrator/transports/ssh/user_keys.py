@@ -39,17 +39,16 @@ class Keyring:
     def unlocked(self, file: Path, terminal: Terminal) -> paramiko.PKey | None:
         """The key of a file with a passphrase, which is prompted for once; None if all answers were wrong."""
         with terminal.locked():
-            if file not in terminal.unlocked:
-                terminal.unlocked[file] = _unlock(file, terminal)
-            return terminal.unlocked[file]
-
-
-def _unlock(file: Path, terminal: Terminal) -> paramiko.PKey | None:
-    for _ in range(TRIES):
-        passphrase = terminal.prompt(f"passphrase of {file}: ")
-        with contextlib.suppress(ValueError, TypeError, paramiko.SSHException):  # wrong or empty
-            return _loaded(file, passphrase)
-    return None
+            if file in terminal.unlocked:
+                return terminal.unlocked[file]
+            key: paramiko.PKey | None = None
+            for _ in range(TRIES):
+                passphrase = terminal.prompt(f"passphrase of {file}: ")
+                with contextlib.suppress(ValueError, TypeError, paramiko.SSHException):  # wrong or empty
+                    key = _loaded(file, passphrase)
+                    break
+            terminal.unlocked[file] = key
+            return key
 
 
 class UserKeys:
@@ -98,7 +97,8 @@ class UserKeys:
             self.faults.append(f"the ssh agent at {self._hop.agent}: {getattr(error, 'strerror', None) or error}")
             return []
         identities = {blob for file in self._files if (blob := _public_blob(file))}
-        keys = [_agent_key(key) for key in self._agent.get_keys()]
+        held = self._agent.get_keys()
+        keys = [_AgentCertificate(key.agent, key.blob) if key.name.endswith(CERTIFICATE) else key for key in held]
         configured = [key for key in keys if any(key.blob == blob or _certifies(key.blob, blob) for blob in identities)]
         return configured if self._hop.identities_only else configured + [key for key in keys if key not in configured]
 
@@ -161,10 +161,6 @@ class _AgentCertificate(paramiko.AgentKey):
 
     def asbytes(self) -> bytes:
         return self.blob
-
-
-def _agent_key(key: paramiko.AgentKey) -> paramiko.AgentKey:
-    return _AgentCertificate(key.agent, key.blob) if key.name.endswith(CERTIFICATE) else key
 
 
 def _certified(key: paramiko.PKey, certificate: bytes) -> paramiko.PKey:
