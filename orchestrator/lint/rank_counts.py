@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.lint.assignment import Script, Word
+from orchestrator.lint.assignment import Script
 from orchestrator.lint.expand import Variables
 from orchestrator.lint.launch import LAUNCHERS, name_of
 from orchestrator.lint.sbatch import options
@@ -23,12 +23,13 @@ _FIRST_NODE = re.compile(r"\b(?:NODE_RANK|ORCH_NODE_RANK|ORCH_HOSTFILE|ORCH_NODE
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A launcher in a script, its place, and the number of ranks that it starts on a node; None: not written as a number."""
+    """A launcher in a script, its place, the number of ranks that it starts on a node, and the node's; None: not written as a number."""
 
     launcher: str
     file: str
     line: int
     count: int | None
+    node_rank: int | None
 
 
 def started_ranks(
@@ -59,8 +60,10 @@ def rank_remarks(
     With the script's `arguments`, None if they are unknown. Only if no launcher of the script starts the launch's number, or one that is known when it runs: a script may prepare data with fewer.
     """
     found: dict[tuple[Started, str], list[str]] = {}
+    all_started: list[Started] = []
     for node, variables in given.items():
         started = started_ranks(text, file, variables, sourced, arguments=arguments)
+        all_started += started
         expected = variables[EXPECTED]
         if started and not {entry.count for entry in started} & {None, int(expected)}:
             found.setdefault((started[-1], expected), []).append(node)
@@ -68,11 +71,22 @@ def rank_remarks(
     unequal = (
         "; torchrun and DDP need the same number on all nodes, or a launcher that is given each" if differs else ""
     )
-    return [
+    same = _same_node(all_started) if len(given) > 1 else []
+    return same + [
         f"{entry.file}:{entry.line} starts {entry.count} ranks on {fold(nodes)} ({entry.launcher}), and the launch has {expected} there"
         f"{unequal}; write ${EXPECTED} in the script, or correct devices: in the inventory, or -j"
         for (entry, expected), nodes in found.items()
     ]
+
+
+def _same_node(started: Sequence[Started]) -> list[str]:
+    """A sentence if all launchers of all nodes have the number of the same node, as in a script for that node alone."""
+    numbers = {entry.node_rank for entry in started}
+    if len(numbers) != 1 or None in numbers:
+        return []
+    entry = started[-1]
+    text = f"{entry.file}:{entry.line} starts node {entry.node_rank} on every node ({entry.launcher}), and each waits for the others"
+    return [f"{text}; write --nnodes=$NNODES, $NODE_RANK and $MASTER_ADDR in the script, which orch sets on each node"]
 
 
 def mpi_starts(text: str, file: str) -> list[tuple[str, int]]:
@@ -88,16 +102,25 @@ def _launchers(script: Script) -> Iterator[Started]:
         start = next((index for index, word in enumerate(command) if name_of(word) in LAUNCHERS), None)
         if start is not None:
             name = name_of(command[start])
-            yield Started(name, script.file, command[start].line, _count(name, command[start + 1 :]))
+            words = [word.pattern for word in command[start + 1 :]]
+            program = next((index for index, word in enumerate(words) if word.endswith(".py")), len(words))
+            given = {key.replace("-", "_"): value for key, value in options(words[:program])}
+            yield Started(name, script.file, command[start].line, _count(name, given), _node_rank(given))
     for inner in (*script.embedded, *script.sourced):
         yield from _launchers(inner)
 
 
-def _count(launcher: str, words: Sequence[Word]) -> int | None:
-    given = {name.replace("-", "_"): value for name, value in options([word.pattern for word in words])}
+def _count(launcher: str, given: Mapping[str, str]) -> int | None:
     if launcher == "accelerate":
         total, nodes = given.get("num_processes", ""), given.get("num_machines", "1")
         is_known = total.isdecimal() and nodes.isdecimal() and int(nodes) > 0
         return int(total) // int(nodes) if is_known else None
     text = given.get("num_gpus" if launcher == "deepspeed" else "nproc_per_node", "")
     return int(text) if text.isdecimal() else None
+
+
+def _node_rank(given: Mapping[str, str]) -> int | None:
+    """The number of the node, None if the launcher is started for one node or gets no number."""
+    text = given.get("node_rank", given.get("machine_rank", ""))
+    is_alone = "1" in (given.get("nnodes"), given.get("num_machines"))
+    return int(text) if text.isdecimal() and not is_alone else None

@@ -18,10 +18,12 @@ from orchestrator.node.ranks.rank_launchers import (
     SEPARATE,
     Launcher,
     find_launcher,
+    fixed_node_rank,
     is_own_host,
     lone_option,
     option_of,
     per_node_command,
+    underscored,
 )
 from orchestrator.plan.choose_nodes import Chosen, choose_nodes, difference
 from orchestrator.plan.elastic import first_attempt
@@ -196,8 +198,16 @@ def _lone_reason(launcher: Launcher, program: Program) -> str:
     """Why this launcher joins no other node, if it is started on several; empty if it may."""
     if launcher.key in FROM_ONE_NODE:
         return "" if program.until_head else f"{launcher.name} starts the ranks of all nodes from one node"
-    option = lone_option(program.args[launcher.words :])
-    if option:
+    words = list(program.args[launcher.words :])
+    script = next((index for index, word in enumerate(words) if word.endswith(".py")), len(words))
+    words = words[:script]
+    if option := lone_option(words):
         return f"{launcher.name} with {option} starts a training of one node"
-    master = option_of(program.args[launcher.words :], MASTERS)
+    if option := fixed_node_rank(words):
+        return f"{launcher.name} with {option} is the line of one node"
+    if launcher.key == "deepspeed" and not program.until_head and "--no_ssh" not in map(underscored, words):
+        return "deepspeed without --no_ssh starts the ranks of all nodes by ssh, or those of one node"
+    master = option_of(words, MASTERS)
+    if master is None and option_of(words, ("--rdzv_backend",)) == "c10d":
+        return f"{launcher.name} with c10d and no --rdzv_endpoint looks for rank 0 on its own node"
     return f"{launcher.name} with the address {master} looks for rank 0 on its own node" if is_own_host(master) else ""

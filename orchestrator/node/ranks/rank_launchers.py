@@ -84,6 +84,9 @@ SWITCHES = ("--standalone", "--multi_gpu", "--no_ssh")
 HOST_LISTS = ("--hostfile", "-hostfile", "--machinefile", "-machinefile", "-f", "--host", "-host", "-H")
 NODE_COUNTS = ("--nnodes", "--num_machines", "--num_nodes")
 MASTERS = ("--master_addr", "--main_process_ip", "--main_address", "--rdzv_endpoint")
+NODE_RANKS = ("--node_rank", "--machine_rank")
+# With the address go its port and the kind of rendezvous: c10d without an endpoint looks for rank 0 on each node itself.
+_WITH_MASTER = ("--master_port", "--main_process_port", "--main_port", "--rdzv_backend", "--rdzv_id", "--rdzv_conf")
 
 
 class Launcher:
@@ -166,6 +169,16 @@ def lone_option(argv: Sequence[str]) -> str:
     return ""
 
 
+def fixed_node_rank(argv: Sequence[str]) -> str:
+    """The option that gives a launcher the number of one node, the same on all nodes that start it; empty if there is none."""
+    number = option_of(argv, NODE_RANKS) or ""
+    return (
+        f"{next(word for word in argv if underscored(word.partition('=')[0]) in NODE_RANKS).partition('=')[0]} {number}"
+        if number.isdecimal()
+        else ""
+    )
+
+
 def per_node_command(command: str, words: Sequence[str]) -> str:
     """The command line that starts the program once per node, in backquotes; `…` stands for the other options."""
     launcher = find_launcher(words)
@@ -190,7 +203,7 @@ def _with_options(words: Sequence[str], count: int, options: str) -> str:
     """The line of shell in which the launcher, its first `count` words, has these options, and none that says otherwise."""
     if options == _ACCELERATE and not any(underscored(word.partition("=")[0]) in _KINDS for word in words):
         options = f"--multi_gpu {options}"
-    replaced = [*options.split(), *NODE_COUNTS, *MASTERS, "--standalone", "--num_gpus"]
+    replaced = [*options.split(), *NODE_COUNTS, *NODE_RANKS, *MASTERS, *_WITH_MASTER, "--standalone", "--num_gpus"]
     rest: list[str] = []
     index = count
     while index < len(words) and not words[index].endswith(".py"):

@@ -75,6 +75,9 @@ def test_number_of_nodes_is_read_from_the_options(line: str, count: str | None) 
     ("line", "advice"),
     [
         ("torchrun --standalone --nnodes=1 --nproc-per-node 2 train.py", "--per-node -- torchrun --nproc-per-node 2 train.py"),
+        ("torchrun --nnodes=2 --node_rank=0 --nproc_per_node=8 --master_addr=10.0.0.1 --master_port=1234 train.py", "--per-node -- torchrun --nproc_per_node=8 train.py"),
+        ("torchrun --nnodes 2 --rdzv_id 7 --rdzv-backend c10d --rdzv_endpoint h0:29500 train.py", "--per-node -- torchrun train.py"),
+        ("torchrun train.py --node_rank 0", "--per-node -- torchrun train.py --node_rank 0"),
         ("accelerate launch --num_processes 2 train.py --x", f"--per-node -- bash -c 'accelerate launch --multi_gpu {MACHINES} train.py --x'"),
         ("accelerate launch --config_file c.yaml --machine-rank=0 train.py", f"--per-node -- bash -c 'accelerate launch {MACHINES} --config_file c.yaml train.py'"),
         ("-m accelerate.commands.launch train.py", f"--per-node -- bash -c 'python3 -m accelerate.commands.launch --multi_gpu {MACHINES} train.py'"),
