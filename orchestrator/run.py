@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from orchestrator.failure_class import FailureClass, Retry
+from orchestrator.node.ranks.rank_launchers import is_python
 from orchestrator.node.run.events import NO_RETRY
 from orchestrator.portable.names.hostlist import ranks_on_nodes
 from orchestrator.stored import known_fields
@@ -72,8 +73,9 @@ class Program:
 
     @property
     def is_prepared(self) -> bool:
-        """True for a user's Python programs that trainer/scripts makes run without CUDA and report their progress."""
-        return (self.kind == "python" or self.per_node) and not self.bare
+        """True for a user's Python programs, also as `python train.py`, that trainer/scripts makes run without CUDA and report their progress."""
+        names_python = self.kind == "executable" and any(map(is_python, self.args))
+        return (self.kind == "python" or self.per_node or names_python) and not self.bare
 
     @property
     def runs_python(self) -> bool:

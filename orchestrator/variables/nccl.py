@@ -118,7 +118,7 @@ NCCL: tuple[Row, ...] = (
     _debug("IB_GDR_LEVEL", PathLevel(("LOC", "PIX", "PXB", "PHB", "SYS")), "", "Former name of NET_GDR_LEVEL", until="2.4"),
     # GPUDirect
     _debug("NET_GDR_LEVEL", PathLevel(("LOC", "PIX", "PXB", "P2C", "PHB", "SYS")), "auto", "Longest distance between GPU and adapter for GPUDirect RDMA",
-        warn("GPUDirect also across CPU sockets, slower and not safe on every board", value="SYS|[4-9]|[1-9][0-9]+", better=REMOVE),
+        warn("uses GPUDirect also across CPU sockets, slower and not safe on every board", value="SYS|[4-9]|[1-9][0-9]+", better=REMOVE),
         warn("turns GPUDirect RDMA off", value="LOC|0", better=REMOVE)),
     _debug("NET_GDR_READ", _FLAG, "auto", "GPUDirect RDMA for sending"),
     _debug("NET_GDR_C2C", _FLAG, {"": "0", "2.27": "1"}, "GPUDirect RDMA through a CPU that is joined to the GPU by C2C", since="2.26"),

@@ -124,6 +124,24 @@ def test_torchrun_is_refused_in_each_rank_and_started_once_per_node(launcher: La
 
 
 @pytest.mark.parametrize(
+    ("line", "site"),
+    [
+        ("python train.py", "trainer/scripts/site"),
+        ("env X=1 /opt/conda/bin/python3.11 -m train", "trainer/scripts/site"),
+        ("./train.sh python.txt", None),
+        ("pythonic train.py", None),
+    ],
+)
+def test_python_that_the_command_names_is_prepared_unless_bare(line: str, site: str | None) -> None:
+    """Users type `python train.py`, whose steps are to be seen as those of `train.py`."""
+    for bare in (False, True):
+        program = Program("executable", tuple(line.split()), bare=bare)
+        plan = make_plan(THREE, Request("ssh", program, nodes="n0"), run_id="demo-20260102-030405-0abc", bundle="b1")
+        assert job_json(plan)["program"]["pythonpath"] == (None if bare else site)
+        assert program.needs_trainer is (site is not None and not bare)
+
+
+@pytest.mark.parametrize(
     ("line", "launcher", "shape", "per_node", "refusal"),
     [
         ("torchrun --standalone x.py", "ssh", (2, 2), True, "torchrun with --standalone starts a training of one node, but"),
@@ -421,6 +439,7 @@ def test_retries_are_those_of_the_command_line_then_of_slurm_then_of_restart(
     ("program", "max_retries", "name"),
     [
         (Program("executable", ("sh", "train.sh")), 2, "sh"),
+        (Program("executable", ("python", "train.py")), 2, None),
         (Program("python", ("train.py",), bare=True), 2, "train.py with --bare"),
         (Program("python", ("train.py",)), 2, None),
         (Program("executable", ("torchrun", "train.py"), per_node=True), 2, None),
