@@ -27,6 +27,7 @@ from orchestrator.node.ranks.rank_launchers import (
 )
 from orchestrator.plan.choose_nodes import Chosen, choose_nodes, difference
 from orchestrator.plan.elastic import first_attempt
+from orchestrator.plan.fixed_address import fixed_address, joined_command
 from orchestrator.plan.node_plans import assign_ranks, with_debugging
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.plan.restart_settings import is_warm, max_retries, restart_warnings, spares
@@ -73,6 +74,7 @@ def make_plan(
     by_slurm = request.launcher == "slurm"
     chosen = choose_nodes(inventory, request)
     _refuse_rank_launcher(request, chosen)
+    _refuse_fixed_address(request, chosen)
     if by_slurm:
         refuse_containers(inventory, chosen)
         refuse_unequal_nodes(inventory, chosen)
@@ -167,6 +169,24 @@ def _common(settings: Iterable[str]) -> str:
     return values.pop() if len(values) == 1 else "auto"
 
 
+def _refuse_fixed_address(request: Request, chosen: Chosen) -> None:
+    """Refuse a program with the options for one node, such as `--dist-url tcp://localhost:23456 --rank 0`, on several."""
+    program, ranks = request.program, chosen.ranks_each[: chosen.node_count]
+    if program.kind == "trainer" or len(ranks) == 1 or _is_separate(request, chosen) or find_launcher(program.args):
+        return
+    if option := fixed_address(program.args):
+        count = f"{len(ranks)} nodes" if program.per_node else f"{sum(ranks)} ranks"
+        command = joined_command(request.verb, program.args)
+        raise UsageError(
+            f"the program would be started in each of the {count}, and {option}", hint=f"one training: {command}"
+        )
+
+
+def _is_separate(request: Request, chosen: Chosen) -> bool:
+    """True if the user declares that each node trains by itself."""
+    return all(request.variables.get(SEPARATE, node.env.get(SEPARATE)) == "1" for node in chosen.nodes)
+
+
 def _refuse_rank_launcher(request: Request, chosen: Chosen) -> None:
     """Refuse a launcher such as torchrun that is started in each rank, or once per node without the other nodes."""
     program = request.program
@@ -186,9 +206,7 @@ def _refuse_rank_launcher(request: Request, chosen: Chosen) -> None:
             hint=f"start it once per node: {command}",
         )
     lone = _lone_reason(launcher, program)
-    # the user declares that each node trains by itself
-    is_separate = all(request.variables.get(SEPARATE, node.env.get(SEPARATE)) == "1" for node in chosen.nodes)
-    if len(ranks) > 1 and lone and not is_separate:
+    if len(ranks) > 1 and lone and not _is_separate(request, chosen):
         raise UsageError(
             f"{lone}, but it would be started on each of the {len(ranks)} nodes", hint=f"one training: {command}"
         )

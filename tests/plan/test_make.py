@@ -175,6 +175,36 @@ def test_launcher_that_would_start_several_trainings_is_refused(
         make_plan(THREE, request, run_id="demo-20260102-030405-0abc", bundle="b1")
 
 
+@pytest.mark.parametrize(
+    ("line", "shape", "per_node", "refusal", "remedy"),
+    [
+        ("main.py -b 8 --dist-url tcp://127.0.0.1:23456 --multiprocessing-distributed --world-size 1 --rank 0", (2, 2), False,
+         "started in each of the 4 ranks, and --dist-url tcp://127.0.0.1:23456 looks for rank 0 on its own node",
+         "--per-node -- bash -c 'python3 main.py -b 8 --multiprocessing-distributed --dist-url tcp://$MASTER_ADDR:$MASTER_PORT --world-size $NNODES --rank $NODE_RANK'`"),
+        ("python main.py --dist-url=tcp://10.0.0.1:23456 --multiprocessing-distributed --world-size=2 --rank=0", (2, 2), True,
+         "started in each of the 2 nodes, and --rank 0 is the same in all of them",
+         "--per-node -- bash -c 'python main.py --multiprocessing-distributed --dist-url tcp://"),
+        ("main.py --init_method tcp://localhost:1 --rank 0 --world_size 4 data", (2, 2), False, "looks for rank 0 on its own node",
+         "… -- main.py data --init_method env://`"),
+        ("main.py --dist-url tcp://10.0.0.1:23456", (2, 2), False, "", ""),
+        ("main.py --dist-url env:// --rank 0", (2, 2), False, "", ""),
+        ("main.py --dist-url tcp://localhost:1 --rank 0", (1, 2), False, "", ""),
+    ],
+)  # fmt: skip
+def test_line_of_a_program_for_one_node_is_refused_on_several(
+    line: str, shape: tuple[int, int], refusal: str, remedy: str, *, per_node: bool
+) -> None:
+    """The README of torch's ImageNet example, and of the many programs that follow it, has one line for each node."""
+    program, names = Program("executable", tuple(line.split()), per_node=per_node), "n0,s0" if shape[0] == 2 else "n0"
+    request = Request("ssh", program, nodes=names, shape=Shape(*shape))
+    with pytest.raises(UsageError, match=refusal) if refusal else contextlib.nullcontext() as caught:
+        make_plan(THREE, request, run_id="demo-20260102-030405-0abc", bundle="b1")
+    if caught is not None:
+        assert remedy in str(caught.value.hint)
+        request = replace(request, variables={"ORCH_SEPARATE": "1"})
+        make_plan(THREE, request, run_id="demo-20260102-030405-0abc", bundle="b1")
+
+
 def test_slurm_by_count_leaves_the_choice_of_nodes_to_slurm() -> None:
     same = _inventory(*(Node(name=f"n{k}", devices=2) for k in range(4)))
     plan = _plan(same, "slurm", shape=Shape(2, 2))
