@@ -132,6 +132,8 @@ class Container(BaseModel):
     image: Image
     runtime: Literal["pyxis", "apptainer"]
     mounts: tuple[Mount, ...] = ()
+    python: fields.Executable | None = None
+    """The Python in the image; None: its path is that of the nodes' Python."""
 
 
 class SlurmOptions(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shlex
 from pathlib import Path
@@ -42,6 +43,7 @@ def slurm_node_script(plan: LaunchPlan) -> str:
     """node.sh of a Slurm job: one script for all nodes, which selects the node's values by SLURMD_NODENAME."""
     head, container = plan.head, plan.slurm["container"]
     in_apptainer = container is not None and container["runtime"] == "apptainer"
+    image_python = (container or {}).get("python") or ""
     common = dict(set.intersection(*(set(node.env.items()) for node in plan.nodes)))
     node_values = [
         {
@@ -62,6 +64,8 @@ def slurm_node_script(plan: LaunchPlan) -> str:
         mounts=_mounts(plan) if in_apptainer else [],
         python=head.python,
         python_folder=head.python_folder,
+        image_python=image_python,
+        image_python_folder=posixpath.dirname(image_python),
         agent=f"{plan.bundle_dir(head)}/orchestrator/node/__main__.py",
         check=f"{plan.bundle_dir(head)}/orchestrator/portable/job_check/__main__.py"
         if plan.is_checked_in_job

@@ -69,8 +69,18 @@ if [ -z "${ORCH_IS_SET_UP:-}" ]; then
     ORCH_IS_SET_UP=1 exec /bin/bash /data/orch/runs/slurm-pyxis-20260102-030405-0abc/attempt-1/setup.sh /bin/sh "$0" "$@"
 fi
 unset ORCH_IS_SET_UP
-# python, torchrun and the like are those beside the inventory's python
-export PATH=/opt/conda/bin"${PATH:+:$PATH}"
+python=/opt/conda/bin/python3
+case $1 in
+run) # in the image
+    python=/usr/local/bin/python3
+    # python, torchrun and the like are those beside the inventory's python
+    export PATH=/usr/local/bin"${PATH:+:$PATH}"
+    ;;
+*)
+    # python, torchrun and the like are those beside the inventory's python
+    export PATH=/opt/conda/bin"${PATH:+:$PATH}"
+    ;;
+esac
 export LD_LIBRARY_PATH='/opt/a b/lib'
 ORCH_ADDRESS=$SLURMD_NODENAME
 case $SLURMD_NODENAME in
@@ -99,7 +109,7 @@ run)
     set -- run "${0%/*}/job.json" --node "$SLURMD_NODENAME" --node-rank "$SLURM_NODEID" --rendezvous "${2:--}"
     ;;
 esac
-exec /opt/conda/bin/python3 -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py "$@"
+exec "$python" -E -s -S /data/orch/bundles/00000000000000000000000000000000/orchestrator/node/__main__.py "$@"
 END_OF_FILE
 mkdir -p /data/orch/runs/slurm-pyxis-20260102-030405-0abc/attempt-1
 cat >/data/orch/runs/slurm-pyxis-20260102-030405-0abc/attempt-1/submit.sbatch <<'END_OF_FILE'

@@ -38,7 +38,7 @@ class Runtime:
         self.env = env
         self._options = options
         self._names: set[str] = set()
-        self("import", "-", IMAGE, stdin=_image())
+        self("import", "-", IMAGE, stdin=image_tar())
 
     def __call__(self, *argv: str, stdin: bytes = b"", code: int = 0) -> str:
         """Run the client; return what it prints."""
@@ -147,7 +147,7 @@ def open_podman(folder: Path) -> Iterator[Runtime]:
         podman("system", "reset", "--force")
 
 
-def _image() -> bytes:
+def image_tar() -> bytes:
     """The tar file of an image with folders, links and the few files by which programs find users and libraries."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as tar:

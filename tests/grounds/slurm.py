@@ -74,7 +74,7 @@ class Cluster:
 
     nodes = NODES
 
-    def __init__(self, folder: Path, *, python: Path, keeper: Keeper, accounted: bool) -> None:
+    def __init__(self, folder: Path, *, python: Path, keeper: Keeper, accounted: bool, plugin: str = "") -> None:
         self.folder = folder
         self.conf = folder / "slurm.conf"
         self.python = python
@@ -83,6 +83,7 @@ class Cluster:
         outside = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))}
         self.env = {**outside, "SLURM_CONF": str(self.conf)}
         self._keeper = keeper
+        (folder / "plugstack.conf").write_text(plugin, encoding="utf-8")
         self._start(accounted=accounted)
 
     def inventory(self, folder: Path, *, devices: int = 1, **extra: object) -> Path:
@@ -313,8 +314,14 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def open_cluster(*, accounted: bool = False) -> Iterator[Cluster]:
-    """Start a cluster, with slurmdbd and its database if `accounted`; on exit, end its processes and remove its folder."""
+def open_cluster(*, accounted: bool = False, plugin: str = "") -> Iterator[Cluster]:
+    """
+    Start a cluster; on exit, end its processes and remove its folder.
+
+    Args:
+        accounted: with slurmdbd and its database.
+        plugin: a line of plugstack.conf.
+    """
     for name in PROGRAMS["accounting" if accounted else "slurm"]:
         program(name)
     folder = Path(tempfile.mkdtemp(prefix="orch-slurm-"))
@@ -323,6 +330,6 @@ def open_cluster(*, accounted: bool = False) -> Iterator[Cluster]:
     try:
         python = node_python(folder / "python")
         assert python is not None, "the tests run on a Python that they cannot run"
-        yield Cluster(folder, python=python, keeper=keeper, accounted=accounted)
+        yield Cluster(folder, python=python, keeper=keeper, accounted=accounted, plugin=plugin)
     finally:
         keeper.close()

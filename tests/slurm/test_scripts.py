@@ -121,3 +121,18 @@ def test_agent_runs_in_the_image_and_the_inventorys_values_override_the_images(
         assert f"exec {binds} /images/torch.sif /bin/sh {folder}/node.sh run" in line
     assert sorted(line.split()[0] for line in calls.read_text("utf-8").splitlines()) == ["n0", "n1"]
     assert (tmp_path / "setups-n1").read_text("utf-8") == "once\n"  # outside the image, not a second time inside
+
+
+def test_image_has_another_python_than_the_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    """Apptainer is a stand-in here: the image is this machine, where its Python has another path than that of the nodes."""
+    program, image_python = tmp_path / "bin" / "apptainer", tmp_path / "the image's" / "python3"
+    for path in (program, image_python):
+        path.parent.mkdir()
+    program.write_text(APPTAINER.format(calls=tmp_path / "calls"), "utf-8")
+    program.chmod(0o755)
+    image_python.symlink_to(cluster.python)
+    container = {"runtime": "apptainer", "image": "/images/torch.sif", "python": str(image_python)}
+    cluster.inventory(tmp_path, slurm={"container": container, "setup": [f'export PATH={program.parent}:"$PATH"']})
+    orch = Orch(tmp_path, env=cluster.env)
+    orch("submit", "--nodes", "n0,n1", "--", "sh", "-c", "command -v python3")
+    assert _printed(orch) == [str(image_python)] * 2
