@@ -10,7 +10,7 @@ from orchestrator.api.tables import Rows
 from orchestrator.errors import UsageError
 from orchestrator.records.runs import RunSelection, all_runs, find_sweep, read_runs
 from orchestrator.run import RunEntry, RunRecord, RunState
-from orchestrator.usecases.reports import compare as reports
+from orchestrator.usecases.reports import diff as reports
 from orchestrator.usecases.reports.diff import RecordedRun
 
 if TYPE_CHECKING:

@@ -232,7 +232,7 @@ class Run:
 
 def _fields(record: RunRecord) -> Iterator[tuple[str, object]]:
     """The fields of a record that a notebook shows; nothing is queried."""
-    from orchestrator.usecases.reports.compare import RESULTS, seconds_to_end
+    from orchestrator.usecases.reports.diff import RESULTS, seconds_to_end
 
     yield "run", record.id
     yield "state", record.state.value + (f", attempt {record.attempt}" if record.attempt > 1 else "")

@@ -42,15 +42,13 @@ class Rows(list[dict[str, Any]]):
         return pd.DataFrame(list(self))
 
     def _repr_html_(self) -> str:
-        columns = [name for name in dict.fromkeys(name for row in self for name in row) if self._has_value(name)]
+        names = dict.fromkeys(name for row in self for name in row)
+        columns = [name for name in names if any(row.get(name) not in (None, "", ()) for row in self)]
         if len(self) <= MOST_ROWS:
             return html_table(_cells(self, columns), columns)
         half = MOST_ROWS // 2
         omitted = [f"… {len(self) - MOST_ROWS} more rows", *[""] * (len(columns) - 1)]
         return html_table([*_cells(self[:half], columns), omitted, *_cells(self[-half:], columns)], columns)
-
-    def _has_value(self, name: str) -> bool:
-        return any(row.get(name) not in (None, "", ()) for row in self)
 
 
 def _cells(rows: Iterable[Mapping[str, object]], columns: Sequence[str]) -> Iterator[list[object]]:

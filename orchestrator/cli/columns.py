@@ -4,7 +4,6 @@ from __future__ import annotations
 
 
 def width_of(text: str) -> int:
-    """The columns that a text takes."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len  # only for texts that need its tables

@@ -9,8 +9,6 @@ from click.shell_completion import CompletionItem
 
 
 def words(*names: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Complete one of these words."""
-
     def complete(_context: click.Context, _parameter: click.Parameter, beginning: str) -> list[str]:
         return [name for name in names if name.startswith(beginning)]
 

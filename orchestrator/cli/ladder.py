@@ -15,7 +15,6 @@ from orchestrator.errors import CTRL_C, OrchError, UsageError
 from orchestrator.usecases.launch_arguments import LaunchArguments
 
 if TYPE_CHECKING:
-    from orchestrator.cli.rung import RungRun
     from orchestrator.usecases.trials.ladder import Ladder, Rung
 
 
@@ -69,7 +68,18 @@ def _climb(planned: Ladder) -> int:
         word = "FAILED" if ran.outcome.exit_code else "passed"
         print_text(without_controls(f"{word:<11} {number}, {rung}: {ran.outcome.text}") + "\n")
         if ran.outcome.exit_code:
-            _diagnose(ran)
+            if ran.run is None:
+                assert ran.error is not None, "the launch failed"
+                print_error(ran.error)
+            elif (
+                ran.diagnosed is not None and ran.diagnosed.failure is not None
+            ):  # by the owner, unless the run was stopped
+                print_failure(ran.diagnosed, sys.stdout)
+            else:
+                try:
+                    print_diagnosis([ran.run], None, as_json=False)
+                except OrchError as exc:
+                    print_error(exc)
             passed = planned.rungs[: planned.rungs.index(rung)]
             proved = f"{passed[-1].kind.proof} ({passed[-1]})" if passed else "nothing: the first rung failed"
             print_text(f"{'proved':<11} {proved}\n{'examine':<11} {rung.kind.suspects}\n")
@@ -80,17 +90,3 @@ def _climb(planned: Ladder) -> int:
 
 def _numbered(planned: Ladder, rung: Rung) -> str:
     return f"rung {planned.rungs.index(rung) + 1} of {len(planned.rungs)}"
-
-
-def _diagnose(ran: RungRun) -> None:
-    """Print the diagnosis of the run of a rung that has failed; the owner makes one unless the run was stopped."""
-    if ran.run is None:
-        assert ran.error is not None, "the launch failed"
-        print_error(ran.error)
-    elif ran.diagnosed is not None and ran.diagnosed.failure is not None:
-        print_failure(ran.diagnosed, sys.stdout)
-    else:
-        try:
-            print_diagnosis([ran.run], None, as_json=False)
-        except OrchError as exc:
-            print_error(exc)

@@ -58,8 +58,9 @@ def _print(entries: list[RunEntry], *, newest: RunEntry) -> None:
         "RUN": [f"{entry.id} (latest)" if entry is newest else entry.id for entry in entries],
         "LAUNCHER": [entry.launcher for entry in entries],
         "STATE": [entry.state.value for entry in entries],
-        "AGE": [_age(entry) for entry in entries],
-        "TIME": [_duration(entry) for entry in entries],
+        "AGE": [_span(entry.created, None) for entry in entries],
+        # from the launch to the end, which is not known of a lost run
+        "TIME": ["" if entry.state is RunState.LOST else _span(entry.created, entry.ended) for entry in entries],
         "SWEEP": [entry.sweep for entry in entries],
         "TAGS": [" ".join(entry.tags) for entry in entries],
         "NOTE": [entry.note for entry in entries],
@@ -70,21 +71,10 @@ def _print(entries: list[RunEntry], *, newest: RunEntry) -> None:
     print_table(tuple(shown), list(zip(*shown.values(), strict=True)), cut=("NOTE", "MESSAGE"))
 
 
-def _age(entry: RunEntry) -> str:
-    created = _time(entry.created)
-    return "" if created is None else clock((datetime.now(timezone.utc) - created).total_seconds())
-
-
-def _duration(entry: RunEntry) -> str:
-    """The time from the launch to the end, or until now; empty if the end is not known."""
-    created, ended = _time(entry.created), _time(entry.ended) if entry.ended else datetime.now(timezone.utc)
-    if created is None or ended is None or entry.state is RunState.LOST:
-        return ""
-    return clock((ended - created).total_seconds())
-
-
-def _time(text: str) -> datetime | None:
+def _span(begin: str, end: str | None) -> str:
+    """The time from the begin to the end, or until now without an end; empty if one of them is no time."""
     try:
-        return datetime.fromisoformat(text)
+        ended = datetime.fromisoformat(end) if end else datetime.now(timezone.utc)
+        return clock((ended - datetime.fromisoformat(begin)).total_seconds())
     except ValueError:
-        return None
+        return ""

@@ -19,7 +19,6 @@ OLD_S = 5.0  # programs write their progress once a second
 
 
 def headline(found: Overview) -> str:
-    """The id, the state and the verdict."""
     return f"{found.id}  {found.state}  {safe(found.verdict)}"
 
 
@@ -75,7 +74,6 @@ def saved_text(found: Overview) -> str:
 
 
 def attempt_text(found: Overview) -> str:
-    """The attempt, and the restarts that are left."""
     if found.retries_left is None:
         return str(found.attempt)
     left = {0: "no retries left", 1: "1 retry left"}.get(found.retries_left, f"{found.retries_left} retries left")

@@ -38,7 +38,6 @@ class Screen:
         inform(text)
 
     def warn(self, text: str) -> None:
-        """Print a warning that is new."""
         if text not in self._shown:
             self._shown.add(text)
             warn(text)

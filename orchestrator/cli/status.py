@@ -43,7 +43,6 @@ LEAST_S, MOST_S = 0.5, 86400.0
 
 
 def _interval(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
-    """The seconds of --watch."""
     if text is None:
         return None
     try:
@@ -82,7 +81,16 @@ def status(run: str, *, watch: float | None, as_json: bool) -> int:
     with ProgressLine() as progress:
         look = looks.look(progress.update)
     if as_json:
-        _print_json(look)
+        refreshed = look.refreshed
+        nodes = [asdict(node) for node in refreshed.nodes]
+        failures = look.missing.failures if look.missing else ()
+        missing = [{"node": failure.node, "reason": failure.reason} for failure in failures]
+        findings = [finding.to_json() for finding in refreshed.findings()]
+        queue = None
+        if refreshed.status is not None and refreshed.queue is not None:
+            queue = asdict(refreshed.queue) | {"position": refreshed.status.position}
+        answers = {"nodes": nodes, "missing": missing, "queue": queue, "findings": findings}
+        print_json(refreshed.record.to_json() | answers | {"overview": look.overview.to_json()})
     else:
         _print(look)
     return _exit_code(look)
@@ -127,19 +135,6 @@ def _watch(looks: Looks, interval_s: float) -> int:
         return CTRL_C
     _print(look)
     return _exit_code(look)
-
-
-def _print_json(look: Look) -> None:
-    refreshed = look.refreshed
-    nodes = [asdict(node) for node in refreshed.nodes]
-    failures = look.missing.failures if look.missing else ()
-    missing = [{"node": failure.node, "reason": failure.reason} for failure in failures]
-    findings = [finding.to_json() for finding in refreshed.findings()]
-    queue = None
-    if refreshed.status is not None and refreshed.queue is not None:
-        queue = asdict(refreshed.queue) | {"position": refreshed.status.position}
-    answers = {"nodes": nodes, "missing": missing, "queue": queue, "findings": findings}
-    print_json(refreshed.record.to_json() | answers | {"overview": look.overview.to_json()})
 
 
 def _print(look: Look) -> None:

@@ -17,23 +17,31 @@ from orchestrator.usecases.durations import seconds
 @click.command()
 @click.argument("run", required=False, metavar="[RUN]", shell_complete=completion.runs)
 @options.inventory_option("Find the run on these nodes: its record is gone, or elsewhere.")
-@click.option("--all", "all_runs", is_flag=True, help="End all runs recorded here that have not ended.")
+@click.option("--all", "is_for_all", is_flag=True, help="End all runs recorded here that have not ended.")
 @click.option("--save", is_flag=True, help="Let the ranks save before, by SIGUSR2, as before a time limit of Slurm.")
 @click.option(
     "--grace", metavar="SPAN", help="With --save: the time that the ranks have to save and end; default: 10m."
 )
-def stop(run: str | None, inventory: str | None, *, all_runs: bool, save: bool, grace: str | None) -> int:
+def stop(run: str | None, inventory: str | None, *, is_for_all: bool, save: bool, grace: str | None) -> int:
     """End a run on every node. Without RUN: the only run that has not ended."""
     if grace is not None and not save:
         raise UsageError("--grace is for --save", hint=f"orch stop --save --grace {grace}")
-    if save and (all_runs or inventory is not None):
+    if save and (is_for_all or inventory is not None):
         raise UsageError("--save is for one run that is recorded here", hint="orch stop RUN --save")
     if save:
         return _save(run, None if grace is None else seconds("--grace", grace))
-    if all_runs and (run is not None or inventory is not None):
+    if is_for_all and (run is not None or inventory is not None):
         raise UsageError("--all ends every run recorded here, so RUN and -i cannot be given with it")
-    if all_runs:
-        _stop_all()
+    if is_for_all:
+        from orchestrator.usecases.launch.sweep import stop_all  # imports Slurm's modules
+
+        for problem in all_runs()[1]:
+            warn(f"{problem}; if that run is alive, it is not ended")
+        records = stop_all(inform)
+        for record in records:
+            inform(record.outcome)
+        if not records:
+            inform("all runs recorded here have ended")
     elif inventory is not None:
         from orchestrator.usecases.runs.stop import stop_on_nodes
 
@@ -58,19 +66,6 @@ def _save(run: str | None, grace_s: float | None) -> int:
         inform(f"the ranks save and end without this command; `orch stop {run_id}` ends them at once")
         return CTRL_C
     return 0
-
-
-def _stop_all() -> None:
-    """Stop all runs recorded here that have not ended, and print their states."""
-    from orchestrator.usecases.launch.sweep import stop_all  # imports Slurm's modules
-
-    for problem in all_runs()[1]:
-        warn(f"{problem}; if that run is alive, it is not ended")
-    records = stop_all(inform)
-    for record in records:
-        inform(record.outcome)
-    if not records:
-        inform("all runs recorded here have ended")
 
 
 def _stop_recorded(run: str | None) -> None:

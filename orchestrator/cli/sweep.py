@@ -12,7 +12,7 @@ from orchestrator.run import RunRecord
 from orchestrator.usecases.launch import transcript
 from orchestrator.usecases.launch.sweep import plan_sweep, stop_sweep, submit
 from orchestrator.usecases.launch_arguments import LaunchArguments
-from orchestrator.usecases.reports.compare import RESULTS
+from orchestrator.usecases.reports.diff import RESULTS
 from orchestrator.usecases.runs.refresh import bring_up_to_date
 
 

@@ -88,7 +88,6 @@ class Live:
         threading.Thread(target=self._work, name="looks", daemon=True).start()
 
     def refresh(self) -> None:
-        """Look now."""
         self._wanted.set()
 
     def _work(self) -> None:
@@ -143,7 +142,6 @@ class View:
             self.screen.draw(frame(found, *self.screen.size, replace(self.selection, note=note)))
 
     def press(self, key: str) -> None:
-        """Do what a key stands for."""
         listed = rows(self.live.look.overview, self.selection.open)
         row = listed[min(self.selection.row, len(listed) - 1)] if listed else None
         if self.selection.is_question:

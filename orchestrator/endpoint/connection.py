@@ -74,14 +74,6 @@ class Arrived:
     time_s: float
 
 
-def _require_header(reply: ReplyHeader) -> None:
-    """Raise KeyError, TypeError or ValueError if a key that every reply has is missing or has a value of another type."""
-    texts = () if reply["ok"] else tuple(cast("ErrorBody", reply)[key] for key in ("kind", "message"))
-    if not (all(isinstance(text, str) for text in texts) and reply["bytes"] >= 0 and reply["held_s"] >= 0.0):
-        raise ValueError
-    float(reply["monotonic_s"])
-
-
 def _numbers(version: str) -> tuple[int, ...]:
     """The first two numbers of a version of Python; NoMarker if it is none, as of a program that prints what it reads."""
     try:
@@ -338,7 +330,11 @@ class Connection:
         try:
             reply: ReplyHeader = json.loads(self._reader.read_exactly(length, timeout_s=ANSWER_S))
             number, size = reply["number"], reply["bytes"]
-            _require_header(reply)
+            # a key that every reply has may be missing, or have a value of another type
+            texts = () if reply["ok"] else tuple(cast("ErrorBody", reply)[key] for key in ("kind", "message"))
+            if not (all(isinstance(text, str) for text in texts) and size >= 0 and reply["held_s"] >= 0.0):
+                raise ValueError
+            float(reply["monotonic_s"])
             self._unanswered.remove(number)
         except (ValueError, TypeError, KeyError) as error:
             raise ChannelClosed(None, "a frame header that is not that of a reply") from error

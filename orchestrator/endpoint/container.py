@@ -159,7 +159,6 @@ def not_running(node: str, name: Container, state: ContainerState) -> NodeError:
 
 
 def _refusal(node: str, name: Container, status: int | None, errors: str) -> NodeError:
-    """The error of a client that could not answer."""
     if _ABSENT.search(errors):
         return _absent(node, name)
     if failure := client_failure(node, name.client, status, errors):

@@ -33,11 +33,9 @@ class NodeImages:
         raise self._failure(argv, status, errors)
 
     def load(self, archive: str) -> None:
-        """Load an archive that is on the node."""
         self._require(["load", "--input", archive], LOAD_S)
 
     def tag(self, image_id: str, name: str) -> None:
-        """Give an image another name."""
         self._require(["tag", image_id, name], ANSWER_S)
 
     def remove_file(self, path: str) -> bool:

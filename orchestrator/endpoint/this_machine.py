@@ -10,7 +10,7 @@ from orchestrator.node.rendezvous import is_loopback
 from orchestrator.transports.ssh.route import DEFAULT_PORT
 
 if TYPE_CHECKING:
-    from orchestrator.transports.ssh.route import Destination, Hop, SshSettings
+    from orchestrator.transports.ssh.route import Destination, SshSettings
 
 
 def is_this_machine(target: Destination, ssh: SshSettings) -> bool:
@@ -29,7 +29,20 @@ def is_this_machine(target: Destination, ssh: SshSettings) -> bool:
     *jumps, hop = route_to(target, ssh)
     if jumps or hop.proxy_command:
         return False
-    return is_this_host_name(hop.host) or _has_address_of(hop)
+    if is_this_host_name(hop.host):
+        return True
+    try:
+        found = socket.getaddrinfo(hop.host, None, type=socket.SOCK_DGRAM)
+    except socket.gaierror:
+        return False  # a login reports it
+    for family, _, _, _, address in found:
+        # a loopback address with a port other than 22 is the near end of a tunnel, not this machine
+        if hop.port == DEFAULT_PORT or not is_loopback(str(address[0])):
+            # the kernel refuses to bind addresses of other machines; nothing is sent
+            with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
+                probe.bind((address[0], 0, *address[2:]))
+                return True
+    return False
 
 
 def is_this_host_name(name: str) -> bool:
@@ -37,22 +50,3 @@ def is_this_host_name(name: str) -> bool:
     host_name, name = socket.gethostname().lower(), name.lower()
     are_long = "." in host_name and "." in name
     return name == host_name if are_long else name.partition(".")[0] == host_name.partition(".")[0]
-
-
-def _has_address_of(hop: Hop) -> bool:
-    """
-    Return whether the hop's host name resolves to an address of this machine.
-
-    A loopback address with a port other than 22 is the near end of a tunnel, not this machine.
-    """
-    try:
-        found = socket.getaddrinfo(hop.host, None, type=socket.SOCK_DGRAM)
-    except socket.gaierror:
-        return False  # a login reports it
-    for family, _, _, _, address in found:
-        if hop.port == DEFAULT_PORT or not is_loopback(str(address[0])):
-            # the kernel refuses to bind addresses of other machines; nothing is sent
-            with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
-                probe.bind((address[0], 0, *address[2:]))
-                return True
-    return False

@@ -11,6 +11,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -74,7 +75,10 @@ def import_ssh_config(path: Path) -> str:
             comments.append(f"# {_comment_text(path)}:{number}: not followed: Include {_comment_text(rest)}")
         if keyword.lower() != "host":
             continue
-        for name in _split(rest):
+        words: list[str] = []
+        with suppress(ValueError):  # an unclosed quote, which ssh also refuses
+            words = shlex.split(rest, comments=True)
+        for name in words:
             if _is_address(name):
                 names[name] = None
             elif not set(name) & set("*?!"):
@@ -174,13 +178,6 @@ def _folded(hosts: Sequence[_Host]) -> list[str]:
     if len(hosts) > 1 and (expand(name) != names or (names != addresses and expand(address) != addresses)):
         return [item for host in hosts for item in _folded([host])]
     return [f"name: {_quoted(name)}" + ("" if names == addresses else f", address: {_quoted(address)}")]
-
-
-def _split(text: str) -> list[str]:
-    try:
-        return shlex.split(text, comments=True)
-    except ValueError:  # an unclosed quote, which ssh also refuses
-        return []
 
 
 def _quoted(text: str) -> str:

@@ -357,6 +357,5 @@ def _expand_nodes_option(names: str) -> list[str]:
 
 
 def _refuse_repeated(names: Sequence[str]) -> None:
-    """Raise a UsageError if --nodes names a node twice."""
     if twice := fold(repeated(names)):
         raise UsageError(f"--nodes: {twice} is named twice", hint="name every node once")

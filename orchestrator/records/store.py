@@ -262,11 +262,9 @@ class RunFolder:
         return self.path / "queries"
 
     def write_diff(self, diff: str) -> None:
-        """Save the diff of the code against its commit."""
         write_file(self.diff_file, diff)
 
     def write_code(self, digests: Mapping[str, str]) -> None:
-        """Save the digests of the files of the code, by name."""
         write_file(self.plan_folder / CODE, json.dumps(digests, indent=1) + "\n", sync=False)
 
     def read_code(self) -> dict[str, str] | None:
@@ -282,7 +280,6 @@ class RunFolder:
         write_file(self.bundle_file, archive, sync=False)
 
     def write_software(self, versions: Mapping[str, Mapping[str, str]]) -> None:
-        """Save the versions of programs that the check found, by node."""
         write_by_node(self.path / SOFTWARE, versions)
 
     def read_software(self) -> dict[str, dict[str, str]] | None:
@@ -301,7 +298,6 @@ class RunFolder:
         return json_or_none(self.path / STATS)
 
     def write_findings(self, findings: Sequence[Mapping[str, Any]]) -> None:
-        """Write the findings of the check before the start."""
         write_file(self.path / "findings.json", json.dumps(findings, indent=1) + "\n", sync=False)
 
     def read_plan(self) -> LaunchPlan:

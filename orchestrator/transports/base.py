@@ -123,15 +123,13 @@ class ChannelReader:
 
 
 class Tail:
-    """The last bytes of a stream, up to a limit."""
+    """The last STDERR_TAIL_BYTES of a stream."""
 
-    def __init__(self, limit: int = STDERR_TAIL_BYTES) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._data = b""
 
     def add(self, data: bytes) -> None:
-        """Append data and drop the oldest bytes beyond the limit."""
-        self._data = (self._data + data)[-self._limit :]
+        self._data = (self._data + data)[-STDERR_TAIL_BYTES:]
 
     def text(self) -> str:
         return self._data.decode("utf-8", "replace")

@@ -136,7 +136,6 @@ class ContainerImage:
 
     @property
     def client(self) -> list[str]:
-        """The runtime's client on the node."""
         return _client(self.runtime, sudo=self.sudo)
 
     def inside(self, argv: Sequence[str]) -> list[str]:
@@ -145,7 +144,6 @@ class ContainerImage:
         return ["sh", "-c", _ENTER, "sh", " ".join(self.client), self.name, self._create(), *words]
 
     def inspect(self) -> list[str]:
-        """The command that describes the container, as JSON."""
         return ["sh", "-c", 'exec $1 container inspect "$2-$(id -u)"', "sh", " ".join(self.client), self.name]
 
     def to_try(self, argv: Sequence[str]) -> list[str]:

@@ -40,7 +40,6 @@ def sweeps() -> list[str]:
 
 
 def settings() -> list[str]:
-    """The keys of the settings of the shared trainer."""
     from orchestrator.usecases.launch.settings import trainer_settings  # starts a Python
 
     with suppress(OrchError, OSError):
@@ -49,14 +48,12 @@ def settings() -> list[str]:
 
 
 def checks() -> list[str]:
-    """The names of the checks of nodes."""
     from orchestrator.usecases.checks.check import known_checks
 
     return known_checks()
 
 
 def nodes_of_run(run: str) -> list[str]:
-    """The names of a run's nodes."""
     with suppress(OrchError, OSError):
         return [node.name for node in find_run(run).read_plan().nodes]
     return []

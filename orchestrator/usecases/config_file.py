@@ -48,7 +48,6 @@ class ConfigFile:
         return self.error(keys, f"unknown; {did_you_mean(keys[-1], allowed)}allowed: {', '.join(allowed)}")
 
     def error(self, keys: Sequence[str], text: str) -> OrchError:
-        """The error for the value below these keys."""
         from orchestrator.inventory.document import Problem
 
         return self._document.error([Problem(tuple(keys), text)])

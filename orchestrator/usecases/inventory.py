@@ -34,8 +34,10 @@ def load_inventory(given: str | None, names: str | None) -> Inventory:
     chosen = given or os.environ.get("ORCH_INVENTORY")
     if chosen:
         path = _shipped(chosen) or Path(chosen)
-        if close := _similar_shipped(path):
-            raise InventoryError(f"{path}: No such file or directory", hint=f"did you mean {close}?")
+        if not path.exists() and path.name == str(path):
+            name = path.stem if path.suffix == ".yaml" else path.name
+            if close := difflib.get_close_matches(name, shipped_names(), n=1):
+                raise InventoryError(f"{path}: No such file or directory", hint=f"did you mean {close[0]}?")
         return inventories.load(path)
     if DEFAULT.exists():
         return inventories.load(DEFAULT)
@@ -94,14 +96,6 @@ def import_inventory(source: str, file: Path | None) -> str:
     except (OSError, UnicodeDecodeError) as exc:
         raise UsageError(f"{file}: {exc}", hint="name a readable text file") from exc
     return of_text[source](text)
-
-
-def _similar_shipped(path: Path) -> str:
-    """The name of a shipped inventory that was probably meant by a file that does not exist; empty if there is none."""
-    if path.exists() or path.name != str(path):
-        return ""
-    close = difflib.get_close_matches(path.stem if path.suffix == ".yaml" else path.name, shipped_names(), n=1)
-    return close[0] if close else ""
 
 
 def _shipped(name: str) -> Path | None:

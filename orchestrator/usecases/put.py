@@ -26,7 +26,7 @@ from orchestrator.endpoint.transfer import (
 from orchestrator.errors import NodesError, OrchError, Unreachable, UsageError
 from orchestrator.fanout import failed_nodes, map_parallel
 from orchestrator.inventory.model import Inventory, Node
-from orchestrator.portable.names.hostlist import fold
+from orchestrator.portable.names.hostlist import fold_by_value
 from orchestrator.progress import OnProgress, OnShare, Reporter
 from orchestrator.usecases.inventory import load_inventory
 
@@ -74,7 +74,7 @@ def put(
     transport_to = transport_factory(loaded.transport, loaded.ssh, Terminal(), for_much_data=True)
     sender = Sender(loaded, transport_to, on_progress, on_remark)
     folders, failure = sender.send(nodes, files, folder)
-    return [Put(fold(of), found) for found, of in _by_value(folders).items()], failure
+    return [Put(names, found) for found, names in fold_by_value(folders.items()).items()], failure
 
 
 def list_files(paths: Sequence[Path]) -> tuple[Files, list[str]]:
@@ -297,10 +297,3 @@ def _leaders(nodes: Sequence[Node], claims: Mapping[str, tuple[str, str]]) -> li
         if node.name in claims:
             first.setdefault(claims[node.name][1], node)
     return list(first.values())
-
-
-def _by_value(folders: dict[str, str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for node, folder in folders.items():
-        found.setdefault(folder, []).append(node)
-    return found

@@ -117,7 +117,6 @@ def _failed_attempt(known: Known) -> Judgement | None:
 
 
 def _unknown(known: Known) -> Judgement | None:
-    """The verdict if no node answers."""
     if not known.missing or known.current:
         return None
     ages_s = [known.now_s - observed.at_s for observed in known.observed]
@@ -126,7 +125,6 @@ def _unknown(known: Known) -> Judgement | None:
 
 
 def _stuck(known: Known) -> Judgement | None:
-    """The verdict that no rank makes progress."""
     running = [node for node in known.current if node.finished is None and node.ranks]
     hangs = [node.hang for node in running if node.hang is not None]
     if not hangs or len(hangs) < len(running):

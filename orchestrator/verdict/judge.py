@@ -85,7 +85,6 @@ class Evidence:
 
     @cached_property
     def started(self) -> list[NodeObservation]:
-        """The nodes whose agents have started."""
         return [node for node in self.nodes if node.agent is not None]
 
     @property

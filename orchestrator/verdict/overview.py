@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +91,6 @@ class NodeView:
 
     @property
     def phases(self) -> list[str]:
-        """The different phases of the ranks."""
         return list(dict.fromkeys(rank.phase for rank in self.ranks if rank.phase))
 
     @property
@@ -233,33 +232,27 @@ def _node_views(known: Known) -> list[NodeView]:
         node, now_s, problem, age_s = observed.node, known.now_s, "", None
         if not observed.is_current:
             problem, age_s = known.missing.get(node.node, "it does not answer"), max(0.0, now_s - observed.at_s)
-        ranks = tuple(
-            _rank_view(rank, node, now_s=now_s, late=late, enqueued=enqueued)
-            for rank in sorted({*node.ranks, *node.progress})
-        )
+        ranks = []
+        for rank in sorted({*node.ranks, *node.progress}):
+            progress = node.progress.get(rank, {})
+            phase, training = progress.get("phase"), training_of({rank: progress})
+            view = RankView(
+                rank,
+                state=node.ranks.get(rank, ""),
+                phase=phase if isinstance(phase, str) else None,
+                step=None if training is None else training.step,
+                steps=None if training is None else training.steps,
+                age_s=None if training is None else training.age_s(now_s),
+                behind=max(enqueued.values()) - enqueued[rank] if rank in enqueued else None,
+                late_s=late.get(rank),
+                cpu_wait=newest_cpu_wait(progress),
+            )
+            ranks.append(view)
         cards, rate = _cards(node, now_s), known.rates.get(node.node)
-        views.append(NodeView(node.node, node.agent_state, ranks, cards, node.machine, rate, age_s, problem))
+        views.append(NodeView(node.node, node.agent_state, tuple(ranks), cards, node.machine, rate, age_s, problem))
     shown = {view.node for view in views}
     views += [NodeView(name, "no answer", problem=why) for name, why in known.missing.items() if name not in shown]
     return views
-
-
-def _rank_view(
-    rank: int, node: NodeObservation, *, now_s: float, late: Mapping[int, float], enqueued: Mapping[int, int]
-) -> RankView:
-    progress = node.progress.get(rank, {})
-    phase, training = progress.get("phase"), training_of({rank: progress})
-    return RankView(
-        rank,
-        state=node.ranks.get(rank, ""),
-        phase=phase if isinstance(phase, str) else None,
-        step=None if training is None else training.step,
-        steps=None if training is None else training.steps,
-        age_s=None if training is None else training.age_s(now_s),
-        behind=max(enqueued.values()) - enqueued[rank] if rank in enqueued else None,
-        late_s=late.get(rank),
-        cpu_wait=newest_cpu_wait(progress),
-    )
 
 
 def _cards(node: NodeObservation, now_s: float) -> Cards | None:

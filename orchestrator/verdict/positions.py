@@ -88,20 +88,19 @@ def _late(
 ) -> str:
     """The ranks that have not entered a collective, and where they are instead."""
     names = {body["waits_for"] for body in waiting.values() if "waits_for" in body}
-    activities = {  # the place of each, and that other processes keep it from running
-        ", ".join(filter(None, (_call_of(ranks[rank]), STARVED if "cpu_wait_s" in ranks[rank] else "")))
-        for rank in late
-    }
+    activities = set()
+    for body in (ranks[rank] for rank in late):
+        call = body["call"] and f"at {body['call']}"
+        if body["phase"] in BETWEEN_STEPS:
+            call = f"in phase {body['phase']}, at {body['call']}"
+        elif body["loads_data"]:
+            call = f"in the data loader, at {body['call']}"
+        # other processes may keep it from running
+        activities.add(", ".join(filter(None, (call, STARVED if "cpu_wait_s" in body else ""))))
     doing = f": {', '.join(sorted(activities))}" if activities != {""} else ""
     verb = "wait" if len(waiting) > 1 else "waits"
     collective = " or ".join(sorted(names)) or "the collective"
     return f"{named(late)} not in {collective}, for which {ranks_text(list(waiting))} {verb}{doing}"
-
-
-def _call_of(body: RankBody) -> str:
-    if body["phase"] in BETWEEN_STEPS:
-        return f"in phase {body['phase']}, at {body['call']}"
-    return f"in the data loader, at {body['call']}" if body["loads_data"] else body["call"] and f"at {body['call']}"
 
 
 def _mismatch(waiting: Mapping[int, GroupBody], number: int, named: Callable[[Sequence[int]], str]) -> str:

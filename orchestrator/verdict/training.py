@@ -66,7 +66,6 @@ class Training:
         return None if self.unsaved is None or self.step_s is None else self.unsaved * self.step_s
 
     def age_s(self, now_s: float) -> float | None:
-        """The age of these values."""
         return None if self.written_s is None else max(0.0, now_s - self.written_s)
 
     def to_json(self) -> dict[str, Any]:

@@ -109,7 +109,6 @@ class Feeds:
 
     @property
     def is_closed(self) -> bool:
-        """True once the server ends."""
         return self._is_closed
 
     @contextmanager
@@ -134,7 +133,6 @@ class Feeds:
                 feed.left_s = time.monotonic()
 
     def close(self) -> None:
-        """End all feeds and viewers."""
         with self.changed:
             self._is_closed = True
             for feed in self._feeds.values():

@@ -130,7 +130,6 @@ class RunPage:
         return Source(lambda: self._read_overview(looks), LOOK_S)
 
     def curves(self) -> Source:
-        """The source of the curves."""
         self._retain()
         return Source(self._read_curves, LOOK_S, self._release)
 

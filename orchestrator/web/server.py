@@ -61,7 +61,6 @@ class Access:
             return self._secret
 
     def admits(self, secret: str) -> bool:
-        """True if this is the secret of the cookie."""
         return _equal(secret, self._secret)
 
 
@@ -96,7 +95,6 @@ class WebServer(ThreadingHTTPServer):
         return f"orch-web-{self.server_port}"
 
     def url(self, path: str = "/") -> str:
-        """The URL with the token."""
         return f"http://{ADDRESS}:{self.server_port}{path}?token={self.access.token}"
 
     def close(self) -> None:
@@ -153,7 +151,6 @@ class Handler(BaseHTTPRequestHandler):
             self.server.slots.release()
 
     def do_GET(self) -> None:
-        """Answer a request."""
         url = urlsplit(self.path)
         query = parse_qs(url.query)
         if not self._is_from_here():
@@ -165,7 +162,8 @@ class Handler(BaseHTTPRequestHandler):
         elif url.path.startswith("/events/"):
             self._stream(self.server.viewed(url.path.removeprefix("/events/"), query))
         elif url.path in FILES:
-            self._answer(HTTPStatus.OK, page_file(FILES[url.path]), _type_of(FILES[url.path]))
+            name = FILES[url.path]
+            self._answer(HTTPStatus.OK, page_file(name), "text/css" if name.endswith(".css") else "text/javascript")
         elif url.path in ("/", "/compare") or url.path.startswith("/run/"):
             self._answer(HTTPStatus.OK, page_file(PAGE), "text/html")
         else:
@@ -248,7 +246,3 @@ def _log_filter(query: Mapping[str, list[str]]) -> LogFilter:
 def _safe_path(path: str) -> str:
     """The path if it is that of a run's page, else that of the list: it becomes part of a page."""
     return path if path.startswith("/run/") and RUN_ID.fullmatch(path.removeprefix("/run/")) else "/"
-
-
-def _type_of(name: str) -> str:
-    return "text/css" if name.endswith(".css") else "text/javascript"

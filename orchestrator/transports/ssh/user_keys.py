@@ -164,7 +164,6 @@ class _AgentCertificate(paramiko.AgentKey):
 
 
 def _certified(key: paramiko.PKey, certificate: bytes) -> paramiko.PKey:
-    """A copy of the key with the certificate."""
     certified = paramiko.AgentKey(key.agent, key.blob) if isinstance(key, paramiko.AgentKey) else copy.copy(key)
     certified.load_certificate(paramiko.Message(certificate))
     return certified
@@ -176,7 +175,6 @@ def _certifies(certificate: bytes, key: bytes) -> bool:
 
 
 def _without_fields(blob: bytes, fields: int) -> bytes:
-    """The rest of a blob after its first fields."""
     message = paramiko.Message(blob)
     for _ in range(fields):
         message.get_binary()

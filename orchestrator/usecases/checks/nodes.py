@@ -51,7 +51,6 @@ def sides(inventory: str | None, names: str | None, facts: Mapping[str, NodeFact
 
 
 def container_names(inventory: str | None, names: str | None) -> dict[str, str]:
-    """The container of each node that has one."""
     return containers(load_inventory(inventory, names).select(names))
 
 

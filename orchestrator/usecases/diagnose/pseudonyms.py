@@ -59,7 +59,6 @@ class Pseudonyms:
         self._kinds = {name.lower(): kind for name, kind in self.names.items()}
 
     def replaced(self, text: str) -> str:
-        """The text with pseudonyms."""
         text = _TOKENS.sub(lambda _: self._secret(), text)
         text = _ASSIGNMENT.sub(self._without_secret, text)
         text = _URL.sub(self._without_host, text)

@@ -14,7 +14,7 @@ from orchestrator.fanout import failed_nodes, map_parallel, successes
 from orchestrator.launchers.base import AttemptFolder, Launcher
 from orchestrator.node.run.events import EVENTS, REQUEUE, Kind, State, cause_s
 from orchestrator.plan.plan import LaunchPlan
-from orchestrator.usecases.reports.metrics_file import metrics_path
+from orchestrator.usecases.reports.metrics_file import metrics_path, read_part
 from orchestrator.usecases.reports.timeline import Attempt, Step, mean_utilization
 
 EVENTS_BYTES = 1 << 18  # of a node: a hundred times what an attempt has
@@ -162,19 +162,12 @@ def _read_steps(folders: Sequence[AttemptFolder], records: Sequence[NodeRecord],
     for folder in folders:
         found = folder.endpoint.list_files(folder.attempt_dir, folder.nodes, path, cwd=plan.program.cwd or "")
         for files in found:
-            data = b"".join(_end_of_file(folder, files.root, files.size_bytes))
-            return [step for value in _objects(data) for step in _step(value, correction_s)]
+            parts, offset = [], max(0, files.size_bytes - METRICS_BYTES)
+            while offset < files.size_bytes and (part := read_part(folder, files, offset, METRICS_PART_BYTES)):
+                parts.append(part)
+                offset += len(part)
+            return [step for value in _objects(b"".join(parts)) for step in _step(value, correction_s)]
     return []
-
-
-def _end_of_file(folder: AttemptFolder, path: str, size: int) -> Iterator[bytes]:
-    offset = max(0, size - METRICS_BYTES)
-    while offset < size:
-        data = folder.endpoint.read_file(folder.attempt_dir, path, "", offset=offset, size=METRICS_PART_BYTES)
-        if not data:
-            return
-        yield data
-        offset += len(data)
 
 
 def _step(value: Event, correction_s: float) -> list[Step]:

@@ -1,9 +1,9 @@
-"""The differences of two runs, from their records alone: code, command, environment, nodes, versions, inventory and results."""
+"""The differences of two or more runs, from their records alone: code, command, environment, nodes, versions, inventory and results."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -15,6 +15,8 @@ from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord
 
 UNRECORDED = "not recorded"
+RESULTS = ("steps", "first_loss", "last_loss", "tokens_per_s")
+"""The results in `summary` of a record that a list of runs shows."""
 TOPICS = ("code", "command", "environment", "nodes", "versions", "inventory", "results")
 _OPTIONS = ("debug", "no_check", "skipped", "orphan_timeout_s", "isolation_timeout_s", "wait_for_nodes_s", "after")
 _UNCOMPARED = {"checkpoint"}  # of the summary: a path with the run's id
@@ -66,6 +68,24 @@ def diff(first: RecordedRun, second: RecordedRun) -> list[Difference]:
         *_differences("inventory", first.record.inventory, second.record.inventory),
         *_differences("results", _results(first.record), _results(second.record)),
     ]
+
+
+def compare(runs: Sequence[RecordedRun]) -> list[dict[str, object]]:
+    """
+    The values by which runs differ from the first one.
+
+    Returns:
+        Mappings with `topic`, `name` and the value of each run under its id, ordered by topic.
+    """
+    first, *later = runs
+    rows: dict[tuple[str, str], dict[str, object]] = {}
+    for run in later:
+        for difference in diff(first, run):
+            key = difference.topic, difference.name
+            if key not in rows:
+                rows[key] = {"topic": key[0], "name": key[1], **{each.record.id: difference.first for each in runs}}
+            rows[key][run.record.id] = difference.second
+    return sorted(rows.values(), key=lambda row: TOPICS.index(str(row["topic"])))
 
 
 def changed_files(first: Mapping[str, str] | None, second: Mapping[str, str] | None) -> Values:

@@ -229,7 +229,6 @@ class LogReader:
         self._write(_unfinished(self._feeds))
 
     def warn_unreadable(self, error: NodeError) -> None:
-        """Warn that a folder cannot be read at present."""
         self._viewer.warn(f"{error}; trying again, the other nodes are still read")
 
     def _feeds_of(self, attempt: int) -> list[Feed]:

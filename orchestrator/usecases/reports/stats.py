@@ -13,7 +13,7 @@ from orchestrator.errors import NodesError, RunNotFound, UsageError
 from orchestrator.failure_class import FailureClass
 from orchestrator.launchers import launcher_for
 from orchestrator.node.run.events import REQUEUE
-from orchestrator.progress import OnProgress, no_progress
+from orchestrator.progress import OnProgress
 from orchestrator.records.runs import all_runs, read_runs
 from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord, RunState
@@ -147,7 +147,7 @@ class RunStats:
         return {**run, **measured, **{name: part.to_json() if part else None for name, part in parts.items()}}
 
 
-def run_stats(name: str, against: str | None, on_progress: OnProgress = no_progress) -> RunStats:
+def run_stats(name: str, against: str | None, on_progress: OnProgress) -> RunStats:
     """
     Measure a run, and keep the times of a run that is over, so that they outlive its files on the nodes.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 
@@ -41,8 +41,8 @@ class Look:
 class Looks:
     """Looks at one run, again and again; successive looks show the speed of programs that do not report it, and traffic."""
 
-    def __init__(self, folder: RunFolder, clock_s: Callable[[], float] = time.time) -> None:
-        self._folder, self._clock_s = folder, clock_s
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
         self._before: Sequence[NodeObservation] = ()
         self._rates: dict[str, PortRate] = {}
         self._pace = Pace()
@@ -62,7 +62,7 @@ class Looks:
             refreshed = refresh(self._folder, terminal=terminal, on_progress=on_progress, diagnoses=True)
         except NodesError as error:
             refreshed = Refreshed(self._folder, self._folder.read(), missing=error)
-        now_s, record = self._clock_s(), refreshed.record
+        now_s, record = time.time(), refreshed.record
         attempt = refreshed.status.attempt if refreshed.status is not None else record.attempt
         plan = _plan(self._folder)
         observed = self._observed(refreshed.nodes, now_s, attempt, plan)

@@ -236,7 +236,6 @@ def _wait_for_restart(folder: RunFolder) -> RunRecord:
 
 
 def _require_stopped(record: RunRecord, left: Sequence[str]) -> None:
-    """Raise LaunchError if something of the run is left."""
     if left:
         message = "\n  ".join([f"run {record.id} is not known to be over everywhere", *left])
         raise LaunchError(message, hint=f"orch stop {record.id} again once that is resolved")

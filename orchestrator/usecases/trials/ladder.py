@@ -19,7 +19,7 @@ from orchestrator.node.number_text import counted, format_numbers
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.portable.names.hostlist import fold
 from orchestrator.portable.names.slurm_options import option_value, time_limit_s
-from orchestrator.progress import OnProgress, no_progress
+from orchestrator.progress import OnProgress
 from orchestrator.records.runs import find_run
 from orchestrator.run import RunRecord, RunState
 from orchestrator.supervision.queries import observe_by_owner
@@ -138,7 +138,7 @@ def short_settings(steps: int) -> Iterator[str]:
     yield "report="
 
 
-def plan_ladder(arguments: LaunchArguments, options: LadderOptions, on_progress: OnProgress = no_progress) -> Ladder:
+def plan_ladder(arguments: LaunchArguments, options: LadderOptions, on_progress: OnProgress) -> Ladder:
     """Plan the launch on all nodes without a start, and derive the rungs from it; OrchError as from plan_launch."""
     arguments = as_trial(arguments)
     planned = plan_launch(replace(arguments, debug=True), on_progress)

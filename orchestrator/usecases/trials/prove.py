@@ -125,7 +125,11 @@ class Proof:
         last = self.trials[-1]
         if self.result is Result.PROVED:
             return f"{last.rung} failed as {self.run} did, and passes with the remedy"
-        how = _failed_text(last, self.signature)
+        how = f" otherwise: {last.cause or last.outcome.text}"
+        if last.signature == self.signature.id:
+            how = " the same way"
+        elif last.is_undiagnosed:
+            how = f", and {last.cause}"
         if self.result is Result.NOT_HELPED:
             return f"{last.rung} failed as {self.run} did, and with the remedy it fails{how}"
         return "no rung failed" if last.is_passed else f"{last.rung} fails{how}, so nothing can be proved"
@@ -253,7 +257,13 @@ def prove(planned: Planned, run_rung: RunRung) -> Proof:
         must_report = any(trial.steps for trial in trials) or planned.signature.kind is FailureClass.HANG
         trial = replace(failed, change=planned.change.text, run=None, signature=None, cause="")
         trials.append(run_rung(arguments, options, trial, must_report))
-    return Proof(planned.run, planned.signature, planned.cause, planned.change, tuple(trials), _next_step(planned))
+    change, given, rerun = planned.change, planned.ladder.arguments, f"orch rerun {planned.run}"
+    next_step = f"in the program: {change.text}; then: {rerun}"
+    if change.call is None:
+        next_step = f"in env: of {given.inventory or 'the inventory'}: {change.text}; then: {rerun}"
+    elif given.program is None:
+        next_step = f"{rerun} {change.setting}"
+    return Proof(planned.run, planned.signature, planned.cause, change, tuple(trials), next_step)
 
 
 def _title(planned: Planned, rung: Rung) -> str:
@@ -267,22 +277,3 @@ def _arguments_of(planned: Planned, rung: Rung, given: LaunchArguments, options:
     launch = planned.ladder.arguments_of(rung)
     note = f"{_title(planned, rung)}: proves a remedy of {planned.run}"
     return replace(launch, settings=settings, variables=given.variables, debug=given.debug, note=note)
-
-
-def _next_step(planned: Planned) -> str:
-    """How to launch the whole run with the change."""
-    change, given, rerun = planned.change, planned.ladder.arguments, f"orch rerun {planned.run}"
-    if change.call is None:
-        return f"in env: of {given.inventory or 'the inventory'}: {change.text}; then: {rerun}"
-    if given.program is None:
-        return f"{rerun} {change.setting}"
-    return f"in the program: {change.text}; then: {rerun}"
-
-
-def _failed_text(trial: Trial, signature: Signature) -> str:
-    """How a trial failed, beside the signature of the run: the rest of a sentence."""
-    if trial.signature == signature.id:
-        return " the same way"
-    if trial.is_undiagnosed:
-        return f", and {trial.cause}"
-    return f" otherwise: {trial.cause or trial.outcome.text}"
