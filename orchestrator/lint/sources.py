@@ -1,4 +1,4 @@
-"""The scripts that are in a file: by its name and first line a shell script, a Dockerfile, YAML, a Markdown document or lines of variables."""
+"""The scripts that are in a file: by its name and first line a shell script, Python, a Dockerfile, YAML, a Markdown document or lines of variables."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from orchestrator.lint.dockerfile import read_dockerfile
 from orchestrator.lint.embedded import placed
 from orchestrator.lint.files import read_env_file, read_nccl_conf
 from orchestrator.lint.markdown import Block, blocks
+from orchestrator.lint.python_env import read_python
 from orchestrator.lint.shell import SourcedText, nothing, read_shell
 from orchestrator.lint.yaml_env import read_yaml
 
 _ENV_NAMES = (".env", ".deepspeed_env")
 _ENV_LINE = re.compile(r"\s*(?:#.*|(?:export\s+)?[A-Za-z_]\w*=.*)?")
 _SCRIPT_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm")
+_PYTHON_LINE = re.compile(r"#!.*\bpython[0-9.]*\b")
 _INVENTORY = re.compile(r"^(?:nodes:[ \t]*(?:#.*)?$(?:\n[ \t]*(?:#.*)?)*\n[ \t]*-|workdir:|launcher:)", re.MULTILINE)
 _OTHER_YAML = re.compile(r"^(?:apiVersion|jobs|services|kind|on):", re.MULTILINE)
 
@@ -53,6 +55,8 @@ def sources(file: PurePath, text: str, name: str, sourced: SourcedText = nothing
         for block in blocks(text):
             for script in _block_scripts(block, name):
                 yield Source(placed(script, block.start, block.removed), is_part=True)
+    elif file.suffix == ".py" or _PYTHON_LINE.match(text):
+        yield Source(read_python(text, name))
     elif _is_env_file(file, text):
         yield Source(Script(read_env_file(text, name)), is_quoted=False)
     else:

@@ -283,3 +283,24 @@ def test_yaml_that_cannot_be_parsed_is_named() -> None:
 )
 def test_inventories_differ_from_other_yaml(text: str, expected: bool) -> None:
     assert is_inventory(text) is expected
+
+
+def test_python_is_read_for_the_variables_that_it_sets() -> None:
+    """As torch's tutorials write them. It is parsed: quotes and brackets of Python are none of a shell."""
+    text = """#!/usr/bin/env python
+'''It's a program (with a bracket.'''
+import os
+from os import environ
+os.environ["NCCL_BUFFSIZE"] = "8M"
+os.environ['MASTER_PORT'] = str(12355)
+environ.setdefault("NCCL_DEBUG", level)
+os.environ.update({"NCCL_A": "1", **more}, NCCL_B=f"{x}")
+os.putenv("NCCL_C", "2")
+os.environ["RANK"] = "0"
+other["NCCL_D"] = "1"
+"""
+    expected = [("NCCL_BUFFSIZE", "8M", 5), ("MASTER_PORT", "12355", 6), ("NCCL_DEBUG", None, 7)]
+    expected += [("NCCL_B", None, 8), ("NCCL_A", "1", 8), ("NCCL_C", "2", 9)]
+    assert _read("train.py", text) == _read("train", text) == expected
+    [source] = sources(PurePath("broken.py"), "def f(:\n", "broken.py")
+    assert [(entry.line, entry.language) for entry in source.script.unread] == [(1, "Python")]
