@@ -23,19 +23,20 @@ def read_python(text: str, file: str) -> Script:
     found = [
         Assignment(name, value, file, node.lineno, pattern=value or "")
         for node in ast.walk(tree)
+        if isinstance(node, (ast.Assign, ast.Call))
         for name, value in _set_by(node)
         if name not in _OF_LAUNCHERS
     ]
     return Script(tuple(sorted(found, key=lambda entry: entry.line)), file=file)
 
 
-def _set_by(node: ast.AST) -> Iterator[tuple[str, str | None]]:
+def _set_by(node: ast.Assign | ast.Call) -> Iterator[tuple[str, str | None]]:
     """Name and value of each variable that a statement or call sets."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             if isinstance(target, ast.Subscript) and _is_environ(target.value):
                 yield from _pair(target.slice, node.value)
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+    elif isinstance(node.func, ast.Attribute):
         yield from _set_by_call(node.func, node)
 
 
