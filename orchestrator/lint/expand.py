@@ -77,11 +77,7 @@ class Expander:
     """Expands nodes of one text. `assign` is called for `${NAME:=VALUE}`, `visit` for the commands of `$(…)`."""
 
     def __init__(
-        self,
-        text: str,
-        variables: Variables,
-        assign: Callable[[str, str, Node], None],
-        visit: Callable[[Node], None],
+        self, text: str, variables: Variables, assign: Callable[[str, str, Node], None], visit: Callable[[Node], None]
     ) -> None:
         self._text = text
         self.variables = variables

@@ -9,16 +9,7 @@ compares them with tests/cases/nccl_names.json. Numbers of the code that mean "c
 from __future__ import annotations
 
 from orchestrator.variables.row import REMOVE, Row, Verdict, fail, info, warn
-from orchestrator.variables.values import (
-    Adapters,
-    Anything,
-    Kind,
-    NcclInteger,
-    PathLevel,
-    Selection,
-    Word,
-    WordList,
-)
+from orchestrator.variables.values import Adapters, Anything, Kind, NcclInteger, PathLevel, Selection, Word, WordList
 
 DOCS = "NCCL User Guide, Environment Variables"
 _FLAG = NcclInteger(choices=(0, 1))

@@ -15,15 +15,7 @@ from trainer.optim.ema import Ema
 from trainer.optim.optimizer import make_optimizer
 from trainer.parallel.base import TorchStrategy
 from trainer.parallel.buffers import Buffers, refuse_batch_norm
-from trainer.parallel.building import (
-    build_fillable,
-    build_whole,
-    fill,
-    materialise,
-    name_counts,
-    prepare,
-    sizes_of,
-)
+from trainer.parallel.building import build_fillable, build_whole, fill, materialise, name_counts, prepare, sizes_of
 from trainer.parallel.compiling import compile_blocks
 from trainer.parallel.parts import Part
 from trainer.runtime.group import Group

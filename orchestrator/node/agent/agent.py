@@ -115,10 +115,7 @@ class Agent:
         self.termination.is_signalled_early = signal.SIGTERM in signal.sigpending()
 
     def fork_ranks(
-        self,
-        warm: WarmParent,
-        command: Sequence[str],
-        environments: Sequence[Mapping[bytes, bytes]],
+        self, warm: WarmParent, command: Sequence[str], environments: Sequence[Mapping[bytes, bytes]]
     ) -> Sequence[int]:
         """Fork the ranks from a process that has imported their modules; return their pids, none if that is not possible."""
         from orchestrator.node.agent.warm import NoFork  # most agents have no such process

@@ -121,13 +121,7 @@ def restart(job: Job, folder: str, attempts: Sequence[Attempt], status: int) -> 
 
 
 def restart_from_queue(
-    job: Job,
-    folder: str,
-    attempts: Sequence[Attempt],
-    status: int,
-    *,
-    at_limit: bool = False,
-    is_taken: bool = False,
+    job: Job, folder: str, attempts: Sequence[Attempt], status: int, *, at_limit: bool = False, is_taken: bool = False
 ) -> int:
     """Requeue the job, unless there is a reason against it; return the exit code of the batch script."""
     if not (at_limit or is_taken) and signal.SIGTERM in signal.sigpending():  # the job has been cancelled

@@ -9,14 +9,7 @@ import signal
 import time
 
 from orchestrator.node.protocol.operations import STRAYS, answers
-from orchestrator.node.run.ownership import (
-    agent_owner,
-    key_of,
-    rank_owner,
-    signal_exactly,
-    user_ids,
-    user_processes,
-)
+from orchestrator.node.run.ownership import agent_owner, key_of, rank_owner, signal_exactly, user_ids, user_processes
 from orchestrator.node.run.run_folder import read_agent
 from orchestrator.node.run.run_id import RUN_ID
 from orchestrator.node.system.machine import PARENT, START_TIME, is_alive
