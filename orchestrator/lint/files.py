@@ -45,7 +45,8 @@ def read_nccl_conf(text: str, file: str) -> tuple[Assignment, ...]:
 def _conf_line(line: str, file: str, number: int, offset: int) -> Assignment:
     written, equals, value = line.partition("=")
     name = written.strip().removeprefix("export ").strip()
-    plain = _without_comment(value)
+    plain = re.split(r"\s#", value, maxsplit=1)[0].strip()
+    plain = plain[1:-1] if len(plain) > 1 and plain[0] in _QUOTES and plain[-1] == plain[0] else plain
     fault, replacement = "", f"{name}={plain}"
     if not equals:
         fault, replacement = "has no `=`, so NCCL skips the line", ""
@@ -59,9 +60,3 @@ def _conf_line(line: str, file: str, number: int, offset: int) -> Assignment:
     if fault:
         return Assignment(name, plain, file, number, (), offset, end, fault, replacement)
     return Assignment(name, value, file, number, start=offset, end=end)
-
-
-def _without_comment(value: str) -> str:
-    """The value that a person means: without quotes, comment and outer blanks."""
-    plain = re.split(r"\s#", value, maxsplit=1)[0].strip()
-    return plain[1:-1] if len(plain) > 1 and plain[0] in _QUOTES and plain[-1] == plain[0] else plain

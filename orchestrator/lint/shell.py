@@ -109,7 +109,13 @@ class _Reader:
     def _follow(self, variables: Variables) -> None:
         self._expander = Expander(self._text, variables, self._assign_default, self._visit)
         root = syntax.parse(self._text)
-        self._find_errors(root)
+        lines: dict[int, bool] = {}
+        for offset, is_rest in syntax.errors(root, self._text):
+            lines[self._recorder.line(offset)] = is_rest
+        for line in sorted(lines):
+            self._unread.append(Unread(line, lines[line]))
+            if lines[line]:
+                break
         self._find_directives(root)
         self._visit(root)
         while uncalled := [name for name in self._functions if name not in self._called]:
@@ -142,15 +148,6 @@ class _Reader:
 
     def _line(self, node: Node) -> int:
         return self._recorder.line(syntax.begin(node, self._text))
-
-    def _find_errors(self, root: Node) -> None:
-        lines: dict[int, bool] = {}
-        for offset, is_rest in syntax.errors(root, self._text):
-            lines[self._recorder.line(offset)] = is_rest
-        for line in sorted(lines):
-            self._unread.append(Unread(line, lines[line]))
-            if lines[line]:
-                break
 
     def _find_directives(self, root: Node) -> None:
         is_late = False

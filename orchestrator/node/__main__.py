@@ -36,15 +36,6 @@ from orchestrator.node.rendezvous import hold_rendezvous, read_record
 BATCH_VERBS = ("attempt", "nodes", "next", "forget", "watch")
 
 
-def options_of(words: list[str]) -> AgentOptions:
-    """Parse the words after `run`. Not with argparse: importing it takes as long as importing the agent."""
-    values = dict(zip(words[1::2], words[2::2]))
-    rendezvous = values.get("--rendezvous")
-    if rendezvous == "-":
-        rendezvous = read_record(sys.stdin)
-    return AgentOptions(words[0], values["--node"], int(values["--node-rank"]), rendezvous)
-
-
 def serve_batch_script(verb: str, words: list[str]) -> int:
     """Do what the batch script of a Slurm job asks for. The modules are slow to import, and agents do not need them."""
     if verb in ("forget", "watch"):
@@ -72,7 +63,13 @@ def main() -> int:
     if sys.argv[1:2] and sys.argv[1] in BATCH_VERBS:
         return serve_batch_script(sys.argv[1], sys.argv[2:])
     try:
-        options = options_of(sys.argv[2:])
+        # not with argparse: importing it takes as long as importing the agent
+        given = sys.argv[2:]
+        values = dict(zip(given[1::2], given[2::2]))
+        rendezvous = values.get("--rendezvous")
+        if rendezvous == "-":
+            rendezvous = read_record(sys.stdin)
+        options = AgentOptions(given[0], values["--node"], int(values["--node-rank"]), rendezvous)
     except (LookupError, ValueError):
         sys.exit(__doc__)
     return lead(options, UMASK)

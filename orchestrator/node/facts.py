@@ -295,14 +295,10 @@ def _check(value: object, kind: Any, path: str) -> None:  # noqa: ANN401  a type
         for index, entry in enumerate(cast("List[object]", value)):
             _check(entry, get_args(kind)[0], f"{path}[{index}]")
     elif base is dict:
-        _check_keys(cast("Dict[str, object]", value), kind, path)
-
-
-def _check_keys(value: Dict[str, object], kind: Any, path: str) -> None:  # noqa: ANN401  as above
-    """Check the values of a TypedDict, each by the type of the key, or of a Dict."""
-    is_map = get_origin(kind) is dict
-    hints = dict.fromkeys(value, get_args(kind)[1]) if is_map else _hints(kind)
-    for key, hint in hints.items():
-        if key not in value:
-            raise ValueError(f"{path}.{key} is missing")
-        _check(value[key], hint, f"{path}.{key}")
+        value = cast("Dict[str, object]", value)
+        is_map = get_origin(kind) is dict
+        hints = dict.fromkeys(value, get_args(kind)[1]) if is_map else _hints(kind)
+        for key, hint in hints.items():
+            if key not in value:
+                raise ValueError(f"{path}.{key} is missing")
+            _check(value[key], hint, f"{path}.{key}")

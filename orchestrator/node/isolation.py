@@ -141,15 +141,6 @@ class Isolation:
             self.close()
             self._peer_s = time.monotonic()
             return 0.0
-        self._probe_peers()
-        return min(silent_s, time.monotonic() - self._peer_s) if self._has_answered else 0.0
-
-    def close(self) -> None:
-        for probe in self._probes:
-            probe.close()
-        self._probes = []
-
-    def _probe_peers(self) -> None:
         pending = []
         for probe in self._probes:
             answered = probe.answered()
@@ -166,6 +157,12 @@ class Isolation:
             pending = [Probe(address, self._port) for address in self._peers()[:MAX_PROBES]]
             self._next_probe_s = time.monotonic() + (self._probe_interval_s if pending else 0.0)
         self._probes = pending
+        return min(silent_s, time.monotonic() - self._peer_s) if self._has_answered else 0.0
+
+    def close(self) -> None:
+        for probe in self._probes:
+            probe.close()
+        self._probes = []
 
     def _peers(self) -> List[str]:
         if not self._is_head:

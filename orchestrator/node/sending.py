@@ -152,7 +152,12 @@ class Transfer:
             damaged.extend(self._peer.end(ticket)["damaged"])
             self._advance(size)
             self.sent_bytes += size
-            self._adapt(size, time.monotonic() - begun_s)
+            # on a slow link the blocks are small, so that each reply arrives in time
+            elapsed_s = time.monotonic() - begun_s
+            if elapsed_s > SLOW_S:
+                self._block_bytes = max(LEAST_BYTES, self._block_bytes // 2)
+            elif elapsed_s < FAST_S and size >= self._block_bytes:
+                self._block_bytes = min(MOST_BYTES, 2 * self._block_bytes)
 
         for pieces, data in self._blocks(waiting):
             request: PiecesRequest = {"pieces": pieces}
@@ -167,13 +172,6 @@ class Transfer:
     def _advance(self, size: int) -> None:
         self.done_bytes += size
         self._on_share(self.done_bytes / self._total)
-
-    def _adapt(self, size: int, elapsed_s: float) -> None:
-        """On a slow link the blocks are small, so that each reply arrives in time."""
-        if elapsed_s > SLOW_S:
-            self._block_bytes = max(LEAST_BYTES, self._block_bytes // 2)
-        elif elapsed_s < FAST_S and size >= self._block_bytes:
-            self._block_bytes = min(MOST_BYTES, 2 * self._block_bytes)
 
     def _blocks(self, waiting: Sequence[Tuple[int, int]]) -> Iterator[Tuple[List[Piece], bytes]]:
         """The rest of these files, in blocks of pieces."""

@@ -76,7 +76,9 @@ class NcclInteger:
         if rest.strip():
             text = f"NCCL reads it as {number}: it ignores everything after the digits"
             return Fault(Severity.FAIL, text, self._with_unit(number, rest))
-        if is_octal(value):
+        digits = value.strip().lstrip("+-")
+        # strtoll reads it as octal, and a person reads another number
+        if len(digits) > 1 and digits[0] == "0" and digits.isdigit() and digits.strip("0") != "":
             plain = value.strip().lstrip("+-0")
             better = plain if self._accepts(int(plain[:40])) else None
             return Fault(Severity.WARN, f"a leading 0 makes it octal: NCCL reads it as {number}", better)
@@ -292,12 +294,6 @@ def strtoll(value: str) -> tuple[int | None, str]:
     else:
         number = int(digits[:40])  # 64 bits end long before
     return (-number if match[1] == "-" else number), value[end:]
-
-
-def is_octal(value: str) -> bool:
-    """True if strtoll reads the number as octal and a person reads another number."""
-    digits = value.strip().lstrip("+-")
-    return len(digits) > 1 and digits[0] == "0" and digits.isdigit() and digits.strip("0") != ""
 
 
 def closest(word: str, choices: tuple[str, ...]) -> str | None:

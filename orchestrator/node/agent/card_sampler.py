@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.node.run.agent_files import CardsBody
     from orchestrator.node.run.events import EventLog
     from orchestrator.node.run.job import Job
-    from orchestrator.node.vendor.readings import CardReading, CardReadings
+    from orchestrator.node.vendor.readings import CardReading
     from orchestrator.node.vendor.tool import Tool
 
 TOOL_WAIT_S = 20.0  # without the persistence daemon the driver starts for some seconds
@@ -46,8 +46,12 @@ class CardSampler:
         """Start a sample if one is due, or take the result of the one that has ended."""
         if self._tool is None:
             if self._kind is not None and time.monotonic() >= self._due_s:
+                from orchestrator.node.vendor import efsmi, nvidia_smi  # only a node with cards needs them
+                from orchestrator.node.vendor.tool import Tool
+
                 self._due_s = time.monotonic() + self._job.card_sample_s
-                self._tool = start_tool(self._kind)
+                fields = ("index", "uuid", "name", "memory.used", "utilization.gpu", "temperature.gpu", "pstate")
+                self._tool = Tool(nvidia_smi.query_gpu(fields) if self._kind == "cuda" else efsmi.table(), TOOL_WAIT_S)
             return
         self._tool.poll()
         if self._tool.has_ended and not self._is_taken:
@@ -71,8 +75,10 @@ class CardSampler:
 
     def _take(self, tool: Tool) -> None:
         """Judge a sample, and report it; a missing tool is reported once."""
+        from orchestrator.node.vendor import efsmi, nvidia_smi  # as above
+
         assert self._kind is not None, "a tool was started"
-        readings = read_output(self._kind, tool.output)
+        readings = nvidia_smi.parse_gpus(tool.output) if self._kind == "cuda" else efsmi.parse_table(tool.output)
         visible = visible_cards(readings["cards"], os.environ.get(VISIBLE[self._kind]))
         loads = {card["index"]: card.get("utilization_percent") for card in visible}
         error = tool.error or "; ".join(readings["faults"])
@@ -116,20 +122,6 @@ def idle_message(body: CardsBody) -> str:
     count = body["expected"] - body["used"]
     cards = format_numbers(body["idle"])
     return f"warning: {count} of {body['expected']} cards idle: {body['tool']} shows 0 % on {cards} in several samples in a row"
-
-
-def start_tool(kind: str) -> Tool:
-    from orchestrator.node.vendor import efsmi, nvidia_smi  # only a node with cards needs them
-    from orchestrator.node.vendor.tool import Tool
-
-    fields = ("index", "uuid", "name", "memory.used", "utilization.gpu", "temperature.gpu", "pstate")
-    return Tool(nvidia_smi.query_gpu(fields) if kind == "cuda" else efsmi.table(), TOOL_WAIT_S)
-
-
-def read_output(kind: str, output: str) -> CardReadings:
-    from orchestrator.node.vendor import efsmi, nvidia_smi
-
-    return nvidia_smi.parse_gpus(output) if kind == "cuda" else efsmi.parse_table(output)
 
 
 def visible_cards(cards: List[CardReading], visible: Optional[str]) -> List[CardReading]:

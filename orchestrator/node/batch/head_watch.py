@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 
-from orchestrator.node.batch.requeue import cancel, requeue
+from orchestrator.node.batch.requeue import cancel, output_of, requeue
 from orchestrator.node.batch.restart import attempts_of, reason_against_requeue
 from orchestrator.node.number_text import node_names
 from orchestrator.node.run.events import Clock, EventLog, Kind
@@ -88,19 +87,8 @@ def heartbeat_ns(heartbeat: str) -> int | None:
 def is_down(node: str) -> bool:
     """Return whether Slurm takes a node for down; False if sinfo cannot be run here."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SINFO_")}
-    try:
-        done = subprocess.run(
-            ["sinfo", "--noheader", f"--nodes={node}", "--format=%T"],
-            check=False,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=ANSWER_S,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.stdout.decode("utf-8", "replace").startswith(("down", "fail"))
+    shown = output_of(["sinfo", "--noheader", f"--nodes={node}", "--format=%T"], ANSWER_S, environment)
+    return shown.startswith(("down", "fail"))
 
 
 def requeue_or_cancel(run_dir: str, heartbeat: str, batch_host: str) -> int:

@@ -56,19 +56,25 @@ def is_preempted(env: Mapping[str, str]) -> bool:
     scontrol = shutil.which("scontrol")
     if scontrol is None:
         return False
+    shown = output_of([scontrol, "--oneliner", "show", "job", job_name(env)], ANSWER_S)
+    return " JobState=RUNNING " in shown and re.search(r" PreemptTime=\d", shown) is not None
+
+
+def output_of(argv: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None) -> str:
+    """The standard output of a command of Slurm; empty if it cannot be run or does not end in time."""
     try:
         done = subprocess.run(
-            [scontrol, "--oneliner", "show", "job", job_name(env)],
+            argv,
             check=False,
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=ANSWER_S,
+            timeout=timeout_s,
         )
-    except subprocess.TimeoutExpired:
-        return False
-    shown = done.stdout.decode("utf-8", "replace")
-    return " JobState=RUNNING " in shown and re.search(r" PreemptTime=\d", shown) is not None
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode("utf-8", "replace")
 
 
 def job_name(env: Mapping[str, str]) -> str:

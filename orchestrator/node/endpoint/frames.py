@@ -41,21 +41,18 @@ class Requests:
         """
         frame = self._complete()
         if frame is None and select.select([self._descriptor], [], [], max(0.0, wait_s))[0]:
-            self._receive()
+            if self._header is None:
+                data = os.read(self._descriptor, READ_BYTES)
+                self._received += data
+                size = len(data)
+            else:  # to its final position: a copy of gigabytes takes longer than to hash them
+                with memoryview(self._payload) as view:
+                    size = os.readv(self._descriptor, [view[self._filled :]])
+                self._filled += size
+            if not size:
+                raise EOFError
             frame = self._complete()
         return frame
-
-    def _receive(self) -> None:
-        if self._header is None:
-            data = os.read(self._descriptor, READ_BYTES)
-            self._received += data
-            size = len(data)
-        else:  # to its final position: a copy of gigabytes takes longer than to hash them
-            with memoryview(self._payload) as view:
-                size = os.readv(self._descriptor, [view[self._filled :]])
-            self._filled += size
-        if not size:
-            raise EOFError
 
     def _complete(self) -> Optional[Tuple[RequestHeader, Union[bytes, bytearray]]]:
         if self._header is None and len(self._received) >= SIZE_BYTES:

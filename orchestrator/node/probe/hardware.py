@@ -9,7 +9,7 @@ from orchestrator.node.number_text import parse_numbers
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Dict, Optional
+    from typing import Dict
 
     from orchestrator.node.facts import Cpus, Limit, Memory
     from orchestrator.node.probe.source import Source
@@ -42,10 +42,17 @@ def cpus(source: Source) -> Cpus:
     governors = {source.text(f"{CPU}/cpufreq/{name}/scaling_governor") for name in policies} - {None}
     folders = [name for name in source.names(NUMA) if re.match(r"node\d+\Z", name)]
     lists = {int(name[len("node") :]): source.text(f"{NUMA}/{name}/cpulist") for name in folders}
+    quotas = []  # of this process's cgroup and those above it, in CPUs
+    for folder in cgroups(source, "cpu"):
+        words = (source.text(f"{folder}/cpu.max") or "").split()
+        if not words:
+            words = [source.text(f"{folder}/cpu.cfs_quota_us") or "", source.text(f"{folder}/cpu.cfs_period_us") or ""]
+        if len(words) == 2 and all(map(NUMBER.match, words)) and int(words[1]):  # noqa: PLR2004  quota and period
+            quotas.append(int(words[0]) / int(words[1]))
     return {
         "total": total,
         "usable": len((parse_numbers(allowed.group(1)) if allowed else None) or ()) or total,
-        "quota": cpu_quota(source),
+        "quota": min(quotas, default=None),
         "governor": ",".join(sorted(filter(None, governors))) or None,
         "numa": [{"node": node, "cpus": text} for node, text in sorted(lists.items()) if text],
     }
@@ -66,18 +73,6 @@ def memory(source: Source) -> Memory:
         "cgroup_limit": min(limits, default=None),
         "swap_total": sizes.get("SwapTotal", 0),
     }
-
-
-def cpu_quota(source: Source) -> Optional[float]:
-    """The smallest CPU quota of this process's cgroup and those above it, in CPUs."""
-    quotas = []
-    for folder in cgroups(source, "cpu"):
-        words = (source.text(f"{folder}/cpu.max") or "").split()
-        if not words:
-            words = [source.text(f"{folder}/cpu.cfs_quota_us") or "", source.text(f"{folder}/cpu.cfs_period_us") or ""]
-        if len(words) == 2 and all(map(NUMBER.match, words)) and int(words[1]):  # noqa: PLR2004  quota and period
-            quotas.append(int(words[0]) / int(words[1]))
-    return min(quotas, default=None)
 
 
 def cgroup_numbers(source: Source, controller: str, *files: str) -> Iterator[int]:

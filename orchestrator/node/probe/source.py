@@ -50,7 +50,13 @@ class Source:
         try:
             descriptor = os.open(self.path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                return read_up_to(descriptor, size)
+                data = bytearray()
+                while len(data) < size:
+                    block = os.read(descriptor, min(size - len(data), 1 << 16))
+                    if not block:
+                        break
+                    data += block
+                return bytes(data)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -117,16 +123,6 @@ class Source:
             if os.path.isfile(file) and os.access(file, os.X_OK):
                 return file
         return None
-
-
-def read_up_to(descriptor: int, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        block = os.read(descriptor, min(size - len(data), 1 << 16))
-        if not block:
-            break
-        data += block
-    return bytes(data)
 
 
 def natural(name: str) -> Tuple[str, int, str]:

@@ -263,7 +263,8 @@ def parse_topology(text: str) -> Topology:
     result: Topology = {"links": {}, "cpus": {}, "numa": {}, "faults": []}
     lines = complete_lines(ANSI.sub("", text))
     legend = {found.group(1): found.group(2) for found in map(LEGEND.match, lines) if found}
-    header = next((line for line in lines if GPU.match((line.split() or [""])[0]) and is_header(line)), None)
+    # a row has an X, the link of a device to itself; the header has none
+    header = next((line for line in lines if GPU.match((line.split() or [""])[0]) and "X" not in line.split()), None)
     if header is None:
         result["faults"].append("no header of a matrix")
         return result
@@ -299,11 +300,6 @@ def parse_topology(text: str) -> Topology:
         result["faults"].append(f"no row, or none that can be read: {', '.join(missing)}")
     drop_contradictions(result)
     return result
-
-
-def is_header(line: str) -> bool:
-    """A row has an X, the link of a device to itself; the header has none."""
-    return "X" not in line.split()
 
 
 def read_affinity(result: Topology, name: str, cells: Sequence[str], width: int) -> None:

@@ -16,7 +16,18 @@ from orchestrator.portable.job_check.job import JobCheck
 def probe(path: str) -> int:
     """Write the facts of this node. If that fails, write the reason where a setup line's failure is written; `check` reads it."""
     try:
-        write_facts(path)
+        # In the environment of the ranks, setup lines and the inventory's variables included. Values of `env_file` too: discovery needs
+        # them, and the file is as private as node.sh. No output shows them.
+        check, node = JobCheck(path, os.environ), os.environ["SLURMD_NODENAME"]
+        folders = {"workdir": check.request["workdir"]}
+        if check.request["out"] is not None and node == check.nodes[0]:
+            folders["out"] = check.request["out"]
+        facts = collect(
+            {"node": node, "names": check.names_to_resolve(node), "folders": folders, "code": check.request["code"]},
+            Source(),
+        )
+        os.makedirs(check.facts_folder, exist_ok=True)
+        write_json(os.path.join(check.facts_folder, f"{node}.json"), facts)
     except Exception as error:  # noqa: BLE001  also a defect of the probe
         traceback.print_exc()
         folder = os.path.join(os.path.dirname(os.path.abspath(path)), os.environ["SLURMD_NODENAME"])
@@ -27,21 +38,3 @@ def probe(path: str) -> int:
             file.write(f"{text}\n")
         return 1
     return 0
-
-
-def write_facts(path: str) -> None:
-    """
-    Collect the facts in the environment of the ranks, setup lines and the inventory's variables included.
-
-    Values of `env_file` too: discovery needs them, and the file is as private as node.sh. No output shows them.
-    """
-    check, node = JobCheck(path, os.environ), os.environ["SLURMD_NODENAME"]
-    folders = {"workdir": check.request["workdir"]}
-    if check.request["out"] is not None and node == check.nodes[0]:
-        folders["out"] = check.request["out"]
-    facts = collect(
-        {"node": node, "names": check.names_to_resolve(node), "folders": folders, "code": check.request["code"]},
-        Source(),
-    )
-    os.makedirs(check.facts_folder, exist_ok=True)
-    write_json(os.path.join(check.facts_folder, f"{node}.json"), facts)
