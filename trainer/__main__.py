@@ -40,16 +40,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _keys() -> list[dict[str, object]]:
-    """Every key with its default and the allowed values."""
-    defaults, found = load_config().as_dict(), []
-    for key, schema in schemas_by_key().items():
-        group, _, name = key.partition(".")
-        default = defaults[group][name] if name else defaults[group]
-        found.append({"key": key, "default": default, "values": schema.allowed})
-    return found
-
-
 def _train(config: TrainConfig) -> int:
     if importlib.util.find_spec("torch") is None:
         raise UserError(
@@ -72,7 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(plan(request.words[1:]))
             return 0
         if request.list_keys:
-            sys.stdout.write(json.dumps(_keys(), indent=2) + "\n")
+            defaults, found = load_config().as_dict(), []
+            for key, schema in schemas_by_key().items():
+                group, _, name = key.partition(".")
+                default = defaults[group][name] if name else defaults[group]
+                found.append({"key": key, "default": default, "values": schema.allowed})
+            sys.stdout.write(json.dumps(found, indent=2) + "\n")
             return 0
         config = load_config(request.config, request.words)
         if request.print_config:

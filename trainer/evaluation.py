@@ -99,7 +99,7 @@ class Evaluation:
 
     def _over_ranks(self, mine: Mapping[str, Terms], method: str) -> Dict[str, float]:
         """The quotients of the sums over all ranks; a collective."""
-        everyone: List[Any] = [json.loads(encoded) for encoded in self.group.gather_bytes(json.dumps(mine).encode())]
+        everyone = self.group.gather(mine)
         if any(set(rank_terms) != set(mine) for rank_terms in everyone):
             names = [sorted(rank_terms) for rank_terms in everyone]
             raise TrainerError.agreed(f"task={self.config.task}: {method} gave other names on other ranks: {names}")

@@ -11,7 +11,6 @@ Weights are those after the failing step, which made no update; a later step may
 from __future__ import annotations
 
 import functools
-import json
 import math
 from dataclasses import dataclass
 from typing import List, Sequence, Tuple
@@ -103,10 +102,9 @@ class Trial:
         if self.group.rank.is_main:
             log_line(f"WARNING: {str(error).partition(';')[0]}: the step is repeated to find the cause")
         ranks = self.group.rank.world_size
-        shift = distance([node.decode() for node in self.group.gather_bytes(self.group.rank.node.encode())])
+        shift = distance(self.group.gather(self.group.rank.node))
         shifts = [0, shift] if ranks > 1 else [0]
-        mine = [self._values(begin, by) for by in shifts]
-        everyone = [json.loads(text) for text in self.group.gather_bytes(json.dumps(mine).encode())]
+        everyone = self.group.gather([self._values(begin, by) for by in shifts])
         here = [values[0] for values in everyone]
         there = [values[1] for values in everyone] if ranks > 1 else []
         verdict = judge(here, there, shift, error)

@@ -8,7 +8,7 @@ import importlib.util
 import sys
 import time
 from pathlib import Path
-from typing import Any, Iterator, Mapping, NoReturn, Sequence
+from typing import Iterator, NoReturn, Sequence
 
 from trainer.checkpoint.format import files
 from trainer.checkpoint.format.files import DamagedError
@@ -96,18 +96,14 @@ def _list(folder: Path) -> int:
         saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((path / files.MANIFEST).stat().st_mtime))
         size = sum(file["bytes"] for file in manifest["files"].values())
         ranks, strategy = manifest["world_size"], manifest["config"]["strategy"]
-        losses = (_digits(_training_loss(manifest)), _digits(manifest.get("eval_loss")))
+        loss: float | None = manifest["mean_loss"] if manifest.get("mean_loss") is not None else manifest["last_loss"]
+        losses = (_digits(loss), _digits(manifest.get("eval_loss")))
         log_line(row(path.name, f"{size / 1e6:.1f}", saved, *losses, ranks, strategy))
     with _reading(folder):
         quarantined = files.quarantined(folder)
     if quarantined:
         log_line(f"{quarantined} more set aside in {folder / 'quarantine'}")
     return 0
-
-
-def _training_loss(manifest: Mapping[str, Any]) -> float | None:
-    loss: float | None = manifest["mean_loss"] if manifest.get("mean_loss") is not None else manifest["last_loss"]
-    return loss
 
 
 def _digits(loss: float | None) -> str:

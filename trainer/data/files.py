@@ -194,23 +194,19 @@ def _npy_header(file: BinaryIO) -> Tuple[str, int, int]:
     size = int.from_bytes(file.read(width), "little")
     if size > MAX_HEADER_BYTES:
         raise ValueError("no .npy file that is known here: its header is too long")
-    header: Dict[str, Any] = _literal(file.read(size))
+    text = file.read(size)
+    try:
+        header: Dict[str, Any] = ast.literal_eval(text.decode("latin-1").strip())
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:  # as literal_eval says
+        raise ValueError("no .npy file: its header cannot be read") from exc
+    if not isinstance(header, dict):
+        raise ValueError("no .npy file: its header is no mapping")  # of the file, not of a type
     shape, kind = header.get("shape"), str(header.get("descr"))
     if not isinstance(shape, tuple) or len(shape) != 1 or not isinstance(shape[0], int):
         raise ValueError(f"an array of shape {shape}: tokens are one row of numbers")
     if kind[:1] == ">" or kind[1:] not in DTYPES:
         raise ValueError(f"numbers of kind {kind!r}: uint8, uint16, uint32, int32 and int64 can be read, little-endian")
     return kind[1:], 8 + width + size, shape[0] * int(kind[2:])
-
-
-def _literal(text: bytes) -> Dict[str, Any]:
-    try:
-        found = ast.literal_eval(text.decode("latin-1").strip())
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:  # as literal_eval says
-        raise ValueError("no .npy file: its header cannot be read") from exc
-    if not isinstance(found, dict):
-        raise ValueError("no .npy file: its header is no mapping")  # of the file, not of a type
-    return found
 
 
 def _standard_library() -> List[Path]:

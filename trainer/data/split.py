@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import Any, Dict, List, Sequence, Tuple
 
 from torch.utils.data import IterableDataset
@@ -22,7 +21,7 @@ UNKNOWN = "without a digest(), so known by class and number alone: a resumed tra
 def open_split(task: DataTask, split: str, group: Group) -> Tuple[Any, str, str]:
     """
     The samples (None if the task has none for evaluation), their digest, and their description for the log.
-    Raises UserError: on all ranks, before any waits for a batch; some rank cannot open them.
+    Raises UserError: on all ranks, before any waits for a batch; some rank cannot open them, or has another number for validation.
     """
     samples, digest, problem = None, "", ""
     try:
@@ -35,7 +34,16 @@ def open_split(task: DataTask, split: str, group: Group) -> Tuple[Any, str, str]
     except (UserError, OSError) as exc:
         problem = str(exc)
     group.raise_if_any(problem)
-    _compare(samples, digest, split, group)
+    everyone = group.gather([0 if samples is None else len(samples), digest[:12]])
+    sizes, digests = ([found[index] for found in everyone] for index in (0, 1))
+    if split == VALIDATION and len(set(sizes)) > 1:  # they would not evaluate equally many batches
+        raise UserError.agreed(
+            f"the numbers of {split} samples differ: {_by_value(sizes)}: let all nodes have the same files"
+        )
+    if len(set(digests)) > 1 and group.rank.is_main:
+        log_line(
+            f"WARNING: the {split} data are not the same on all ranks ({_by_value(digests)}); losses will not repeat on other nodes"
+        )
     if samples is None:
         return None, "", ""
     size = getattr(samples, "description", "") or f"{len(samples)} samples"
@@ -57,25 +65,6 @@ def _data_problem(samples: Samples | None, split: str, config: TrainConfig) -> s
     if split == "train" and config.data.weights and not hasattr(samples, "order"):
         return f"data.weights: task={task} does not mix its data by them: leave them out"
     return "" if len(samples) else f"{start} no samples"
-
-
-def _compare(samples: Samples | None, digest: str, split: str, group: Group) -> None:
-    """
-    Warn if the ranks have different data.
-    Raises UserError: on all ranks alike; they have different numbers of validation samples, so they would not evaluate equally
-    many batches.
-    """
-    mine = json.dumps([0 if samples is None else len(samples), digest[:12]])
-    everyone = [json.loads(text) for text in group.gather_bytes(mine.encode())]
-    sizes, digests = ([found[index] for found in everyone] for index in (0, 1))
-    if split == VALIDATION and len(set(sizes)) > 1:
-        raise UserError.agreed(
-            f"the numbers of {split} samples differ: {_by_value(sizes)}: let all nodes have the same files"
-        )
-    if len(set(digests)) > 1 and group.rank.is_main:
-        log_line(
-            f"WARNING: the {split} data are not the same on all ranks ({_by_value(digests)}); losses will not repeat on other nodes"
-        )
 
 
 def _by_value(values: Sequence[object]) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import json
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Callable, NoReturn, Sequence, Type, TypeVar
+from typing import Any, Callable, List, NoReturn, Sequence, Type, TypeVar
 
 import torch
 
 from ..errors import REQUEUE, TrainerError, UserError  # relative: scripts import this package under another name
 from ..text import by_rank
+from ..values import JsonValue
 from .accelerators import Accelerator
 from .exit import exit_now
 from .rank import Rank
@@ -66,6 +68,10 @@ class Group:
         sizes = [_to_int(tensor) for tensor in self._all_gather(self._tensor(len(data).to_bytes(8, "little")))]
         padded = self._tensor(data.ljust(max(1, *sizes), b"\0"))
         return [_to_bytes(tensor)[:size] for tensor, size in zip(self._all_gather(padded), sizes)]
+
+    def gather(self, value: JsonValue) -> List[Any]:
+        """All-gather a value, as JSON carries it; returns those of all ranks in their order."""
+        return [json.loads(text) for text in self.gather_bytes(json.dumps(value).encode())]
 
     def broadcast_bytes(self, data: bytes) -> bytes:
         """Return rank 0's bytes on every rank; `data` of the others is ignored."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import json
 import os
 import random
 import re
@@ -434,7 +433,7 @@ def test_ranks_that_would_evaluate_other_numbers_of_batches_are_refused(
     group: Any = SimpleNamespace(
         rank=SimpleNamespace(is_main=True),
         raise_if_any=lambda problem: pytest.fail(problem) if problem else None,
-        gather_bytes=lambda mine: [mine, json.dumps([count_of_rank_1, "x"]).encode()],
+        gather=lambda mine: [mine, [count_of_rank_1, "x"]],
     )
     with pytest.raises(
         UserError, match=rf"^the numbers of validation samples differ: {count} on rank 0; {count_of_rank_1} on rank 1: "

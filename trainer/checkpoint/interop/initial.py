@@ -81,7 +81,7 @@ def load_initial(path: Path, strategy: Strategy, task: Task, group: Group) -> No
 def _refuse_infinite(path: Path, held: Mapping[str, torch.Tensor], group: Group) -> None:
     """Raise UserError on all ranks for a NaN or infinite value in the weights that one of them holds: every loss would be NaN."""
     mine = [name for name, tensor in held.items() if not _is_finite(tensor.detach())]
-    names = sorted({name for found in group.gather_bytes(json.dumps(mine).encode()) for name in json.loads(found)})
+    names = sorted({name for found in group.gather(mine) for name in found})
     if names:
         more = f" and {len(names) - NAMED_AT_MOST} more" if len(names) > NAMED_AT_MOST else ""
         raise UserError.agreed(

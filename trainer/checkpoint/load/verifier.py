@@ -40,7 +40,7 @@ class Verifier:
         # The others must not follow a symbolic link that read_manifest() refuses.
         request = {"path": str(path.absolute()), "seal": manifest["seal"]}
         self.group.broadcast_bytes(json.dumps({"verify": request}).encode())
-        answers = self._answers(self._check_share(request))
+        answers = self.group.gather(self._check_share(request))
         for kind, error in (("unseen", UserError), ("damaged", DamagedError)):
             problems = {rank: answer[kind] for rank, answer in enumerate(answers) if answer[kind]}
             if problems:
@@ -56,10 +56,7 @@ class Verifier:
             message: Dict[str, Any] = json.loads(self.group.broadcast_bytes(b""))
             if "verify" not in message:
                 return message
-            self._answers(self._check_share(message["verify"]))
-
-    def _answers(self, mine: Dict[str, str]) -> list[Dict[str, str]]:
-        return [json.loads(answer) for answer in self.group.gather_bytes(json.dumps(mine).encode())]
+            self.group.gather(self._check_share(message["verify"]))
 
     def _check_share(self, request: Dict[str, str]) -> Dict[str, str]:
         """Verify every N-th file, N ranks; the problem is under "unseen" if this rank does not see the checkpoint that rank 0 sees."""

@@ -53,7 +53,7 @@ class MemoryStates:
         assert config.memory_steps is not None
         self.every = config.memory_steps
         self.rank = group.rank.global_rank
-        self.nodes = [node.decode() for node in group.gather_bytes(f"{group.rank.node} {folder}".encode())]
+        self.nodes = group.gather(f"{group.rank.node} {folder}")
         self.neighbours = Neighbours.of(self.rank, self.nodes)
         self.exchange = Exchange(group) if self.neighbours.target is not None else None
         self.token = group.broadcast_bytes(secrets.token_hex(8).encode()).decode()
@@ -105,7 +105,7 @@ class MemoryStates:
         of_kind = {kind: _bytes_of(tensors, kind) for kind in (MODEL, MOMENTS[0])}
         weights = of_kind[MODEL] * (2 if self.config.optim.ema else 1)
         shard = weights + 2 * (of_kind[MOMENTS[0]] or of_kind[MODEL])
-        sizes = [int(size) for size in self.group.gather_bytes(str(shard).encode())]
+        sizes = self.group.gather(shard)
         needed = SLOTS * sum(
             sizes[rank] + sum(sizes[source] for source in Neighbours.of(rank, self.nodes).sources)
             for rank, node in enumerate(self.nodes)
@@ -229,7 +229,7 @@ class MemoryStates:
                 problems.append(problem or f"{file.path}: {self._misfit(record or {})}")
                 continue
             found.append([file.rank, file.slot, record["save"], record["step"], record["replica"]])
-        answers = [json.loads(text) for text in self.group.gather_bytes(json.dumps([found, problems]).encode())]
+        answers = self.group.gather([found, problems])
         if self.group.rank.is_main:
             for problem in sorted({problem for _, texts in answers for problem in texts}):
                 log_line(f"WARNING: a state in memory is not used: {problem}")
@@ -270,8 +270,7 @@ class MemoryStates:
 
     def _agreed(self, problems: Sequence[Tuple[str, int, int, str]], outcome: str) -> Set[Tuple[str, int, int]]:
         """Log the problems of all ranks; returns node, rank and slot of each."""
-        answers = self.group.gather_bytes(json.dumps(problems).encode())
-        found = [problem for answer in answers for problem in json.loads(answer)]
+        found = [problem for of_rank in self.group.gather(problems) for problem in of_rank]
         if self.group.rank.is_main:
             for *_, problem in found:
                 log_line(f"WARNING: a state in memory {outcome}: {problem}")
@@ -283,8 +282,7 @@ class MemoryStates:
         record = mine.read_record()
         assert record is not None  # it is verified
         self._slot = (mine.slot + 1) % SLOTS  # the loaded one stays until the next is complete
-        answers = self.group.gather_bytes(json.dumps(record["tensors"]).encode())
-        manifest = {**record, "tensors": merged([json.loads(answer) for answer in answers])}
+        manifest = {**record, "tensors": merged(self.group.gather(record["tensors"]))}
         found = Checkpoint(mine.path, manifest)
         keep_scale = self.config.precision == "fp16"
         keep_ema, source = bool(self.config.optim.ema), OwnShard(found, self.rank)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 from fractions import Fraction
 from pathlib import Path
@@ -63,8 +62,7 @@ def _cause(error: BaseException | None) -> str:
 
 def take_share_of_cpus(group: Group, env: MutableMapping[str, str]) -> None:
     """Use this rank's share of the CPUs for parallel loops, whatever the variable says: launchers set it for work on a card."""
-    found = [json.loads(text) for text in group.gather_bytes(json.dumps(cpus_here()).encode())]
-    threads = share(found, group.rank.global_rank)
+    threads = share(group.gather(cpus_here()), group.rank.global_rank)
     env[VARIABLE] = str(threads)  # for a library that loads another OpenMP
     torch.set_num_threads(threads)
     if group.rank.is_main:
