@@ -47,8 +47,7 @@ launchers/direct.py: connect by launcher_for, push start _start_agents _start_ag
 connections/pool.py: reach _open
 endpoint/client.py: put_run connect start
 endpoint/connection.py: open _start_program
-node/endpoint/serve.py: serve by program, answer_all
-node/endpoint/handlers.py: answer
+node/endpoint/serve.py: serve by program, answer_all answer
 node/endpoint/start.py: start by Starter, _begin
 node/endpoint/fork.py: AgentFork start _lead
 node/agent/guard.py: lead run_agent run_ranks
@@ -194,7 +193,7 @@ def test_each_file_of_a_flow_is_called_by_one_before_it(flow: str) -> None:
 
 @pytest.mark.parametrize(
     ("flow", "files", "crossings"),
-    [(LAUNCH, 29, 1), (LOG_LINE, 12, 1), (RESTART, 12, 1)],
+    [(LAUNCH, 28, 1), (LOG_LINE, 12, 1), (RESTART, 12, 1)],
     ids=["launch", "log line", "restart"],
 )
 def test_flow_is_short_and_runs_forward(flow: str, files: int, crossings: int) -> None:

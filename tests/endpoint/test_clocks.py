@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.endpoint.clock import ClockBounds
 from orchestrator.endpoint.observation import Finished, NodeObservation
-from orchestrator.node.endpoint.handlers import Handlers
+from orchestrator.node.endpoint.serve import Handlers
 from orchestrator.node.protocol.operations import START
 from orchestrator.node.run.events import Clock
 from tests.until import until

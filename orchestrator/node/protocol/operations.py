@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         def __call__(self, handler: Any) -> Any: ...
 
     def answers(op: Op[Request, Reply]) -> Answers[Request, Reply]:
-        """Declare the handler of an operation, which has the operation's name: endpoint/handlers.py finds it by that."""
+        """Declare the handler of an operation, which has the operation's name: endpoint/serve.py finds it by that."""
 
 
 if not TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.node.endpoint.handlers import Handlers
+from orchestrator.node.endpoint.serve import Handlers
 from orchestrator.node.endpoint.start import Starter
 from orchestrator.node.protocol import operations
 
