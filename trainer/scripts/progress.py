@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Mapping, MutableMapping, Optional, Sequence
 
@@ -83,6 +84,7 @@ class StepCount:
     def __call__(self, optimizer: Any, *_: object) -> None:
         if self.step == 0:
             self.accelerator = accelerator_of_script()
+            self._number_by_group()
             warn_of_idle_cards(self.accelerator, _parameters(optimizer))
             # by an earlier process of this attempt, as with torchrun's restarts
             saved = _report_of(self.path).get("saved")
@@ -106,6 +108,14 @@ class StepCount:
             self.progress.write("step", self.position, **_ready(self.accelerator.distributed, optimizer))
         else:
             self.due_s = float("inf")
+
+    def _number_by_group(self) -> None:
+        """Take the number in the process group, if no launcher has numbered this process: torch.multiprocessing.spawn does not."""
+        rank = self.progress.rank
+        group = None if rank.launched else group_of(self.accelerator.distributed)
+        if group is not None and group[1] > 1:
+            self.progress.rank = replace(rank, global_rank=group[0], world_size=group[1])
+            self.path = self.path.with_name(f"{group[0]}.json")
 
     def follow(self, step: int, total: Optional[int] = None) -> None:
         """Take the step from the framework, and the number of steps that there will be."""

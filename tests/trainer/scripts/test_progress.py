@@ -124,6 +124,22 @@ def test_rank_that_its_node_has_started_has_the_number_of_its_launcher(
     assert (count.path.name, count.progress.rank.local_rank) == ("3.json", 3)
 
 
+@pytest.mark.parametrize(("launched", "group", "number"), [(False, [3, 4], 3), (False, None, 0), (True, [3, 4], 1)])
+def test_process_that_no_launcher_has_numbered_has_the_number_of_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, launched: bool, group: list[int] | None, number: int
+) -> None:
+    """As of torch.multiprocessing.spawn, whose processes all had the file of rank 0."""
+    env = {name: value for name, value in _env(tmp_path).items() if launched or name not in ("RANK", "WORLD_SIZE")}
+    rank = Rank.from_env(env)
+    monkeypatch.setattr(progress, "group_of", lambda _: group)
+    count = StepCount(rank, _file(tmp_path).with_name(f"{rank.global_rank}.json"))
+    count(_optimizer(), (), {})
+    atexit.unregister(count.finish)
+    [file] = _file(tmp_path).parent.iterdir()
+    assert file.name == f"{number}.json"
+    assert count.progress.rank.global_rank == number
+
+
 @pytest.mark.parametrize("makes_state_by_a_step", [False, True])
 def test_steps_of_a_loaded_state_are_counted(
     tmp_path: Path, count: StepCount, clock: Clock, *, makes_state_by_a_step: bool
