@@ -115,9 +115,8 @@ class LazyGroup(Group):
         for heading, verbs in GROUPS.items():
             with formatter.section(heading):
                 commands = ((verb, self.get_command(ctx, verb)) for verb in verbs)
-                formatter.write_dl(
-                    [(verb.ljust(width), command.get_short_help_str(limit)) for verb, command in commands if command]
-                )
+                rows = [(verb.ljust(width), each.get_short_help_str(limit)) for verb, each in commands if each]
+                formatter.write_dl(rows)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -250,9 +250,8 @@ def slurm(command: Command) -> Command:
     @wraps(command)
     def collect(*args: Any, slurm_set: tuple[str, ...], **typed: Any) -> int:
         values = ((name, typed.pop(name.replace("-", "_"))) for name in _SLURM_FIELDS)
-        named = (
-            (f"--{name}", f"slurm.{name.replace('-', '_')}={value}") for name, value in values if value is not None
-        )
+        given = ((name, value) for name, value in values if value is not None)
+        named = ((f"--{name}", f"slurm.{name.replace('-', '_')}={value}") for name, value in given)
         return command(*args, slurm=(*named, *(("--set", word) for word in slurm_set)), **typed)
 
     collect = click.option(

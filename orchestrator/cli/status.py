@@ -194,9 +194,8 @@ def _more(look: Look) -> str:
     """The values of the record and the scheduler that are not in the overview."""
     refreshed = look.refreshed
     record, queue = refreshed.record, refreshed.queue
-    is_repeated = record.message is not None and (
-        record.message in look.overview.verdict or (queue is not None and record.message == queue.why)
-    )
+    is_of_queue = queue is not None and record.message == queue.why
+    is_repeated = record.message is not None and (record.message in look.overview.verdict or is_of_queue)
     lines = [] if is_repeated or not record.message else [record.message]
     if queue is not None and refreshed.job:
         lines.append(refreshed.job)

@@ -44,10 +44,8 @@ def web(run: str | None, *, port: int | None, export: Path | None) -> int:
     path = "/" if run is None else f"/run/{find_run(run).path.name}"
     with closing(WebServer(home_store(), wording, port or 0)) as server:
         print_text(f"{server.url(path)}\n")
-        inform(
-            f"opens in one browser, once; from another machine, there: ssh -N -L {server.server_port}:127.0.0.1:{server.server_port} "
-            f"{socket.gethostname()}; Ctrl-C ends it"
-        )
+        tunnel = f"{server.server_port}:127.0.0.1:{server.server_port} {socket.gethostname()}"
+        inform(f"opens in one browser, once; from another machine, there: ssh -N -L {tunnel}; Ctrl-C ends it")
         with suppress(KeyboardInterrupt):
             server.serve_forever()
     return 0

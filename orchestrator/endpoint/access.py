@@ -168,9 +168,8 @@ def require_limits(nodes: int, *, connected: int = 0, on_the_way: Callable[[], i
     _raise_limits()
     files, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], nodes + OTHER_FILES
     if files != resource.RLIM_INFINITY and files < needed:
-        raise OrchError(
-            f"{nodes} nodes need {needed} open files, and the limit is {files}", hint=_TOO_LOW.format("ulimit -Hn")
-        )
+        hint = _TOO_LOW.format("ulimit -Hn")
+        raise OrchError(f"{nodes} nodes need {needed} open files, and the limit is {files}", hint=hint)
     limit, needed = resource.getrlimit(resource.RLIMIT_NPROC)[0], THREADS * nodes - connected + OTHER_THREADS
     if limit == resource.RLIM_INFINITY or os.geteuid() == 0 or limit > MANY * needed:
         return

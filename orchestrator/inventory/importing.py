@@ -89,11 +89,9 @@ def import_ssh_config(path: Path) -> str:
 
 def import_scontrol(text: str) -> str:
     """Parse the output of `scontrol show node`, with or without -o; UsageError if the text names no node."""
-    records = [
-        {key: _value(block, key) for key in ("NodeName", "NodeAddr", "Gres", "State", "Partitions")}
-        for block in re.split(r"(?m)^(?=NodeName=)", text)
-        if block.startswith("NodeName=")
-    ]
+    keys = ("NodeName", "NodeAddr", "Gres", "State", "Partitions")
+    blocks = (block for block in re.split(r"(?m)^(?=NodeName=)", text) if block.startswith("NodeName="))
+    records = [{key: _value(block, key) for key in keys} for block in blocks]
     hosts = [_slurm_host(record) for record in records]
     kinds = Counter(host.accelerator for host in hosts)
     head = [f"accelerator: {kinds.most_common(1)[0][0] if kinds else 'auto'}"]

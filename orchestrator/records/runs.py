@@ -24,11 +24,8 @@ class RunSelection:
     tags: Sequence[str] = ()
 
     def of(self, runs: Sequence[tuple[RunFolder, RunEntry]]) -> list[tuple[RunFolder, RunEntry]]:
-        selected = [
-            (folder, entry)
-            for folder, entry in runs
-            if (not self.states or entry.state.value in self.states) and set(self.tags) <= set(entry.tags)
-        ]
+        in_state = [run for run in runs if not self.states or run[1].state.value in self.states]
+        selected = [run for run in in_state if set(self.tags) <= set(run[1].tags)]
         return selected if self.last is None else selected[-self.last :]
 
 

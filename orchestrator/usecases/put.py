@@ -189,9 +189,8 @@ class Sender:
         leaders = _leaders(nodes, claims)
         leader_of = {claims[node.name][1]: node.name for node in leaders}
         folders = {name: path for name, (path, _) in claims.items()}
-        self._reporter = Reporter(
-            "sending", [node.name for node in leaders], self._on_progress, size_bytes=files.size_bytes
-        )
+        names = [node.name for node in leaders]
+        self._reporter = Reporter("sending", names, self._on_progress, size_bytes=files.size_bytes)
         results = self._send_to_leaders(leaders, files, folders)
         failed = {name for name, result in results.items() if isinstance(result, OrchError)}
         failures += [result for result in results.values() if isinstance(result, OrchError)]
@@ -236,9 +235,8 @@ class Sender:
 
         def from_node(pair: tuple[Node, Node]) -> None:
             source, target = pair
-            to = ForwardTarget(
-                target.name, folders[target.name], login_from_node(target, self._inventory.ssh, target.python)
-            )
+            argv = login_from_node(target, self._inventory.ssh, target.python)
+            to = ForwardTarget(target.name, folders[target.name], argv)
             on_share: OnShare = partial(self._reporter.advanced, target.name)
             with self.connected(source) as endpoint:
                 forward_files(endpoint, files, folders[source.name], target=to, on_share=on_share)

@@ -166,9 +166,8 @@ class Overview:
 def overview(known: Known, timed: Callable[[Training], Training] = lambda training: training) -> Overview:
     """The overview of a run by the evidence; `timed` adds the speed of a program that does not report it, by earlier looks."""
     record, plan, now_s = known.record, known.plan, known.now_s
-    training = training_of(
-        {rank: report for observed in known.observed for rank, report in observed.node.progress.items()}
-    )
+    progress = {rank: report for observed in known.observed for rank, report in observed.node.progress.items()}
+    training = training_of(progress)
     training = None if training is None else _with_earlier_saves(timed(training), record)
     age_s = None if training is None else training.age_s(now_s)
     eta_s = training.eta_s if training and not record.state.final else None
@@ -317,6 +316,4 @@ def _checkpoints(known: Known) -> str | None:
     if not folder:
         return out if out and out.startswith(("/", "~")) else None
     run_dir = posixpath.dirname(posixpath.dirname(folder))
-    return (
-        posixpath.join(run_dir, "code", plan.program.cwd or "", out) if out else posixpath.join(run_dir, "checkpoints")
-    )
+    return posixpath.join(run_dir, *(("code", plan.program.cwd or "", out) if out else ("checkpoints",)))

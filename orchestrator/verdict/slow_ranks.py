@@ -70,9 +70,8 @@ def slow_ranks(nodes: Sequence[NodeObservation]) -> SlowRanks | None:
     late = [_late(at_step) for at_step in measured]
     always = set.intersection(*map(set, late))
     if always:
-        return SlowRanks(
-            tuple(sorted(always)), _finding({rank: late[-1][rank] for rank in always}, measured[-1], nodes)
-        )
+        last = {rank: late[-1][rank] for rank in always}
+        return SlowRanks(tuple(sorted(always)), _finding(last, measured[-1], nodes))
     return None if any(late) else SlowRanks()
 
 

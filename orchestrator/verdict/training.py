@@ -85,9 +85,8 @@ def training_of(progress: Mapping[int, Mapping[str, Any]]) -> Training | None:
     report = progress[rank]
     phase, unit = report.get("phase"), report.get("unit")
     saved = [saved_step(each) or 0 for each in progress.values() if "saved" in each]
-    losses = (
-        _number(each.get("loss")) for each in (report, *progress.values())
-    )  # some frameworks log on the last rank
+    # some frameworks log on the last rank
+    losses = (_number(each.get("loss")) for each in (report, *progress.values()))
     return Training(
         step=steps[rank],
         steps=_whole(report.get("steps")),
@@ -119,9 +118,8 @@ class Pace:
         while len(self._looks) > 2 and at_s - self._looks[1][0] >= KEPT_S:  # noqa: PLR2004  two looks show a speed
             self._looks.popleft()
         (first_s, first), (last_s, last) = self._looks[0], self._looks[-1]
-        return replace(
-            training, step_s=(last_s - first_s) / (last - first) if last > first and last_s > first_s else None
-        )
+        has_moved = last > first and last_s > first_s
+        return replace(training, step_s=(last_s - first_s) / (last - first) if has_moved else None)
 
 
 def _number(value: object) -> float | None:

@@ -423,10 +423,8 @@ def _variables(
     origins = {name: Origin.DEFAULT if name in by_default else Origin.ORCH for name in environment.at_launch}
     variables += [_orch_variable(name, None, origin) for name, origin in origins.items()]
     first, last = environment.ranks[0], environment.ranks[-1]
-    variables += [
-        _orch_variable(name, f"{value}-{last[name]}" if len(environment.ranks) > 1 else value)
-        for name, value in first.items()
-    ]
+    spans = {name: f"{value}-{last[name]}" if len(environment.ranks) > 1 else value for name, value in first.items()}
+    variables += [_orch_variable(name, value) for name, value in spans.items()]
     return variables
 
 

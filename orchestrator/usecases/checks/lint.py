@@ -146,11 +146,8 @@ def _with_inventory(context: Context, kinds: set[tuple[str, str]]) -> Context:
     accelerators, networks = ({kind[index] for kind in kinds} for index in range(2))
     accelerator = accelerators.pop() if len(accelerators) == 1 else "auto"
     network = networks.pop() if len(networks) == 1 else "auto"
-    return replace(
-        context,
-        accelerator=context.accelerator if accelerator == "auto" else accelerator,
-        network=context.network or NETWORKS.get(network),
-    )
+    chosen = context.accelerator if accelerator == "auto" else accelerator
+    return replace(context, accelerator=chosen, network=context.network or NETWORKS.get(network))
 
 
 def _lint_file(file: Path, context: Context) -> _Linted:

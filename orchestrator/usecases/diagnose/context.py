@@ -31,11 +31,8 @@ def findings_of(folder: RunFolder, nodes: Collection[str]) -> tuple[str, ...]:
     except (OSError, ValueError, TypeError, KeyError):  # not checked, or written by another version
         return ()
     serious = (finding for finding in findings if finding.severity is not Severity.INFO)
-    return tuple(
-        f"{finding.check}: {finding.fault}"
-        for finding in serious
-        if not nodes or not finding.nodes or not set(nodes).isdisjoint(finding.nodes)
-    )
+    about = (each for each in serious if not nodes or not each.nodes or not set(nodes).isdisjoint(each.nodes))
+    return tuple(f"{finding.check}: {finding.fault}" for finding in about)
 
 
 def changes_since_success(folder: RunFolder) -> tuple[str, list[Difference]]:

@@ -46,11 +46,8 @@ class Pseudonyms:
     def __init__(self, *, users: Iterable[str], hosts: Iterable[str], names: Iterable[str] = ()) -> None:
         self._given: dict[tuple[str, str], str] = {}
         self.count: Counter[str] = Counter()
-        self.names = {
-            **{name: "user" for name in users if _is_name(name)},
-            **{name: "node" for name in hosts if _is_name(name)},
-            **{name: "name" for name in names if _is_name(name)},
-        }
+        by_kind = {"user": users, "node": hosts, "name": names}
+        self.names = {name: kind for kind, of_kind in by_kind.items() for name in of_kind if _is_name(name)}
         """The real names that are known, and their kinds."""
         alternatives = "|".join(re.escape(name) for name in sorted(self.names, key=len, reverse=True))
         self._known = (

@@ -62,10 +62,8 @@ class Curve:
 
     def points(self) -> list[Point]:
         """The buckets in the order of their steps."""
-        return [
-            (number * self.width, low, high, total / count)
-            for number, (low, high, total, count) in sorted(self._buckets.items())
-        ]
+        in_order = sorted(self._buckets.items())
+        return [(number * self.width, low, high, total / count) for number, (low, high, total, count) in in_order]
 
     def _merge(self, number: int, more: tuple[float, float, float, int]) -> None:
         known = self._buckets.get(number)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from math import sqrt
 from typing import Any
 
 from orchestrator.errors import NodesError, RunNotFound, UsageError
@@ -19,7 +20,6 @@ from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord, RunState
 from orchestrator.stored import known_fields
 from orchestrator.usecases.reports.attempts import read_attempts
-from orchestrator.usecases.reports.checkpoint_interval import ASSUMED_MTTF_NODE_S, best_interval_s, expected_ettr
 from orchestrator.usecases.reports.diff import RecordedRun, seconds_to_end
 from orchestrator.usecases.reports.timeline import LOST, Timeline, timeline
 
@@ -28,6 +28,8 @@ SCALING_TARGET = (0.85, 0.95)
 """Two nodes should be 1.7 to 1.9 times as fast as one."""
 UTILIZATION_TARGETS = ("95% on one node", "85 to 95% on several")
 """The targets for the mean utilization of the cards."""
+ASSUMED_MTTF_NODE_S = 86400 / 0.0065
+"""The mean time to failure of a node where none has failed yet: 6.5 failures in 1,000 node-days, RSC-1 in arXiv:2410.21680."""
 _FAILURES = (RunState.FAILED, RunState.LOST)
 
 
@@ -74,6 +76,29 @@ class History:
         mttf = {"mttf_s": self.mttf_s, "mttf_node_s": self.mttf_node_s, "untimed": self.untimed}
         counts = {"states": self.states, "failures": self.failures, "classes": self.classes}
         return {**counts, "run_s": self.run_s, "node_s": self.node_s, **mttf, "measured": measured}
+
+
+def best_interval_s(save_s: float, mttf_s: float) -> float:
+    """
+    The time between the end of a save and the begin of the next one that loses the least time, by Daly; by Young it is √(2 save_s mttf_s).
+
+    A short one loses time to saving, a long one to steps that are repeated after a failure. J. W. Young, "A first order
+    approximation to the optimum checkpoint interval", Communications of the ACM 17(9), 1974; J. T. Daly, "A higher order estimate
+    of the optimum checkpoint interval for restart dumps", Future Generation Computer Systems 22(3), 2006, equation 37.
+    """
+    if save_s >= 2 * mttf_s:
+        return mttf_s
+    share = save_s / (2 * mttf_s)
+    return sqrt(2 * save_s * mttf_s) * (1 + sqrt(share) / 3 + share / 9) - save_s
+
+
+def expected_ettr(save_s: float, mttf_s: float, interval_s: float, restart_s: float) -> float:
+    """
+    The share of the time in steps that count, if a failure costs `restart_s` and half an interval of steps.
+
+    A. Kokolis et al., "Revisiting reliability in large-scale machine learning research clusters", arXiv:2410.21680, section 4.
+    """
+    return max(0.0, 1 - (restart_s + interval_s / 2) / mttf_s) / (1 + save_s / interval_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,9 +147,8 @@ def collect(limits: Limits, inventory: str | None, forget: str | None, on_progre
     gone = {run for run, keys in keys_of.items() if keys <= forgotten}
     # the records of runs that are over and have no reason to be kept, and of those whose nodes are all gone
     clearing = Clearing(limits.older_than_s, results=limits.results, dry_run=limits.dry_run)
-    entries: list[GarbageBody] = [
-        {**entry, "kind": "record"} for entry in clearing.runs(str(store.runs), reasons, gone)
-    ]
+    cleared = clearing.runs(str(store.runs), reasons, gone)
+    entries: list[GarbageBody] = [{**entry, "kind": "record"} for entry in cleared]
     found.append(SiteGarbage(RECORDS, entries=entries))
     return Garbage(found, bool(known), damaged, outcomes, limits.dry_run)
 

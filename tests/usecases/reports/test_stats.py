@@ -20,9 +20,16 @@ from orchestrator.plan.make import make_plan
 from orchestrator.records.runs import home_store
 from orchestrator.run import Failure, Program, RankExit, Request, RunRecord, RunState, Shape
 from orchestrator.usecases.reports.attempts import NodeRecord, attempt_of
-from orchestrator.usecases.reports.checkpoint_interval import best_interval_s, expected_ettr
 from orchestrator.usecases.reports.diff import RecordedRun
-from orchestrator.usecases.reports.stats import Interval, best_timeline, history, kept_timeline, scaling
+from orchestrator.usecases.reports.stats import (
+    Interval,
+    best_interval_s,
+    best_timeline,
+    expected_ettr,
+    history,
+    kept_timeline,
+    scaling,
+)
 from orchestrator.usecases.reports.timeline import Attempt, Step, timeline
 
 # An attempt that fails in step 31 after a save at step 20, and one that continues there; a step takes 1 s, the first one 6 s.
