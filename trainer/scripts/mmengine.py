@@ -2,7 +2,7 @@
 MMEngine without CUDA: its calls of torch.cuda are redirected to the node's accelerator.
 
 With an accelerator that MMEngine knows, only `launcher='slurm'` and the collection of results are changed. The gcu paths
-follow the vendor's published sources (trainer/runtime/accelerators.py) and were not verified on hardware.
+follow the vendor's published sources (trainer/runtime/accelerators) and were not verified on hardware.
 """
 
 from __future__ import annotations
