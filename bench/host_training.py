@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.node.run.run_folder import STANDBY_RECORD
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.run import RunRecord
 from tests.grounds.hosts import Host, Hosts
 from tests.grounds.keeper import kill

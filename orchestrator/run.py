@@ -1,4 +1,4 @@
-"""The values of a run: its id, request, states and record. Its files are in store.py."""
+"""The values of a run: its id, request, states and record. Its files are in records/run_folder.py."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from orchestrator.backoff import backoff
 from orchestrator.errors import LaunchError, NodesError, RunNotFound, UsageError
 from orchestrator.launchers import launcher_for
 from orchestrator.progress import no_progress
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.records.runs import find_run
-from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord, RunState
 from orchestrator.usecases.durations import clock
 from orchestrator.usecases.runs import stop

@@ -19,8 +19,8 @@ from orchestrator.portable.environment.discovery import discover
 from orchestrator.portable.findings import Finding, Severity
 from orchestrator.records.cache.facts import KeptFacts, facts_to_keep
 from orchestrator.records.cache.nodes import keep_findings
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.records.runs import home_store
-from orchestrator.records.store import RunFolder
 
 if TYPE_CHECKING:
     from orchestrator.endpoint.client import Endpoint

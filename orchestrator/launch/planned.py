@@ -13,7 +13,7 @@ from orchestrator.launch.preflight import CheckedNode
 from orchestrator.launchers.base import Launcher
 from orchestrator.launchers.cards import close_all
 from orchestrator.plan.plan import LaunchPlan
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.run import RunRecord
 
 if TYPE_CHECKING:

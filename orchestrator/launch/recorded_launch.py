@@ -22,7 +22,7 @@ from orchestrator.launch.planned import Planned
 from orchestrator.launch.preflight import checked_nodes
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.portable.names.hostlist import fold
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.run import RunRecord
 from orchestrator.version import __version__
 

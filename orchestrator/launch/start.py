@@ -29,8 +29,8 @@ from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.plan.resolve import Facts, resolve
 from orchestrator.portable.names.hostlist import fold
 from orchestrator.progress import OnProgress, no_progress
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.records.runs import home_store
-from orchestrator.records.store import RunFolder
 from orchestrator.run import RunState
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.errors import Interrupted, LaunchError, OrchError, PreflightRefused, machine_error
 from orchestrator.launchers.base import Launcher
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.run import RunState
 from orchestrator.verdict.classify import failure_of_launch
 

@@ -11,7 +11,8 @@ from orchestrator.errors import RunNotFound
 from orchestrator.node.run.run_id import RUN_ID
 from orchestrator.records.cache.entries import list_entries
 from orchestrator.records.home import home
-from orchestrator.records.store import RunFolder, Store
+from orchestrator.records.run_folder import RunFolder
+from orchestrator.records.store import Store
 from orchestrator.run import RunEntry, RunRecord
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.inventory.hooks import Hook
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.run import RunRecord
 from orchestrator.supervision.delivery import deliver
 from orchestrator.supervision.notification import Notification

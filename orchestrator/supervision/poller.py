@@ -17,7 +17,7 @@ from orchestrator.errors import LoginRefused, NodeError, NotListening, OrchError
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.portable.names.hostlist import fold
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.run import RunRecord
 from orchestrator.verdict.observe import stopped_agents
 

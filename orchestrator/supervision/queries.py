@@ -27,7 +27,7 @@ from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import NodesError, Unreachable
 from orchestrator.logs.lines import LogLines
 from orchestrator.records.files import write_file
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.verdict.observe import stopped_pid
 
 OBSERVE, STOP, LINES = "observe", "stop", "lines"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from orchestrator.endpoint.observation import NodeObservation
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.run import RunRecord
 from orchestrator.verdict.replicas import differing_replicas
 from orchestrator.verdict.slow_ranks import NONE_SLOW, SlowRankWatch

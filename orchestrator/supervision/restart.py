@@ -29,7 +29,7 @@ from orchestrator.plan.elastic import on_nodes
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.portable.names.hostlist import fold
 from orchestrator.records.cache.nodes import keep_end
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.run import RunRecord, RunState
 from orchestrator.verdict.classify import classify
 from orchestrator.verdict.judge import Verdict

@@ -13,7 +13,7 @@ from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.launchers.rendezvous import parse_rendezvous
 from orchestrator.node.isolation import SILENT_S
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.run import RunState
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.verdict.judge import Verdict

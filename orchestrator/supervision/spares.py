@@ -12,7 +12,7 @@ from orchestrator.errors import NodeError
 from orchestrator.launch.start import NextAttempts
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import NodePlan
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.supervision.poller import FIRST_LOGIN_RETRY_S, LAST_LOGIN_RETRY_S
 
 EVERY_S = 2.0  # between two requests to a spare node, which also keep its endpoint

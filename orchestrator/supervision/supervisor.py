@@ -23,7 +23,7 @@ from orchestrator.fanout import map_parallel, successes
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan, NodePlan
 from orchestrator.portable.names.hostlist import fold
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.run import RunState
 from orchestrator.supervision.answers import Answers
 from orchestrator.supervision.poller import Poller

@@ -15,7 +15,7 @@ from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.node.run.events import State
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.portable.names.hostlist import fold
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.run import RunState
 from orchestrator.supervision.poller import NodeState, Poller
 from orchestrator.supervision.silence import OF_NODE, RETRY_S, SUSPECT_S

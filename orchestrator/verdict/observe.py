@@ -16,7 +16,7 @@ from orchestrator.launchers.job import JobStatus
 from orchestrator.node.system.machine import stat_fields
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.portable.names.hostlist import fold
-from orchestrator.records.store import KeptRun, SupervisorProcess
+from orchestrator.records.run_folder import KeptRun, SupervisorProcess
 from orchestrator.run import RunState
 from orchestrator.verdict.failing import known_failure
 from orchestrator.verdict.judge import Verdict, judge

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import os_error_text
 from orchestrator.records.cache.nodes import keep_end
-from orchestrator.records.store import KeptRun
+from orchestrator.records.run_folder import KeptRun
 from orchestrator.run import RunRecord
 from orchestrator.verdict.classify import classify
 from orchestrator.verdict.judge import Verdict

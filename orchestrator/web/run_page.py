@@ -18,8 +18,8 @@ from orchestrator.launchers.base import Launcher
 from orchestrator.logs.lines import LogLines
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.records.files import write_file
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.records.runs import all_runs
-from orchestrator.records.store import RunFolder
 from orchestrator.run import RunEntry, RunRecord
 from orchestrator.usecases.reports.curves import Curves, MetricsReader
 from orchestrator.usecases.reports.log_reader import LogReader

@@ -14,7 +14,7 @@ from orchestrator.cli import status
 from orchestrator.cli.app import run
 from orchestrator.endpoint.observation import NodeObservation
 from orchestrator.errors import NodesError, Unreachable
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.run import RunRecord, RunState
 from tests.cli.two_nodes import finished_run, open_gate
 from tests.grounds.cli import Orch

@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.node.run.run_folder import STANDBY_RECORD
 from orchestrator.node.system.files import read_json
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.verdict.failing import waits
 from tests.grounds.cli import Orch
 from tests.grounds.hosts import Host, Hosts

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from tests.grounds.cli import Orch
 from tests.grounds.sshd import Farm
 from tests.until import until

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.run import RunState
 from tests.grounds.cli import Orch
 from tests.grounds.sshd import Farm

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from orchestrator.node.run.run_folder import attempt_number
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from tests.until import until
 
 

@@ -20,7 +20,8 @@ from orchestrator.launch.recorded_launch import recorded_launch
 from orchestrator.launch.start import keep_code, record_plan
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.resolve import Facts, resolve
-from orchestrator.records.store import RunFolder, Store
+from orchestrator.records.run_folder import RunFolder
+from orchestrator.records.store import Store
 from orchestrator.run import Program, Request, RunRecord, RunState
 from orchestrator.version import __version__
 from tests.grounds.cli import Orch

@@ -14,7 +14,8 @@ from orchestrator.errors import LaunchError
 from orchestrator.launch import start as action
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.plan import LaunchPlan
-from orchestrator.records.store import RunFolder, Store
+from orchestrator.records.run_folder import RunFolder
+from orchestrator.records.store import Store
 from orchestrator.run import RunRecord, RunState
 from orchestrator.transports.local import LocalTransport
 from orchestrator.transports.terminal import Terminal

@@ -30,7 +30,7 @@ from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.plan.resolve import resolve
 from orchestrator.progress import OnShare, no_progress
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.run import Program, Request
 from orchestrator.transports.local import LocalTransport
 from orchestrator.verdict.observe import observe_reachable, observe_run

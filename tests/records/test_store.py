@@ -20,7 +20,8 @@ from orchestrator.errors import RunNotFound, UsageError
 from orchestrator.plan.plan import LaunchPlan, NodePlan, Sweep, to_json
 from orchestrator.records.files import write_file
 from orchestrator.records.home import home
-from orchestrator.records.store import RunFolder, Store, SupervisorProcess
+from orchestrator.records.run_folder import RunFolder, SupervisorProcess
+from orchestrator.records.store import Store
 from orchestrator.run import Program, RankExit, RunRecord, RunState
 from orchestrator.transports.ssh.route import PlannedSsh
 
@@ -128,7 +129,7 @@ def test_missing_run_error_names_the_command_to_start_one(tmp_path: Path) -> Non
 def test_change_of_a_record_is_not_undone_by_another_process(tmp_path: Path) -> None:
     folder = Store(tmp_path).create(_record("a-20260102-030405-0abc"))
     program = (
-        "import sys; from pathlib import Path; from orchestrator.records.store import RunFolder\n"
+        "import sys; from pathlib import Path; from orchestrator.records.run_folder import RunFolder\n"
         "for number in range(500): RunFolder(Path(sys.argv[1])).update(message=str(number))"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(folder.path)]) as process:
@@ -144,7 +145,7 @@ def test_change_of_a_record_is_not_undone_by_another_process(tmp_path: Path) -> 
 def test_lock_of_a_stopped_process_delays_a_change_of_the_record_only_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.records.store.RECORD_WAIT_S", 0.1)
+    monkeypatch.setattr("orchestrator.records.run_folder.RECORD_WAIT_S", 0.1)
     folder = Store(tmp_path).create(_record("a-20260102-030405-0abc"))
     with (folder.path / "run.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

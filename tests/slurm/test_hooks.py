@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from tests.grounds.cli import Orch
 from tests.grounds.slurm import Cluster
 from tests.until import until

@@ -18,7 +18,7 @@ from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.inventory.hooks import Hook
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.run import Failure, Program, Request, RunRecord, RunState
 from orchestrator.supervision.hooks import running_hooks
 from orchestrator.supervision.restart import OnRecord

@@ -22,7 +22,8 @@ from orchestrator.inventory.model import Inventory, Node, SshOptions
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
-from orchestrator.records.store import RunFolder, Store
+from orchestrator.records.run_folder import RunFolder
+from orchestrator.records.store import Store
 from orchestrator.run import Program, Request, RunRecord, RunState
 from orchestrator.supervision import poller as poller_module
 from orchestrator.supervision.answers import Answers

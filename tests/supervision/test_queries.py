@@ -16,7 +16,7 @@ import pytest
 
 from orchestrator.endpoint.observation import AgentRecord, Finished, NodeObservation, ReportedExit
 from orchestrator.errors import NodesError, Unreachable
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.supervision import queries
 from orchestrator.supervision.queries import (
     OBSERVE,

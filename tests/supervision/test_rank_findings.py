@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.endpoint.observation import NodeObservation
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.run import RunRecord, RunState
 from orchestrator.supervision import rank_findings
 from orchestrator.supervision.rank_findings import RankFindings

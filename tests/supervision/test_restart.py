@@ -16,7 +16,7 @@ from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan import plan as plans
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.run import Elastic, Program, RankExit, Request, RunRecord, RunState
 from orchestrator.supervision.restart import DirectAttempt, Restarts, recorded_attempts
 from orchestrator.verdict.judge import Verdict

@@ -30,7 +30,7 @@ from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.node.isolation import SILENT_S
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.run import Program, RankExit, Request, RunRecord, RunState
 from orchestrator.supervision.link import OwnerLink, frame, messages
 from orchestrator.supervision.poller import NodeState, Poller

@@ -11,7 +11,7 @@ from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import NodePlan
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.run import Program, Request, RunRecord, RunState
 from orchestrator.supervision import termination
 from orchestrator.supervision.supervisor import Supervisor

@@ -10,7 +10,8 @@ from typing import Any
 
 from orchestrator.errors import RunNotFound
 from orchestrator.records.files import json_object, write_file
-from orchestrator.records.store import RunFolder, Store, second
+from orchestrator.records.run_folder import RunFolder
+from orchestrator.records.store import Store, second
 from orchestrator.run import LauncherName, RunEntry, RunState
 
 FILE = "ended-runs.json"

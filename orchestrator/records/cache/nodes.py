@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import OrchError
 from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.portable.names.hostlist import expand, fold
-from orchestrator.records.store import RunFolder, Store
+from orchestrator.records.run_folder import RunFolder
+from orchestrator.records.store import Store
 
 if TYPE_CHECKING:
     from orchestrator.plan.plan import LaunchPlan

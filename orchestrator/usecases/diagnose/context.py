@@ -11,8 +11,8 @@ from dataclasses import replace
 from orchestrator.diagnosis.rank_causes import Diagnosis
 from orchestrator.errors import RunNotFound
 from orchestrator.portable.findings import Finding, Severity
+from orchestrator.records.run_folder import KeptRun, RunFolder
 from orchestrator.records.runs import all_runs
-from orchestrator.records.store import KeptRun, RunFolder
 from orchestrator.run import RunRecord, RunState
 from orchestrator.usecases.reports.diff import Difference, RecordedRun, diff
 

@@ -9,7 +9,7 @@ from orchestrator.diagnosis.catalogue import CATALOGUE
 from orchestrator.diagnosis.signature import Signature
 from orchestrator.errors import RunNotFound, UsageError
 from orchestrator.launchers.base import Launcher
-from orchestrator.records.store import KeptRun
+from orchestrator.records.run_folder import KeptRun
 from orchestrator.run import RunRecord
 from orchestrator.usecases.diagnose.log_files import user_signatures
 from orchestrator.usecases.diagnose.run import diagnosis_of, record_diagnosis

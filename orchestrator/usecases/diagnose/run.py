@@ -23,8 +23,8 @@ from orchestrator.node.search import KERNEL_LOG
 from orchestrator.portable.names.hostlist import fold_by_value
 from orchestrator.progress import OnProgress, no_progress
 from orchestrator.records.cache.nodes import keep_cause
+from orchestrator.records.run_folder import KeptRun
 from orchestrator.records.runs import find_run
-from orchestrator.records.store import KeptRun
 from orchestrator.run import RankExit, RunRecord
 from orchestrator.usecases.diagnose.context import changes_since_success, findings_of, with_module_path
 from orchestrator.usecases.diagnose.log_files import Diagnosed, user_signatures

@@ -14,7 +14,7 @@ from orchestrator.errors import UsageError
 from orchestrator.launch.planned import Launched
 from orchestrator.launchers import launcher_for
 from orchestrator.portable.names.hostlist import fold
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.run import RunRecord
 from orchestrator.usecases.durations import seconds
 from orchestrator.usecases.runs.refresh import refresh

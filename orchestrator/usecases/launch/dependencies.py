@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from orchestrator.errors import UsageError
 from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.slurm_settings import SlurmSetting, with_slurm_settings
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.records.runs import find_run, find_sweep, is_sweep
-from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord, RunState
 from orchestrator.usecases.runs.refresh import refresh
 

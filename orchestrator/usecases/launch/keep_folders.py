@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from orchestrator.errors import RunNotFound, UsageError
 from orchestrator.plan.plan import LaunchPlan
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.records.runs import all_runs
-from orchestrator.records.store import RunFolder
 
 
 def require_unused(plan: LaunchPlan, after: Sequence[str]) -> None:

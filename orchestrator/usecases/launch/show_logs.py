@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from orchestrator.errors import NodesError, OrchError
 from orchestrator.launchers.base import Launcher
-from orchestrator.records.store import KeptRun
+from orchestrator.records.run_folder import KeptRun
 from orchestrator.run import RunRecord
 from orchestrator.usecases.launch.watch import Watch
 from orchestrator.usecases.reports.log_reader import LogReader, Viewer

@@ -25,8 +25,8 @@ from orchestrator.launchers.slurm.launcher import SlurmLauncher
 from orchestrator.launchers.slurm.queue import array_id, job_statuses
 from orchestrator.plan.plan import LaunchPlan, Sweep
 from orchestrator.plan.resolve import Facts, resolve
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.records.runs import find_sweep, home_store
-from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord, RunState, new_run_id
 from orchestrator.usecases.launch.plan_launch import plan_launch
 from orchestrator.usecases.launch.request import trainer_config

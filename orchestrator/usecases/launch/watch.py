@@ -19,7 +19,7 @@ from orchestrator.logs.selection import Selection
 from orchestrator.node.number_text import counted
 from orchestrator.plan.plan import GRACE_S, LaunchPlan
 from orchestrator.portable.names.hostlist import fold, fold_last_number
-from orchestrator.records.store import KeptRun
+from orchestrator.records.run_folder import KeptRun
 from orchestrator.run import RunRecord, RunState
 from orchestrator.usecases.reports.log_reader import LogReader, Viewer
 from orchestrator.verdict import observe

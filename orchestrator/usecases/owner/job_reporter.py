@@ -17,7 +17,7 @@ from orchestrator.endpoint.access import Terminal
 from orchestrator.errors import NodesError
 from orchestrator.launchers import launcher_for
 from orchestrator.launchers.base import Launcher
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.supervision.hooks import running_hooks
 from orchestrator.supervision.rank_findings import RankFindings
 from orchestrator.supervision.restart import OnRecord

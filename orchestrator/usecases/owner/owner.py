@@ -27,8 +27,8 @@ from orchestrator.launch.recorded_launch import recorded_launch
 from orchestrator.launch.start import started
 from orchestrator.launchers import direct_launcher
 from orchestrator.launchers.direct import DirectLauncher
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.records.runs import find_run
-from orchestrator.records.store import RunFolder
 from orchestrator.supervision.link import ANSWER_S, OwnerLink, ViewerGone
 from orchestrator.supervision.restart import Restarts
 from orchestrator.supervision.supervisor import supervise

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.usecases.owner.start import environment_of_orch
 
 STARTED_S, POLL_S = 20.0, 0.02

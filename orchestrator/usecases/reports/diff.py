@@ -10,8 +10,8 @@ from typing import Any
 
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.portable.names.hostlist import fold, fold_by_value
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.records.runs import find_run
-from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord
 
 UNRECORDED = "not recorded"

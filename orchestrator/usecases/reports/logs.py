@@ -17,8 +17,8 @@ from orchestrator.node.run.run_id import RUN_ID
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.portable.names.hostlist import expand, fold
 from orchestrator.progress import OnProgress, no_progress
+from orchestrator.records.run_folder import KeptRun, RunFolder, UnrecordedRun
 from orchestrator.records.runs import find_run
-from orchestrator.records.store import KeptRun, RunFolder, UnrecordedRun
 from orchestrator.supervision.queries import MOST_LINES, lines_by_owner
 from orchestrator.usecases.durations import seconds
 from orchestrator.usecases.reports.log_reader import LogReader

@@ -15,8 +15,8 @@ from orchestrator.failure_class import FailureClass
 from orchestrator.launchers import launcher_for
 from orchestrator.node.run.events import REQUEUE
 from orchestrator.progress import OnProgress
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.records.runs import all_runs, read_runs
-from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord, RunState
 from orchestrator.stored import known_fields
 from orchestrator.usecases.reports.attempts import read_attempts

@@ -27,8 +27,9 @@ from orchestrator.node.protocol.runs import GarbageBody, StraysReply
 from orchestrator.plan.plan import GRACE_S, LaunchPlan, NodePlan
 from orchestrator.portable.names.hostlist import expand
 from orchestrator.progress import OnProgress, Reporter
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.records.runs import home_store
-from orchestrator.records.store import RunFolder, Store
+from orchestrator.records.store import Store
 from orchestrator.usecases.inventory import load_inventory
 
 __all__ = ["HOLDS_RESULTS", "Garbage", "GarbageBody", "Limits", "SiteGarbage", "collect"]

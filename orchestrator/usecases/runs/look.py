@@ -14,8 +14,8 @@ from orchestrator.launchers import launcher_for
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.portable.findings import Finding, Severity
 from orchestrator.progress import OnProgress, no_progress
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.records.runs import find_run
-from orchestrator.records.store import RunFolder
 from orchestrator.run import RunRecord
 from orchestrator.usecases.runs.refresh import Refreshed, refresh
 from orchestrator.verdict.health import Known, Observed, PortRate

@@ -21,8 +21,8 @@ from orchestrator.plan.plan import LaunchPlan
 from orchestrator.portable.findings import Finding
 from orchestrator.portable.names.hostlist import fold
 from orchestrator.progress import OnProgress, no_progress
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.records.runs import all_runs, read_runs
-from orchestrator.records.store import RunFolder
 from orchestrator.run import RunEntry, RunRecord, RunState
 from orchestrator.supervision.queries import observe_by_owner
 from orchestrator.verdict import observe

@@ -14,7 +14,7 @@ from orchestrator.launchers.base import AttemptFolder, Launcher
 from orchestrator.node.run.events import State
 from orchestrator.plan.plan import GRACE_S
 from orchestrator.portable.names.hostlist import fold
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.run import RunRecord
 from orchestrator.usecases.durations import clock
 from orchestrator.usecases.runs.stop import stop

@@ -17,8 +17,8 @@ from orchestrator.node.run.ownership import signal_exactly
 from orchestrator.node.run.run_id import RUN_ID
 from orchestrator.plan.plan import GRACE_S
 from orchestrator.portable.names.hostlist import fold
+from orchestrator.records.run_folder import KeptRun, RunFolder, UnrecordedRun
 from orchestrator.records.runs import all_runs, find_run, read_runs, runs_named
-from orchestrator.records.store import KeptRun, RunFolder, UnrecordedRun
 from orchestrator.run import RunRecord, RunState
 from orchestrator.supervision.queries import stop_by_owner
 from orchestrator.usecases.reports.logs import find_on_nodes

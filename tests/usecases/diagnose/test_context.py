@@ -14,8 +14,8 @@ from orchestrator.diagnosis.rank_causes import rank_causes
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan
 from orchestrator.portable.findings import Finding, Severity
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.records.runs import home_store
-from orchestrator.records.store import RunFolder
 from orchestrator.run import Program, Request, RunRecord, RunState
 from orchestrator.usecases.diagnose.context import (
     changes_since_success,

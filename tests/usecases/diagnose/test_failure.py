@@ -17,7 +17,7 @@ from orchestrator.failure_class import FailureClass, Retry
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.base import AttemptFolder
 from orchestrator.plan.make import make_plan
-from orchestrator.records.store import RunFolder, UnrecordedRun
+from orchestrator.records.run_folder import RunFolder, UnrecordedRun
 from orchestrator.run import Failure, Program, RankExit, Request, RunRecord, RunState
 from orchestrator.usecases.diagnose.failure import diagnose_failure
 

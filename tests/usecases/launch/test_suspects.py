@@ -20,8 +20,8 @@ from orchestrator.plan.plan import LaunchPlan
 from orchestrator.portable.findings import Finding, Severity
 from orchestrator.records.cache import nodes as node_cache
 from orchestrator.records.cache.nodes import NodeHistory, keep_cause, keep_findings, node_histories
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.records.runs import home_store
-from orchestrator.records.store import RunFolder
 from orchestrator.run import Failure, Program, RankExit, Request, RunRecord, RunState
 from orchestrator.supervision.restart import DirectAttempt, Restarts
 from orchestrator.usecases.checks.nodes import history_rows, suspicions

@@ -15,7 +15,8 @@ from orchestrator.inventory.model import Inventory, Node
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
 from orchestrator.plan.resolve import Facts
-from orchestrator.records.store import RunFolder, Store
+from orchestrator.records.run_folder import RunFolder
+from orchestrator.records.store import Store
 from orchestrator.run import Program, Request, RunRecord, RunState
 from orchestrator.usecases.launch import sweep
 from orchestrator.usecases.launch.sweep import combinations, stop_sweep, with_values
@@ -29,7 +30,7 @@ LAUNCH = """
 import signal, sys, time
 from pathlib import Path
 from orchestrator.run import RunState
-from orchestrator.records.store import RunFolder
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.verdict.launching import this_process
 count, *paths = map(Path, sys.argv[1:])
 def add(*_):

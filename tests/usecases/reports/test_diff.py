@@ -13,8 +13,8 @@ import pytest
 from orchestrator.cli import app
 from orchestrator.errors import UsageError
 from orchestrator.launch.start import record_plan
+from orchestrator.records.run_folder import RunFolder
 from orchestrator.records.runs import home_store
-from orchestrator.records.store import RunFolder
 from orchestrator.run import RankExit, RunState
 from orchestrator.usecases.launch.plan_launch import plan_launch
 from orchestrator.usecases.launch.rerun import Changes, rerun_arguments

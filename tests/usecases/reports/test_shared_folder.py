@@ -15,7 +15,7 @@ from orchestrator.launchers.base import AttemptFolder
 from orchestrator.launchers.direct import DirectLauncher
 from orchestrator.plan.make import make_plan
 from orchestrator.plan.plan import LaunchPlan
-from orchestrator.records.store import RunFolder, UnrecordedRun
+from orchestrator.records.run_folder import RunFolder, UnrecordedRun
 from orchestrator.run import Program, Request, RunRecord, RunState
 from orchestrator.transports.local import LocalTransport
 from orchestrator.usecases.reports import logs

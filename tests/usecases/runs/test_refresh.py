@@ -10,7 +10,7 @@ from orchestrator.endpoint.observation import AgentRecord, NodeObservation
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.launchers.job import JobStatus
 from orchestrator.plan.make import make_plan
-from orchestrator.records.store import RunFolder, UnrecordedRun
+from orchestrator.records.run_folder import RunFolder, UnrecordedRun
 from orchestrator.run import Program, Request, RunState
 from orchestrator.usecases.runs.refresh import Refreshed
 from orchestrator.verdict.judge import Verdict
