@@ -23,6 +23,7 @@ AFTER = {
     "torch_gcu": "gcu.migrate_with_torch_gcu",
     "torch.optim.optimizer": "progress.count_steps",
     "torch.distributed.distributed_c10d": "lost_errors.watch_groups",
+    "torch.distributed.rendezvous": "joined.refuse_own_host",
     "torch_gcu.distributed.distributed_c10d": "lost_errors.watch_groups",
     "torch.serialization": "saves.watch_files",
     "torch.distributed.checkpoint.filesystem": "saves.watch_distributed_checkpoint",

@@ -109,3 +109,35 @@ def _started_by_orch() -> int:
     if os.environ.get(SEPARATE) == "1":
         return 1
     return int(os.environ.get("WORLD_SIZE") or os.environ.get("NNODES") or 1)
+
+
+class OwnHost(UserError):
+    """The program has replaced the address of rank 0 by one that is each node itself."""
+
+    exit_code = NO_RETRY
+
+
+def refuse_own_host(module: Any) -> None:  # torch.distributed.rendezvous
+    """
+    End a rank that would wait for rank 0 on its node, although rank 0 is on another one.
+
+    As after `os.environ["MASTER_ADDR"] = "localhost"`, which tutorials have for a single node. Otherwise all ranks wait until the timeout of the group, 30 minutes.
+    """
+    connect = getattr(module, "_create_c10d_store", None)
+    node, head = os.environ.get("ORCH_NODE", ""), os.environ.get("ORCH_NODE_ADDRESSES", "").partition(",")[0]
+    if connect is None or os.environ.get("ORCH_NODE_RANK", "0") == "0" or not head or _is_loopback(head):
+        return
+    local = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("NPROC_PER_NODE") or 0)
+
+    @functools.wraps(connect)
+    def connect_elsewhere(hostname: str, port: int, rank: int, world_size: int, *args: Any, **kwargs: Any) -> Any:
+        if _is_loopback(hostname) and world_size > local > 0 and os.environ.get(SEPARATE) != "1":
+            text = f"{node} looks for rank 0 at {hostname}, which is {node} itself, but rank 0 is on another node"
+            sys.exit(report(OwnHost(f"{text}; the program sets MASTER_ADDR: orch has set it to {head}"), os.environ))
+        return connect(hostname, port, rank, world_size, *args, **kwargs)
+
+    module._create_c10d_store = connect_elsewhere  # it has no other name
+
+
+def _is_loopback(address: str) -> bool:
+    return address.lower() in ("localhost", "::1", "[::1]") or address.startswith("127.")

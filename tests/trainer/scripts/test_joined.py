@@ -14,6 +14,7 @@ from trainer.scripts import devices, joined
 from trainer.scripts.joined import (
     JOINING_LIBRARIES,
     group_of,
+    refuse_own_host,
     refuse_tensorflow_alone,
     warn_of_mpi_alone,
     warn_of_ray_alone,
@@ -127,3 +128,47 @@ def test_tensorflow_without_a_list_of_workers_ends_the_process(
     assert "trains in this process alone, and the launch has 2: set TF_CONFIG" in capsys.readouterr().err
     monkeypatch.setenv("TF_CONFIG", "{}")
     assert Strategy().options == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "hostname", "world_size", "is_refused"),
+    [
+        ({}, "localhost", 4, True),
+        ({}, "127.0.0.1", 4, True),
+        ({}, "10.0.0.1", 4, False),
+        ({}, "localhost", 2, False),  # trains on this node alone, which is found by its group
+        ({"ORCH_NODE_RANK": "0"}, "localhost", 4, False),
+        ({"ORCH_NODE_ADDRESSES": "127.0.0.1,127.0.0.2"}, "localhost", 4, False),
+        ({"ORCH_SEPARATE": "1"}, "localhost", 4, False),
+    ],
+)
+def test_rank_whose_program_replaces_the_address_of_rank_0_by_its_own_ends(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, str],
+    hostname: str,
+    world_size: int,
+    *,
+    is_refused: bool,
+) -> None:
+    """Tutorials set MASTER_ADDR to localhost; the ranks of further nodes would wait for half an hour."""
+    given = {
+        "ORCH_NODE": "n1",
+        "ORCH_NODE_RANK": "1",
+        "ORCH_NODE_ADDRESSES": "10.0.0.1,10.0.0.2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    for name, value in {**given, **changes}.items():
+        monkeypatch.setenv(name, value)
+    module = SimpleNamespace(_create_c10d_store=lambda *_: "store")
+    refuse_own_host(module)
+    if not is_refused:
+        assert module._create_c10d_store(hostname, 29500, 2, world_size) == "store"
+        return
+    with pytest.raises(SystemExit) as exit_:
+        module._create_c10d_store(hostname, 29500, 2, world_size)
+    assert exit_.value.code == NO_RETRY
+    assert (
+        f"n1 looks for rank 0 at {hostname}, which is n1 itself, but rank 0 is on another node"
+        in capsys.readouterr().err
+    )
