@@ -18,6 +18,7 @@ EXPECTED = "NPROC_PER_NODE"
 
 _BY_MPI = ("mpirun", "mpiexec", "horovodrun")
 """Launchers that start the ranks of all nodes from the first one."""
+_BY_SLURM = ("srun", "sbatch", "salloc")
 _FIRST_NODE = re.compile(r"\b(?:NODE_RANK|ORCH_NODE_RANK|ORCH_HOSTFILE|ORCH_NODE_ADDRESSES)\b")
 
 
@@ -95,6 +96,15 @@ def mpi_starts(text: str, file: str) -> list[tuple[str, int]]:
         return []
     commands = read_shell(text, file).commands
     return [(str(words[0].value), words[0].line) for words in commands if words and words[0].value in _BY_MPI]
+
+
+def slurm_starts(text: str, file: str) -> list[tuple[str, int]]:
+    """Name and line of each command in a script that needs an allocation of Slurm: ranks do not get the variables of the job."""
+    return [
+        (str(words[0].value), words[0].line)
+        for words in read_shell(text, file).commands
+        if words and words[0].value in _BY_SLURM
+    ]
 
 
 def _launchers(script: Script) -> Iterator[Started]:

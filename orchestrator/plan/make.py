@@ -44,6 +44,8 @@ from orchestrator.run import Program, Request, trainer_setting
 if TYPE_CHECKING:
     from orchestrator.inventory.model import Inventory, Node
 
+_SUBMITTERS = ("sbatch", "salloc")
+
 
 def make_plan(
     inventory: Inventory,
@@ -190,6 +192,12 @@ def _is_separate(request: Request, chosen: Chosen) -> bool:
 def _refuse_rank_launcher(request: Request, chosen: Chosen) -> None:
     """Refuse a launcher such as torchrun that is started in each rank, or once per node without the other nodes."""
     program = request.program
+    if program.kind == "executable" and program.args[0].rpartition("/")[2] in _SUBMITTERS:
+        raise UsageError(
+            f"{program.args[0]} would submit another job in each of the {sum(chosen.ranks_each[: chosen.node_count])} ranks",
+            hint="`orch submit … -- PROGRAM` submits the job: name the program that the batch script starts, and its #SBATCH options in slurm: "
+            "of the inventory",
+        )
     launcher = None if program.kind == "trainer" else find_launcher(program.args)
     if launcher is None:
         return

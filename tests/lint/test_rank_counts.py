@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from orchestrator.lint.rank_counts import mpi_starts, rank_remarks, started_ranks
+from orchestrator.lint.rank_counts import mpi_starts, rank_remarks, slurm_starts, started_ranks
 
 
 @pytest.mark.parametrize(
@@ -107,3 +107,15 @@ def test_arguments_of_the_script_are_its_numbers() -> None:
 )
 def test_start_by_mpi_on_each_node_is_found(text: str, starts: list[tuple[str, int]]) -> None:
     assert mpi_starts(text, "run.sh") == starts
+
+
+@pytest.mark.parametrize(
+    ("text", "starts"),
+    [
+        ("#SBATCH -N 2\nhead=$(hostname)\nsrun torchrun --nnodes 2 train.py", [("srun", 3)]),
+        ("sbatch next.sh", [("sbatch", 1)]),
+        ("torchrun train.py\necho srun", []),
+    ],
+)
+def test_command_that_needs_an_allocation_is_found(text: str, starts: list[tuple[str, int]]) -> None:
+    assert slurm_starts(text, "run.sh") == starts

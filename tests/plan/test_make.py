@@ -161,6 +161,8 @@ def test_python_that_the_command_names_is_prepared_unless_bare(line: str, site: 
         ("srun train.sh", "slurm", (1, 1), False, "orch starts the ranks itself: srun would start others in them"),
         ("srun train.sh", "slurm", (2, 1), True, "orch starts the ranks itself: srun would start others in them"),
         ("mim train mmseg x.py", "ssh", (1, 2), False, "mim train would start others in them"),
+        ("sbatch job.sh", "slurm", (2, 2), False, "sbatch would submit another job in each of the 4 ranks"),
+        ("/usr/bin/salloc -N 2 x.py", "slurm", (1, 1), True, "salloc would submit another job in each of the 1 ranks"),
     ],
 )  # fmt: skip
 def test_launcher_that_would_start_several_trainings_is_refused(

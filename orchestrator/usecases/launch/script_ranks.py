@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import UsageError
-from orchestrator.lint.rank_counts import EXPECTED, mpi_starts, rank_remarks
+from orchestrator.lint.rank_counts import EXPECTED, mpi_starts, rank_remarks, slurm_starts
 from orchestrator.lint.script import PROMPTS, prompts
 from orchestrator.usecases.checks.lint import read_text, sourced_texts
 
@@ -36,6 +36,11 @@ def script_warnings(plan: LaunchPlan, folder: Path) -> list[str]:
     arguments = words[words.index(script) + 1 :]
     remarks = rank_remarks(text, script, given, sourced_texts(folder / script), arguments=arguments)
     remarks += [f"{script}:{line} {PROMPTS}" for line in prompts(text, script)[:1]]
+    remarks += [
+        f"{script}:{line} calls {name}, which has no allocation within a run and waits for a new one: omit it where it starts the ranks, as orch "
+        "starts the script; a batch script for sbatch itself is described in docs/coming-from.md"
+        for name, line in slurm_starts(text, script)[-1:]
+    ]
     if plan.node_count > 1 and not plan.program.until_head:
         remarks += [
             f"{script}:{line} starts ranks by {launcher} on each of {plan.node_count} nodes, which are {plan.node_count} trainings unless it "

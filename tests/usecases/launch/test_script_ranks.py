@@ -47,3 +47,12 @@ def test_launch_warns_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     words = ("bash", "run.sh")
     planned = plan_launch(LaunchArguments("ssh", None, None, None, None, (), words, per_node=True))
     assert [text for text in planned.warnings if text.startswith("run.sh:1 starts 3 ranks on n0")]
+
+
+def test_call_of_srun_in_a_script_is_warned_of(tmp_path: Path) -> None:
+    """As in the batch scripts of many projects; srun would wait for an allocation while the run holds its nodes."""
+    (tmp_path / "run.sh").write_text("#SBATCH -N 2\nsrun torchrun --nproc_per_node=2 train.py\n")
+    [warning] = _warnings(tmp_path, "bash", "run.sh")
+    assert warning.startswith(
+        "run.sh:2 calls srun, which has no allocation within a run and waits for a new one: omit it"
+    )
