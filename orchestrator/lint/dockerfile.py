@@ -17,6 +17,7 @@ _INSTRUCTION = re.compile(r"[ \t]*([A-Za-z]+)[ \t]+")
 _OPTION = re.compile(r"--[a-z]+(?:=\S+)?[ \t]+")
 _PAIR = re.compile(r"""[A-Za-z_]\w*=(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s\\"'])*""", re.DOTALL)
 _DOCUMENT = re.compile(r"<<-?[ \t]*[\"']?(\w+)[\"']?")
+_BLANK_AFTER = re.compile(r"\\([ \t]+)(?=\r?\n)")
 _LOST = "is set for this RUN only: the container gets it from ENV"
 
 
@@ -58,7 +59,7 @@ def _instructions(text: str, first_line: int) -> Iterator[_Instruction]:
             else line
             for number, line in enumerate(lines[index : index + count])
         ]
-        whole = "".join(parts)
+        whole = _BLANK_AFTER.sub(r"\1\\", "".join(parts))  # Docker continues the line, a shell does not
         match = _INSTRUCTION.match(whole)
         if match is not None:
             rest = match.end()

@@ -25,6 +25,10 @@ _STATEMENTS = frozenset(
     "negated_command test_command comment ; & &&".split()
 )
 _NO_BYTE = re.compile(r"[^\x01-\x7f]")
+_ARITHMETIC = re.compile(r"\(\([^\n]*?\)\)")
+_BASE = re.compile(r"\b\d+#(?=\$)")
+_READ_WRITE = re.compile(r"(?<=[\d}\s])<>(?=[\s\w\"'$./])")
+_FI_ALONE = re.compile(r"(?<=\bfi)[ \t](?=(?:[ \t]|\\\n)*(?:else|elif|fi|done|esac)\b)")
 
 
 @lru_cache(maxsize=1)
@@ -37,8 +41,14 @@ def _parser() -> Parser:
 
 def parse(text: str) -> Node:
     """Parse a script. No text is an error: what is no shell becomes nodes of errors."""
-    plain = _NO_BYTE.sub(".", text)  # a character of words, and of no name
+    plain = _known_forms(_NO_BYTE.sub(".", text))  # `.` is a character of words, and of no name
     return _parser().parse(plain.encode() + b"\n").root_node
+
+
+def _known_forms(text: str) -> str:
+    """Replace forms that the grammar does not know by others of the same length: `10#$N` in arithmetic, `<>`, and `fi else` without `;`."""
+    text = _ARITHMETIC.sub(lambda found: _BASE.sub(lambda base: " " * len(base[0]), found[0]), text)
+    return _FI_ALONE.sub(";", _READ_WRITE.sub("< ", text))
 
 
 def is_too_long(text: str) -> bool:

@@ -92,7 +92,19 @@ def test_lines_that_are_no_shell_are_named_and_the_others_are_read(line: str) ->
     assert script.unread == (Unread(2),)
 
 
-@pytest.mark.parametrize("text", ["B=${X:$Y+1}\n", "x \\", "x=\n\ny=\nexport Z=\n", "[[ $x =~ ^a$ ]] && y\n", ""])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "B=${X:$Y+1}\n",
+        "x \\",
+        "x=\n\ny=\nexport Z=\n",
+        "[[ $x =~ ^a$ ]] && y\n",
+        "",
+        "export SEED=$(($BASE - 1 + 10#$N))\n",
+        "exec 3<>pipe-$$\nexec {fd}<>/dev/fuse\n",
+        "if a; then if b; then c; fi \\\n else d; fi\n",
+    ],
+)
 def test_lines_that_bash_accepts_are_read(text: str) -> None:
     assert read_shell(f"export A=1\n{text}", "s").unread == ()
 

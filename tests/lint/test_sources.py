@@ -235,6 +235,12 @@ ENV NCCL_G=7
     ]
 
 
+def test_blank_after_the_backslash_of_a_dockerfile_continues_the_line() -> None:
+    [_, run] = [source.script for source in sources(PurePath("Dockerfile"), "RUN cd build \\ \n    && cmake .\n", "d")]
+    assert run.unread == ()
+    assert [[word.value for word in command] for command in run.commands] == [["cd", "build"], ["cmake", "."]]
+
+
 def test_export_of_a_run_is_lost() -> None:
     scripts = [source.script for source in sources(PurePath("Dockerfile"), "RUN export NCCL_DEBUG=WARN\n", "d")]
     [found] = lint_assignments([entry for script in scripts for entry in script.assignments], Context())
