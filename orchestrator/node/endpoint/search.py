@@ -129,7 +129,7 @@ def searched(texts: Texts, text: str) -> Search:
 def exits(folder: str, node: str) -> str:
     """The ranks of the node that were done, and how the first one failed, before the agent ended the others; empty if none was."""
     history = read_history(folder)
-    done = ", ".join(str(rank) for rank in history.done if rank is not None)
+    done = ", ".join(map(str, sorted(rank for rank in history.done if rank is not None)))
     lines = [f"rank {done} on {node} had exited 0 before the failure"] if done else []
     first = history.first_failure
     if (
