@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.processes import Job, time_job
 from bench.rounds import Contestant, Measure, Target, run_rounds
 from bench.workspace import Workspace
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 from trainer.memory.estimate import peak
 from trainer.memory.shapes import known_shape, setup_of
 

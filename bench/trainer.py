@@ -18,7 +18,7 @@ from typing import Any
 from bench.processes import CommandFailed, Job, Timing, time_job
 from bench.rounds import Contestant, Measure, Target, run_rounds
 from bench.workspace import BIN, Workspace
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 from trainer.metrics.mfu import peak_flops
 
 _PROGRAMS = Path(__file__).parent / "programs"

@@ -9,7 +9,8 @@ import os
 import sys
 from typing import NoReturn, Sequence
 
-from trainer.config.config import TrainConfig, load_config, schemas_by_key
+from trainer.config.config import TrainConfig
+from trainer.config.load import load_config, schemas_by_key
 from trainer.errors import UserError, report
 from trainer.memory.command import plan
 from trainer.runtime.preemption import PreemptionSignal

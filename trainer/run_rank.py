@@ -8,8 +8,9 @@ from typing import MutableMapping, NoReturn, Sequence
 
 import torch
 
-from trainer.config.config import TrainConfig, with_ranks
+from trainer.config.config import TrainConfig
 from trainer.config.defaults import expand_segments, with_device
+from trainer.config.load import with_ranks
 from trainer.console import log_line
 from trainer.errors import REQUEUE, TrainerError, report
 from trainer.runtime.channel import open_channel

@@ -16,8 +16,9 @@ from trainer.checkpoint.load.find import saved_settings
 from trainer.checkpoint.manager import Checkpoints, TrainState
 from trainer.checkpoint.roll_back import RollBack
 from trainer.checkpoint.saver import Saver
-from trainer.config.config import TrainConfig, with_saved
+from trainer.config.config import TrainConfig
 from trainer.config.defaults import Garbage
+from trainer.config.load import with_saved
 from trainer.console import log_line
 from trainer.data.batches import Batches
 from trainer.data.split import open_split

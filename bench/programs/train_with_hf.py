@@ -14,7 +14,8 @@ import torch
 import transformers
 from torch import nn
 
-from trainer.config.config import TrainConfig, load_config
+from trainer.config.config import TrainConfig
+from trainer.config.load import load_config
 from trainer.tasks.gpt import GPT
 
 UNCOUNTED = 10  # as in bench/trainer.py

@@ -17,7 +17,7 @@ from orchestrator.inventory import slurm
 from orchestrator.portable.checks.quick import CHECKS
 from tests.paths import ROOT
 from trainer.comm.config import CommConfig
-from trainer.config.config import schemas_by_key
+from trainer.config.load import schemas_by_key
 
 DOCS = ROOT / "docs"
 COMMANDS = tuple(VERBS)

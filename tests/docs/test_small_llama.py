@@ -12,8 +12,8 @@ import torch
 from tests.docs.blocks import ROOT, bare_environment, blocks, run
 from tests.grounds import hf_models
 from trainer.checkpoint.interop.initial import read_weights, shapes_of
-from trainer.config.config import load_config
 from trainer.config.llama_shape import read_shape
+from trainer.config.load import load_config
 from trainer.tasks.llama import Llama
 from trainer.tasks.llama_model import LlamaModel
 

@@ -20,7 +20,8 @@ import torch
 
 from tests.grounds.checkpoints import DAMAGES, SHARD_DAMAGES, add_gradient, update
 from trainer.checkpoint.manager import Checkpoints, TrainState
-from trainer.config.config import TrainConfig, load_config
+from trainer.config.config import TrainConfig
+from trainer.config.load import load_config
 from trainer.parallel import build_strategy
 from trainer.parallel.base import Strategy
 from trainer.runtime.group import Group

@@ -15,7 +15,7 @@ from tests.grounds.metrics import read_metrics
 from tests.grounds.trainings import train_alone
 from tests.train.conftest import StartRanks, codes
 from trainer.checkpoint.__main__ import main
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 

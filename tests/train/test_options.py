@@ -20,7 +20,7 @@ from tests.grounds.tasks import COUNT, Masked
 from tests.grounds.trainings import train_alone
 from tests.train.conftest import TINY, StartRanks, Warm, codes, ranks_below
 from trainer.checkpoint.format import files
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 from trainer.data.order import Order
 from trainer.outcomes import MOST_SKIPS
 from trainer.parallel.deepspeed.package import search_path

@@ -21,7 +21,8 @@ from torch import nn
 from tests.grounds.tasks import Points
 from tests.grounds.trainings import NO_PREEMPTION
 from trainer.checkpoint.manager import TrainState
-from trainer.config.config import TrainConfig, load_config
+from trainer.config.config import TrainConfig
+from trainer.config.load import load_config
 from trainer.errors import NumbersError
 from trainer.runtime.init import initialise
 from trainer.runtime.progress import Progress

@@ -14,7 +14,8 @@ import torch
 
 from tests.grounds.metrics import read_metrics
 from tests.grounds.tasks import COUNT, Points, Sample
-from trainer.config.config import TrainConfig, load_config
+from trainer.config.config import TrainConfig
+from trainer.config.load import load_config
 from trainer.errors import UserError
 from trainer.metrics.jsonl import Summary
 from trainer.runtime.init import initialise

@@ -11,7 +11,7 @@ import torch
 
 from tests.grounds.host_reads import HostReads
 from tests.grounds.trainings import NO_PREEMPTION, TINY, world_of_one
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 from trainer.runtime.accelerators import Cpu
 from trainer.runtime.init import initialise
 from trainer.runtime.progress import Progress

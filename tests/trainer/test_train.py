@@ -13,7 +13,8 @@ import torch
 
 from tests.grounds.trainings import train_alone, world_of_one
 from trainer.checkpoint.format import files
-from trainer.config.config import ModelConfig, OptimConfig, TrainConfig, load_config
+from trainer.config.config import ModelConfig, OptimConfig, TrainConfig
+from trainer.config.load import load_config
 from trainer.errors import NumbersError, TrainerError, UserError
 from trainer.metrics.jsonl import Summary, read_records
 from trainer.optim.optimizer import make_optimizer

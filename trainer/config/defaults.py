@@ -6,7 +6,8 @@ import contextlib
 import gc
 from typing import Any, Dict, Iterator, Mapping, MutableMapping, Sequence, Tuple
 
-from trainer.config.config import TrainConfig, with_values
+from trainer.config.config import TrainConfig
+from trainer.config.load import with_values
 
 WORKERS = 2
 SAVE_SHARE = 0.02

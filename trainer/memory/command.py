@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import List, Sequence, Tuple
 
-from trainer.config.config import LLAMA_TASK, TrainConfig, load_config
+from trainer.config.config import LLAMA_TASK, TrainConfig
 from trainer.config.defaults import with_device
+from trainer.config.load import load_config
 from trainer.errors import UserError
 from trainer.memory.estimate import PARTS
 from trainer.memory.fitting import RESERVE, Model, advice, rows

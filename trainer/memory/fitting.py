@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Iterator, List, Optional, Tuple
 
-from trainer.config.config import TrainConfig, with_ranks
+from trainer.config.config import TrainConfig
+from trainer.config.load import with_ranks
 from trainer.errors import UserError
 from trainer.memory.estimate import PARTS, SELECTIVE, Moment, Shape, peak, state_bytes
 from trainer.memory.shapes import known_shape, setup_of

@@ -17,7 +17,7 @@ from tests.grounds.killed_writers import CALLS
 from tests.grounds.mounts import fill, in_own_mounts, make_read_only, mount
 from trainer.checkpoint.format import files
 from trainer.checkpoint.save.space import saves_after
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 from trainer.errors import StorageError, TrainerError, UserError
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.grounds.trainings import TINY, train_alone
 from trainer.checkpoint.load.find import saved_settings
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 from trainer.runtime.init import initialise
 from trainer.tasks.gpt import Gpt
 

@@ -11,7 +11,7 @@ import pytest
 from tests.grounds.metrics import read_metrics
 from tests.grounds.trainings import NO_PREEMPTION, TINY, Breaking
 from trainer.checkpoint.format import files
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 from trainer.errors import NumbersError
 from trainer.metrics.jsonl import Summary
 from trainer.runtime.init import initialise

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.config.config import load_config, with_saved
 from trainer.config.defaults import (
     COLLECT_STEPS,
     WHOLE_COLLECTIONS,
@@ -18,6 +17,7 @@ from trainer.config.defaults import (
     with_device,
     with_shards,
 )
+from trainer.config.load import load_config, with_saved
 from trainer.optim.schedule import Schedule
 from trainer.run_rank import common_precisions
 from trainer.runtime.seeds import set_tf32

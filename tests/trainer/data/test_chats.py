@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 from tests.grounds.chats import MARKED, TEMPLATE, TOKENS, chat, sums, write_records, write_tokenizer
 from tests.grounds.llama_logits import VARIANTS, fill
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 from trainer.data.chat_records import read_records
 from trainer.data.conversations import load_conversations, tokenized
 from trainer.data.language import count_targets, inputs_of, open_language

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 from trainer.data.batches import Batches
 from trainer.data.files import DIGEST_PART_TOKENS, OPEN_AT_ONCE, find_tokens
 from trainer.data.order import Order

@@ -10,7 +10,7 @@ import pytest
 
 from tests.grounds.chats import sums, write_records, write_tokenizer
 from tests.grounds.trainings import TINY, train_alone
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 from trainer.data.conversations import load_conversations
 from trainer.data.mixture import BLOCK, MixedOrder, Mixture, quotas_of
 from trainer.data.packing import PackedConversations

@@ -13,7 +13,8 @@ import torch
 from tests.grounds.checkpoints import update
 from tests.grounds.live_memory import LiveMemory, rank_among
 from tests.grounds.trainings import world_of_one
-from trainer.config.config import TrainConfig, load_config
+from trainer.config.config import TrainConfig
+from trainer.config.load import load_config
 from trainer.memory.estimate import peak
 from trainer.memory.shapes import gpt_shape, llama_shape, setup_of
 from trainer.parallel.ddp import Ddp

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.config.config import TrainConfig, load_config
+from trainer.config.config import TrainConfig
+from trainer.config.load import load_config
 from trainer.errors import UserError
 from trainer.memory.fitting import checked_memory
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer.__main__ import main
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 from trainer.config.presets import SIZES
 from trainer.memory.estimate import peak
 from trainer.memory.shapes import gpt_shape, setup_of

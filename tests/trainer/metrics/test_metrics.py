@@ -20,7 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.grounds.metrics import read_metrics
 from tests.grounds.trainings import NO_PREEMPTION, TINY
-from trainer.config.config import ModelConfig, TrainConfig, load_config
+from trainer.config.config import ModelConfig, TrainConfig
+from trainer.config.load import load_config
 from trainer.console import log_line
 from trainer.errors import StorageUserError, UserError
 from trainer.metrics.hub import Bar, MetricsHub

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 from trainer.errors import UserError
 from trainer.metrics.profiler import StepProfiler, files_of, watch_memory
 from trainer.runtime.accelerators import Cuda

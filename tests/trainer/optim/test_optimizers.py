@@ -15,7 +15,8 @@ from tests.grounds.tied_task import Tied
 from tests.grounds.trainings import world_of_one
 from trainer.checkpoint.interop.export import export
 from trainer.checkpoint.manager import Checkpoints, TrainState
-from trainer.config.config import OptimConfig, load_config
+from trainer.config.config import OptimConfig
+from trainer.config.load import load_config
 from trainer.errors import UserError
 from trainer.optim.ema import Ema
 from trainer.optim.optimizer import MuonAndAdamW, make_optimizer

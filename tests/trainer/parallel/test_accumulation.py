@@ -7,7 +7,7 @@ import torch
 
 from tests.grounds.live_memory import LiveMemory, rank_among
 from trainer.announce import accumulation_cost
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 from trainer.parallel.fsdp import Fsdp2
 from trainer.tasks.gpt import Gpt
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 from trainer.errors import UserError
 from trainer.parallel.activation_checkpoint import _policy, kept_operations, recompute
 from trainer.parallel.requirements import unmet_requirement

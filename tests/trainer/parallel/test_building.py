@@ -15,7 +15,7 @@ from tests.grounds.checkpoints import add_gradient, update
 from tests.grounds.tied_task import Model, Sentences, Tied
 from tests.grounds.trainings import world_of_one
 from trainer.checkpoint.load.whole import load_whole
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 from trainer.parallel.building import build_fillable, build_whole
 from trainer.parallel.ddp import Ddp
 from trainer.parallel.fsdp import Fsdp2, units

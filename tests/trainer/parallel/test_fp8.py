@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.config.config import TrainConfig, load_config
+from trainer.config.config import TrainConfig
+from trainer.config.load import load_config
 from trainer.errors import UserError
 from trainer.parallel.building import build_plain
 from trainer.parallel.fp8 import unmet_fp8

@@ -15,7 +15,8 @@ import torch
 
 from tests.grounds.checkpoints import add_gradient, update
 from trainer.announce import batch_arithmetic, computation
-from trainer.config.config import TrainConfig, load_config
+from trainer.config.config import TrainConfig
+from trainer.config.load import load_config
 from trainer.errors import UserError
 from trainer.optim.clip import clip_gradients
 from trainer.parallel import build_strategy

@@ -22,7 +22,8 @@ import pytest
 from tests.grounds.trainings import NO_PREEMPTION, TINY
 from trainer import run_rank
 from trainer.checkpoint.manager import Checkpoints
-from trainer.config.config import TrainConfig, load_config
+from trainer.config.config import TrainConfig
+from trainer.config.load import load_config
 from trainer.errors import StorageError, TrainerError, UserError, report, write_error_file
 from trainer.runtime.exit import exit_on_unexpected_errors, limit
 from trainer.runtime.rank import Rank

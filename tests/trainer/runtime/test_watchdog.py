@@ -24,7 +24,7 @@ from tests.grounds.trainings import NO_PREEMPTION, TINY, Breaking
 from tests.until import until
 from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.saver import Saver
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 from trainer.errors import kind_of
 from trainer.evaluation import Evaluation
 from trainer.runtime.accelerators import choose

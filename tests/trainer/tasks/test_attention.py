@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.grounds.llama_logits import VARIANTS
 from tests.grounds.trainings import TINY, train_alone
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 from trainer.tasks.attention import TYPES, AttentionShape, attention_lines, causal_attention, slow_warning
 from trainer.tasks.gpt import Gpt
 from trainer.tasks.load import load_task

@@ -14,7 +14,7 @@ from tests.grounds.chats import sums, write_records, write_tokenizer
 from tests.grounds.hf_models import write_model
 from tests.grounds.metrics import read_metrics
 from tests.grounds.trainings import NO_PREEMPTION, TINY, train_alone, world_of_one
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 from trainer.errors import UserError
 from trainer.runtime.init import initialise
 from trainer.runtime.progress import Progress

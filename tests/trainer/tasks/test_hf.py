@@ -20,7 +20,8 @@ from tests.grounds.metrics import read_metrics
 from tests.grounds.trainings import NO_PREEMPTION, train_alone, world_of_one
 from trainer.checkpoint.__main__ import main
 from trainer.checkpoint.interop.initial import read_weights, shapes_of
-from trainer.config.config import TrainConfig, load_config
+from trainer.config.config import TrainConfig
+from trainer.config.load import load_config
 from trainer.errors import UserError
 from trainer.parallel.parts import tied_names
 from trainer.runtime.init import initialise

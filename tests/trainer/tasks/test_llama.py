@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.grounds.llama_logits import RECORDED, TOKENS, VARIANTS, fill
-from trainer.config.config import load_config
 from trainer.config.llama_shape import read_shape, shape_of
+from trainer.config.load import load_config
 from trainer.errors import UserError
 from trainer.parallel.building import build_fillable, sizes_of
 from trainer.tasks.llama import Llama

@@ -19,7 +19,7 @@ from tests.grounds.metrics import read_metrics
 from tests.grounds.trainings import process_group, train_alone, train_in
 from tests.trainer.tasks.test_hf import _cache, settings
 from trainer.checkpoint.__main__ import main
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 from trainer.errors import UserError
 from trainer.parallel.fsdp import Fsdp2, units
 from trainer.tasks.load import load_task

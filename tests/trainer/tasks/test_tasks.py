@@ -13,7 +13,8 @@ import torch
 from tests.grounds.trainings import world_of_one
 from tests.paths import ROOT
 from trainer.checkpoint.load.whole import load_whole
-from trainer.config.config import TrainConfig, load_config
+from trainer.config.config import TrainConfig
+from trainer.config.load import load_config
 from trainer.config.presets import SIZES
 from trainer.errors import UserError
 from trainer.parallel.building import build_fillable, build_whole, sizes_of

@@ -27,7 +27,8 @@ from trainer.checkpoint.load.state_pt import load_state
 from trainer.checkpoint.load.whole import allocate, outline
 from trainer.checkpoint.manager import TrainState
 from trainer.checkpoint.save.code import code_version
-from trainer.config.config import DataConfig, load_config
+from trainer.config.config import DataConfig
+from trainer.config.load import load_config
 from trainer.errors import StorageError, TrainerError, UserError
 
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from tests.grounds.trainings import TINY, train_alone
 from trainer.checkpoint.__main__ import main
 from trainer.checkpoint.interop.dcp import METADATA_FILE, weights_in
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 from trainer.errors import UserError
 
 WEIGHTS = {

@@ -17,8 +17,8 @@ from tests.trainer.checkpoint.interop.test_initial import INDEX, weights, write_
 from trainer.checkpoint.__main__ import main
 from trainer.checkpoint.interop.export import export_folder
 from trainer.checkpoint.interop.initial import read_weights, shapes_of
-from trainer.config.config import load_config
 from trainer.config.llama_shape import read_shape
+from trainer.config.load import load_config
 from trainer.tasks.llama import Llama
 from trainer.tasks.llama_model import LlamaModel
 

@@ -16,8 +16,8 @@ from tests.grounds.llama_logits import VARIANTS, fill
 from tests.grounds.trainings import TINY, train_alone, world_of_one
 from trainer.checkpoint.__main__ import main
 from trainer.checkpoint.interop.initial import load_initial, shapes_of
-from trainer.config.config import load_config
 from trainer.config.llama_shape import read_shape, shape_of
+from trainer.config.load import load_config
 from trainer.errors import UserError
 from trainer.parallel.ddp import Ddp
 from trainer.parallel.fsdp import Fsdp2

@@ -17,7 +17,7 @@ from tests.until import until
 from trainer.checkpoint.format import files
 from trainer.checkpoint.manager import TrainState
 from trainer.checkpoint.saver import Saver
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 from trainer.errors import StorageError, UserError
 from trainer.runtime.progress import Progress
 from trainer.runtime.signals import Flag

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from trainer.config.config import load_config
+from trainer.config.load import load_config
 from trainer.errors import UserError
 from trainer.parallel.deepspeed.config import deepspeed_config, read_relaxed_json, strict_json
 from trainer.parallel.deepspeed.package import package_problem, package_warning

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainer.__main__ import main
-from trainer.config.config import load_config, with_ranks
+from trainer.config.load import load_config, with_ranks
 from trainer.errors import UserError
 from trainer.run_rank import run_rank
 
