@@ -11,6 +11,7 @@ from orchestrator.lint.expand import Variables
 from orchestrator.lint.launch import LAUNCHERS, name_of
 from orchestrator.lint.sbatch import options
 from orchestrator.lint.shell import SourcedText, nothing, read_shell
+from orchestrator.node.ranks.rank_launchers import SEPARATE
 from orchestrator.portable.names.hostlist import fold
 
 EXPECTED = "NPROC_PER_NODE"
@@ -31,6 +32,8 @@ class Started:
     line: int
     count: int | None
     node_rank: int | None
+    is_alone: bool
+    """Its options are those of a training on one node."""
 
 
 def started_ranks(
@@ -72,7 +75,8 @@ def rank_remarks(
     unequal = (
         "; torchrun and DDP need the same number on all nodes, or a launcher that is given each" if differs else ""
     )
-    same = _same_node(all_started) if len(given) > 1 else []
+    is_separate = all(variables.get(SEPARATE) == "1" for variables in given.values())
+    same = _same_node(all_started) if len(given) > 1 and not is_separate else []
     return same + [
         f"{entry.file}:{entry.line} starts {entry.count} ranks on {fold(nodes)} ({entry.launcher}), and the launch has {expected} there"
         f"{unequal}; write ${EXPECTED} in the script, or correct devices: in the inventory, or -j"
@@ -81,12 +85,14 @@ def rank_remarks(
 
 
 def _same_node(started: Sequence[Started]) -> list[str]:
-    """A sentence if all launchers of all nodes have the number of the same node, as in a script for that node alone."""
+    """A sentence if all launchers of all nodes have the number of the same node, or start one node, as in a script for one node alone."""
     numbers = {entry.node_rank for entry in started}
-    if len(numbers) != 1 or None in numbers:
+    if not started or (not all(entry.is_alone for entry in started) and (len(numbers) != 1 or None in numbers)):
         return []
     entry = started[-1]
-    text = f"{entry.file}:{entry.line} starts node {entry.node_rank} on every node ({entry.launcher}), and each waits for the others"
+    subject = "a training of one node" if entry.is_alone else f"node {entry.node_rank}"
+    effect = "trains alone" if entry.is_alone else "waits for the others"
+    text = f"{entry.file}:{entry.line} starts {subject} on every node ({entry.launcher}), and each {effect}"
     return [f"{text}; write --nnodes=$NNODES, $NODE_RANK and $MASTER_ADDR in the script, which orch sets on each node"]
 
 
@@ -115,7 +121,9 @@ def _launchers(script: Script) -> Iterator[Started]:
             words = [word.pattern for word in command[start + 1 :]]
             program = next((index for index, word in enumerate(words) if word.endswith(".py")), len(words))
             given = {key.replace("-", "_"): value for key, value in options(words[:program])}
-            yield Started(name, script.file, command[start].line, _count(name, given), _node_rank(given))
+            is_alone = "standalone" in given or "1" in (given.get("nnodes"), given.get("num_machines"))
+            node_rank = None if is_alone else _node_rank(given)
+            yield Started(name, script.file, command[start].line, _count(name, given), node_rank, is_alone)
     for inner in (*script.embedded, *script.sourced):
         yield from _launchers(inner)
 
@@ -130,7 +138,6 @@ def _count(launcher: str, given: Mapping[str, str]) -> int | None:
 
 
 def _node_rank(given: Mapping[str, str]) -> int | None:
-    """The number of the node, None if the launcher is started for one node or gets no number."""
+    """The number of the node, if the launcher is given one."""
     text = given.get("node_rank", given.get("machine_rank", ""))
-    is_alone = "1" in (given.get("nnodes"), given.get("num_machines"))
-    return int(text) if text.isdecimal() and not is_alone else None
+    return int(text) if text.isdecimal() else None

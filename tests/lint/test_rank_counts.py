@@ -61,7 +61,9 @@ def test_numbers_that_differ_between_nodes_are_named_for_each() -> None:
         ("N=1\naccelerate launch --num_machines 2 --machine_rank $N --num_processes 4 t.py", True),
         ("torchrun --nnodes=2 --node_rank=${NODE_RANK:-0} --nproc_per_node=2 t.py", False),
         ("if [ $(hostname) = a ]; then torchrun --node_rank 0 t.py; else torchrun --node_rank 1 t.py; fi", False),
-        ("torchrun --nnodes=1 --node_rank=0 --nproc_per_node=2 t.py", False),
+        ("NODES=1\ntorchrun --nnodes $NODES --nproc_per_node=2 --master_addr localhost t.py", True),
+        ("torchrun --standalone --nproc_per_node=2 t.py", True),
+        ("if y; then torchrun --nnodes=1 --nproc_per_node=2 t.py; else torchrun --nproc_per_node=2 t.py; fi", False),
         ("torchrun --nproc_per_node=2 t.py --node_rank=0", False),
     ],
 )
@@ -69,6 +71,7 @@ def test_script_for_one_node_that_starts_on_all_is_named(text: str, *, is_same: 
     remarks = _remarks(text, {"NODE_RANK": "0"}, {"NODE_RANK": "1"})
     assert any("on every node" in remark and "$NODE_RANK" in remark for remark in remarks) is is_same
     assert _remarks(text, {"NODE_RANK": "0"}) == []
+    assert _remarks(text, {"ORCH_SEPARATE": "1"}, {"ORCH_SEPARATE": "1"}) == []
 
 
 @pytest.mark.parametrize(
