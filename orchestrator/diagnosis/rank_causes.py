@@ -42,6 +42,7 @@ _CAUSES = frozenset({Role.VERDICT, Role.ROOT, Role.SYMPTOM})
 _GENERAL = frozenset(
     {
         "command-not-found",
+        "not-executable",
         "file-not-found",
         "permission-denied",
         "program-not-found",

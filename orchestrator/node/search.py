@@ -50,7 +50,7 @@ _OF_LIBRARY = re.compile(rb"/(?:site|dist)-packages/|/lib(?:64)?/python\d|\\[Ll]
 """The file of a frame that belongs to Python or an installed package."""
 _NO_CODE = re.compile(rb"[\s^~|]*$")
 _QUOTED = re.compile(
-    r"^\s*(?:\++ |[│|]\s+❱?\s*\d+ [│|]|-+> ?\d+ |raise \w[\w.]*\(|assert .*[,=<>(]|(?:warnings|logger|logging)\.\w+\()"
+    r"^\s*(?:\[[\w-]+\]: +|\[\d+,\d+\]<\w+>: *|\(\w[^)]*\) +|\d+: +)?(?:\++ |[│|]\s+❱?\s*\d+ [│|]|-+> ?\d+ |raise \w[\w.]*\(|assert .*[,=<>(]|(?:warnings|logger|logging)\.\w+\()"
 )
 """A line of a program that a shell, rich, IPython or Python quotes."""
 

@@ -78,6 +78,7 @@ def test_an_instruction_in_a_message_of_several_sentences_is_a_step() -> None:
     assert advice(error, "")[0] == "the message itself advises: Please configure a scheduler in the config."
     assert "advises" not in advice("ValueError: Please configure a scheduler.", "")[0], "it is the cause already"
     assert "advises" not in advice("ValueError: Found 3. Expected 4.", "")[0]
+    assert "advises" not in advice("ValueError: Attempted to set a flag. This failed.", "")[0]
 
 
 def test_the_library_that_raised_it_is_named() -> None:

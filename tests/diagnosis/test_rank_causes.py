@@ -320,6 +320,9 @@ RUNS = {
         "It looks like MPI_INIT failed for some reason; your parallel process is\n[n3:208] [[4,2],6] selected pml cm, but peer [[4,1],0] on n4 selected pml ob1\n",
         "mpi-pml-differs", (), ("n3",), HIGH, {"mpi-init-failed"},
     ),
+    "a shell of a container that may not be executed": (
+        "slurmstepd: error: pyxis:     enroot-switchroot: failed to execute: /bin/sh: Permission denied\n", "enroot-no-exec", (), (), HIGH, set(),
+    ),
     "only a caught error": ("CUDA out of memory. Tried to allocate 2.00 GiB\n" + "step=1 loss=2\n" * 100, "cuda-oom", (), (), LOW, set()),
 }  # fmt: skip
 
@@ -573,7 +576,7 @@ def test_the_advice_of_the_log_itself_is_first() -> None:
     [
         "n0:1:2 [0] misc/new.cc:1 NCCL WARN a text of a version that is not known",
         "Traceback (most recent call last):",
-        "run.sh: line 12: cd: /data/x: No such file or directory",
+        "run.sh: line 12: cd: /data/x: Too many levels of symbolic links",
         "mkdir: cannot create directory '/data/x': File exists",
         "fatal: no license",
         "the daemon failed to start",
@@ -625,6 +628,12 @@ def test_with_consequences_alone_nothing_is_claimed() -> None:
     found = diagnosed(f"[n0:0] {CLOSED}\n[n0:1] {CLOSED}\n")
     assert found.cause == ""
     assert [hit.location for hit in found.errors] == ["log:1"]
+
+
+def test_a_peer_that_closed_the_connection_is_named_if_nothing_else_is() -> None:
+    found = diagnosed(f"[n0:0] {CLOSED.replace('127.0.0.1', '10.0.0.7')}\n")
+    assert (found.signature, found.confidence) == ("gloo-closed", LOW)
+    assert "10.0.0.7" in found.cause
 
 
 def test_a_log_without_errors_has_no_diagnosis() -> None:

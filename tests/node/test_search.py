@@ -68,6 +68,12 @@ def test_code_that_a_traceback_or_a_shell_quotes_is_no_hit() -> None:
         assert [hit["frame"] for hit in search.hits] == ["/app/a.py", ""]
 
 
+@pytest.mark.parametrize("prefix", [b"", b"[rank0]: ", b"[1,0]<stderr>:", b"(Worker pid=7) ", b"3: "])
+def test_code_without_a_frame_above_is_no_hit(prefix: bytes) -> None:
+    log = prefix + b'    raise DiskError(f"disk {number} failed")\n' + prefix + b"DiskError: disk 9 failed\n"
+    assert [hit["line"] for hit in searched([log], FAILED).hits] == [2]
+
+
 def test_a_hit_has_the_code_that_raised_it_and_the_frame_of_the_program() -> None:
     log = (
         b'  File "/app/old.py", line 9, in g\n    g()\nTraceback (most recent call last):\n'
