@@ -137,7 +137,8 @@ def _report(result: Diagnosed) -> Iterator[str]:
         yield from labelled("retry", [RETRY_UNKNOWN if found.retry is None else RETRY[found.retry]])
         yield from labelled("confidence", [f"{found.confidence.value}: {found.reason}"])
     elif found.errors:
-        yield from labelled("cause", ["unknown: no line names one"])
+        reference = "; `ranks` shows where the ranks are" if result.positions else ""
+        yield from labelled("cause", [f"unknown: no line names one{reference}"])
         yield from labelled("began on", filter(None, [ranks_on_nodes(found.ranks, found.nodes)]))
         yield from labelled("errors", (hit.text for hit in found.errors))
         yield from labelled("next", ["read these lines and those above the first of them", *found.remedy])

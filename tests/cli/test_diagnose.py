@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from orchestrator.cli.app import app
 from orchestrator.errors import UsageError
+from orchestrator.usecases.diagnose.log_files import diagnose_files
 from orchestrator.usecases.diagnose.run import folded_remarks
 from tests.paths import CASES
 
@@ -115,6 +117,19 @@ def test_an_unknown_cause_is_reported_as_unknown() -> None:
         in orch("-", stdin=b"ok\n[ERROR] no tokenizer\n").stdout
     )
     assert orch("-", stdin=b"step=1\n").stdout == "cause       unknown: no error was found\n"
+
+
+def test_a_hanging_run_whose_lines_name_no_cause_refers_to_its_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DeepSpeed's line about the accelerator, which is no error, hid the rank that was stopped by a signal."""
+    (tmp_path / "rank-2.out").write_text("[WARNING] we were unable to detect an accelerator.\n")
+    found = diagnose_files([str(tmp_path / "rank-2.out")], None)
+    found = replace(found, run="demo-1", state="RUNNING", positions=("rank 2 on n1: stopped by a signal (state T)",))
+    monkeypatch.setattr("orchestrator.usecases.diagnose.run.diagnose_run", lambda *_: found)
+    printed = orch("latest").stdout
+    assert printed.startswith("cause       unknown: no line names one; `ranks` shows where the ranks are\nerrors ")
+    assert "ranks       rank 2 on n1: stopped by a signal" in printed
 
 
 def test_a_folder_of_logs_whose_names_have_the_ranks(tmp_path: Path) -> None:
