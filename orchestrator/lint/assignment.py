@@ -93,12 +93,17 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """An option in a `#SBATCH` comment; `is_late`: it stands below the first command, where sbatch ignores it."""
+    """
+    An option in a `#SBATCH` comment.
+
+    `is_late`: it stands below the first command, where sbatch ignores it. `is_inherited`: it is of the script around the text that has it.
+    """
 
     name: str
     value: str
     line: int
     is_late: bool = False
+    is_inherited: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
-from orchestrator.lint.assignment import Script, Word, holes, without_holes
+from orchestrator.lint.assignment import HOLE, Script, Word, holes, without_holes
 from orchestrator.lint.judge import LintFinding
 from orchestrator.lint.sbatch import options
 from orchestrator.portable.findings import Finding, Severity
 
 LAUNCHERS = frozenset(("torchrun", "deepspeed", "accelerate", "torch.distributed.run", "torch.distributed.launch"))
 _PER_TASK = frozenset(("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"))
+_NODELISTS = frozenset(("SLURM_NODELIST", "SLURM_JOB_NODELIST"))
 _RANKS = frozenset(("RANK", "NODE_RANK", "LOCAL_RANK", "GLOBAL_RANK", "MACHINE_RANK", "SLURM_NODEID", "SLURM_PROCID"))
 _LOOPBACK = re.compile(r"localhost(?:\.localdomain)?|127(?:\.\d+){3}|::1|\[::1\]|0\.0\.0\.0")
+_DYNAMIC = re.compile(r"--rdzv[-_]backend[= ]+(?:c10d|etcd\S*)")  # numbers the nodes itself
+_NODE_RANK = re.compile(r"--(?:node|machine)[-_]rank[= ]+\S+")
+_OF_TORCH = LAUNCHERS - {"accelerate", "deepspeed"}
+_TRAINING = re.compile(
+    r"(?:^|[/\s])(?:(?:torchrun|accelerate|deepspeed)\s|python[\d.]*\s+(?!-c\s)(?:.*\s)?(?:-m\s|\S+\.py\b))"
+)
+_STARTERS = re.compile(r"(?:^|[/\s])(?:srun|ssh|pdsh|clush|mpirun|mpiexec|ibrun|sbatch|ray)(?=\s|$)")
+_NUMBERS = re.compile(r"\d+(?:,\d+)*")
 _VARIABLE = re.compile(r"\$\{?[A-Za-z]")  # and no `$___`, which replaces a placeholder of a document
 _LAST_PORT = 65535
 _SBATCH = "Slurm, sbatch(1)"
@@ -40,10 +50,14 @@ def lint_launch(script: Script, file: str) -> Iterator[LintFinding]:
     is_many = any(_is_many(directives.get(name, "")) for name in ("nodes", "N"))
     for command in script.commands:
         yield from _rendezvous(command, script, file, is_many=is_many)
+        yield from _cards(command, script, file)
         if name_of(command[0]) == "srun":
             yield from _early(command, file)
             yield from _tasks(command, directives, file)
+            yield from _on_every_node(command, file, is_many=is_many)
     yield from _early_exports(script, file)
+    yield from _first_node_alone(script, file, is_many=is_many)
+    yield from _survivors(script, file, is_many=is_many)
     yield from _directives(script, file)
 
 
@@ -67,6 +81,10 @@ def _rendezvous(command: Sequence[Word], script: Script, file: str, *, is_many: 
     if address == "":
         text = f"{written}: is empty, so torch finds no rendezvous; a variable that is not set here gives an empty text"
         yield _finding(location, Severity.FAIL, "master_addr", text, remedy=remedy, source=_RENDEZVOUS)
+    elif holes(address or "") & _NODELISTS and without_holes(address or "").strip("${}") in _NODELISTS:
+        text = f"{written}: is a list such as n[0-3] if there are several nodes, and no address"
+        remedy = "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
+        yield _finding(location, Severity.FAIL, "master_addr", text, remedy=remedy, source=_SBATCH)
     elif (_is_many(nodes) or (is_many and nodes != "1")) and _LOOPBACK.fullmatch(address or ""):
         text = f"{written}: is this machine, so that each of the nodes waits for itself"
         yield _finding(location, Severity.FAIL, "master_addr", text, remedy=remedy, source=_RENDEZVOUS)
@@ -91,13 +109,14 @@ def _address(given: Mapping[str, str], script: Script) -> tuple[str, str | None,
 
 
 def _early(command: Sequence[Word], file: str) -> Iterator[LintFinding]:
-    for word in command[1:]:
-        early = sorted(holes(word.pattern) & _PER_TASK)
-        if early:
-            text = f"srun … ${early[0]}: this shell expands it before srun starts the tasks, so that all of them get the same number"
-            remedy = f"srun bash -c '… ${early[0]} …', in single quotes"
-            yield _finding((file, word.line), Severity.FAIL, early[0], text, remedy=remedy, source=_SRUN)
-            return
+    text = _text(command[1:])
+    is_dynamic = _DYNAMIC.search(text) is not None
+    early = sorted(holes(_NODE_RANK.sub("", text) if is_dynamic else text) & _PER_TASK)
+    if early:
+        line = next(word.line for word in command[1:] if early[0] in holes(word.pattern))
+        text = f"srun … ${early[0]}: this shell expands it before srun starts the tasks, so that all of them get the same number"
+        remedy = f"srun bash -c '… ${early[0]} …', in single quotes"
+        yield _finding((file, line), Severity.FAIL, early[0], text, remedy=remedy, source=_SRUN)
 
 
 def _early_exports(script: Script, file: str) -> Iterator[LintFinding]:
@@ -119,10 +138,8 @@ def _tasks(command: Sequence[Word], directives: Mapping[str, str], file: str) ->
     if start is None or name_of(command[start]) == "accelerate":
         return
     given = dict(options([word.pattern for word in command[1:start]]))
-    if {"ntasks-per-node", "ntasks", "n"} & given.keys():
-        tasks = given.get("ntasks-per-node", "")
-    else:
-        tasks = directives.get("ntasks-per-node", "")
+    is_given = bool({"ntasks-per-node", "tasks-per-node", "ntasks", "n"} & given.keys())
+    tasks = _per_node(given if is_given else directives, {**directives, **given})
     ranks = dict(options([word.pattern.replace("_", "-") for word in command[start + 1 :]])).get("nproc-per-node", "1")
     if _is_many(tasks) and ranks != "1":
         text = f"{name_of(command[start])}: srun starts it {tasks} times on every node, and each starts ranks for all cards"
@@ -130,6 +147,120 @@ def _tasks(command: Sequence[Word], directives: Mapping[str, str], file: str) ->
         yield _finding(
             (file, command[start].line), Severity.WARN, "ntasks-per-node", text, remedy=remedy, source=_SBATCH
         )
+
+
+def _per_node(tasks: Mapping[str, str], nodes: Mapping[str, str]) -> str:
+    """The number of tasks that these options start on a node, "" if it is not written as a number."""
+    total, count = tasks.get("ntasks", tasks.get("n", "")), nodes.get("nodes", nodes.get("N", ""))
+    per_node = tasks.get("ntasks-per-node", tasks.get("tasks-per-node", ""))
+    if per_node or not (total.isdecimal() and count.isdecimal() and int(count[:9])):
+        return per_node
+    return str(int(total[:9]) // int(count[:9]))
+
+
+def _text(command: Sequence[Word]) -> str:
+    return " ".join(word.pattern for word in command)
+
+
+def _is_for_some(given: Mapping[str, str]) -> bool:
+    """True for options of srun that choose nodes, or may start fewer tasks than there are nodes."""
+    return bool({"nodes", "N", "ntasks", "n", "nodelist", "w", "relative", "r", "exclude", "x"} & given.keys())
+
+
+def _on_every_node(command: Sequence[Word], file: str, *, is_many: bool) -> Iterator[LintFinding]:
+    """Find launchers of torch that srun starts on several nodes as if there was one, or all with the same number."""
+    start = next((index for index, word in enumerate(command) if name_of(word) in LAUNCHERS), None)
+    if start is None or not is_many or _is_for_some(dict(options([word.pattern for word in command[1:start]]))):
+        return
+    given = {name.replace("-", "_"): value for name, value in options([word.pattern for word in command[start + 1 :]])}
+    location, name = (file, command[start].line), name_of(command[start])
+    is_alone = given.get("nnodes", "1") in ("1", "1:1") or "standalone" in given
+    if name in _OF_TORCH and is_alone and HOLE not in _launcher_text(command[start + 1 :]):
+        text = f"{name} without --nnodes: srun starts it on every node, and each trains alone"
+        remedy = "--nnodes=$SLURM_NNODES --rdzv-backend=c10d --rdzv-endpoint=$MASTER_ADDR:29500"
+        yield _finding(location, Severity.WARN, "nnodes", text, remedy=remedy, source=_RENDEZVOUS)
+        return
+    rank = given.get("node_rank", given.get("machine_rank", ""))
+    if rank.isdecimal() and not is_alone and _DYNAMIC.search(_text(command)) is None:
+        text = f"--node_rank {rank[:9]}: is the same on every node, so that each waits for the others"
+        remedy = "srun bash -c '… --node_rank=$SLURM_NODEID …', in single quotes"
+        yield _finding(location, Severity.FAIL, "node_rank", text, remedy=remedy, source=_RENDEZVOUS)
+
+
+def _launcher_text(words: Sequence[Word]) -> str:
+    """The options of a launcher, up to its program, in which an unknown variable may hold others."""
+    program = next((index for index, word in enumerate(words) if word.pattern.endswith(".py")), len(words))
+    return " ".join(word.pattern for word in words[:program] if not word.pattern.startswith("-"))
+
+
+def _first_node_alone(script: Script, file: str, *, is_many: bool) -> Iterator[LintFinding]:
+    """Find launchers for several nodes in a batch script that starts nothing on the others."""
+    if not is_many or any(entry.is_inherited for entry in script.directives) or _starts_elsewhere(script):
+        return
+    for command in script.commands:
+        name = name_of(command[0])
+        given = {key.replace("-", "_"): value for key, value in options([word.pattern for word in command[1:]])}
+        nodes = given.get("num_machines" if name == "accelerate" else "nnodes", "1")
+        if name in LAUNCHERS - {"deepspeed"} and nodes not in ("1", "1:1"):
+            text = f"{name}: is for several nodes, and no srun starts it on the others: sbatch runs this script on the first node alone"
+            remedy = f"srun --ntasks-per-node=1 {name} …"
+            yield _finding((file, command[0].line), Severity.WARN, "srun", text, remedy=remedy, source=_SBATCH)
+            return
+
+
+def _starts_elsewhere(script: Script) -> bool:
+    """True if a command of the script, of those within it or that it sources, starts programs on other nodes, or may do so."""
+    is_starter = any(_STARTERS.search(_text(command)) for command in script.commands)
+    return is_starter or bool(script.unread) or any(map(_starts_elsewhere, (*script.embedded, *script.sourced)))
+
+
+def _is_open(options_text: str) -> bool:
+    """True if the options of srun, which are this text, have a variable that may hold more of them."""
+    words = options_text.split(" ")
+    return any(word.startswith(HOLE) and not before.startswith("-") for before, word in pairwise(("", *words)))
+
+
+def _survivors(script: Script, file: str, *, is_many: bool) -> Iterator[LintFinding]:
+    """Find a training whose other tasks srun lets run when one fails; at most one."""
+    if not is_many or "SLURM_KILL_BAD_EXIT" in (script.exported or {}):
+        return
+    for command in script.commands:
+        text = _text(command[1:])
+        given = dict(options([word.pattern for word in command[1:]]))
+        found = _TRAINING.search(text)
+        is_training = name_of(command[0]) == "srun" and found is not None and not _is_open(text[: found.start()])
+        counts = {given[name] for name in ("nodes", "N", "ntasks", "n") if name in given}
+        if is_training and "1" not in counts and not re.search(r"(?:^|\s)(?:-K|--kill-on-bad-exit)", text):
+            text = "srun without --kill-on-bad-exit: if a task fails, the others wait for it, unless the cluster sets KillOnBadExit"
+            remedy = "srun --kill-on-bad-exit=1 …"
+            yield _finding(
+                (file, command[0].line), Severity.INFO, "kill-on-bad-exit", text, remedy=remedy, source=_SRUN
+            )
+            return
+
+
+def _cards(command: Sequence[Word], script: Script, file: str) -> Iterator[LintFinding]:
+    """Find a launcher that starts more ranks than the cards which the script leaves visible."""
+    start = next((index for index, word in enumerate(command) if name_of(word) in _OF_TORCH), None)
+    name = "CUDA_VISIBLE_DEVICES"
+    if start is None or name in (word.value for word in script.unset):
+        return
+    given = dict(options([word.pattern.replace("_", "-") for word in command[start + 1 :]]))
+    ranks, line = given.get("nproc-per-node", ""), command[start].line
+    found = [
+        entry
+        for entry in script.assignments
+        if entry.name == name
+        and (entry.line == line if entry.is_of_command else entry.is_exported and entry.line <= line)
+    ]
+    value = found[-1].value if found and not any(entry.branches for entry in found) else None
+    if value is None or not _NUMBERS.fullmatch(value) or not ranks.isdecimal():
+        return
+    count = value.count(",") + 1
+    if int(ranks[:9]) > count:
+        text = f"--nproc_per_node {ranks[:9]}: {name}={value[:60]} leaves {count}, and the ranks above stop with `invalid device ordinal`"
+        remedy = f"--nproc_per_node {count}, or remove {name}"
+        yield _finding((file, line), Severity.FAIL, name, text, remedy=remedy, source=_RENDEZVOUS)
 
 
 def _directives(script: Script, file: str) -> Iterator[LintFinding]:

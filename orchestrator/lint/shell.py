@@ -419,7 +419,7 @@ class _Reader:
         if self._depth < MAX_EMBEDDED and word.pattern.strip():
             text = without_holes(word.pattern)
             script = self._nested(Document(text, word.line, None, is_literal=True), kind)
-            directives = script.directives or tuple(self._directives)
+            directives = script.directives or tuple(replace(entry, is_inherited=True) for entry in self._directives)
             # what stands for the unknown parts may be no shell
             unread = script.unread if text == word.pattern else ()
             self._embedded.append(replace(script, unread=unread, directives=directives))
