@@ -46,6 +46,15 @@ def lint_whole(script: Script, file: str, *, is_part: bool = False) -> Iterator[
     yield from lint_propagation(script.assignments, script.commands, file)
 
 
+def lint_line_ends(text: str, file: str) -> Iterator[LintFinding]:
+    """Find the line ends of Windows in a script."""
+    if "\r\n" in text:
+        line = text.count("\n", 0, text.index("\r\n")) + 1
+        fault = "ends its lines as Windows does (\\r\\n): sbatch refuses the script, and bash takes the \\r for a part of the last word"
+        remedy = f"sed -i 's/\\r$//' {shlex.quote(file)}"
+        yield _finding((file, line), Severity.FAIL, "line-ends", fault, remedy=remedy, source="Slurm, sbatch; bash")
+
+
 def lint_script(script: Script, file: str) -> Iterator[LintFinding]:
     """Judge the script as a whole; at most one finding of each kind."""
     remedy = f"bash -n {shlex.quote(file)}" if not script.unread or script.unread[0].language == "shell" else ""

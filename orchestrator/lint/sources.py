@@ -42,6 +42,11 @@ def is_inventory(text: str) -> bool:
     return _INVENTORY.search(text) is not None and _OTHER_YAML.search(text) is None
 
 
+def is_shell_script(file: PurePath, text: str) -> bool:
+    """True for a file that a shell or sbatch runs, by its name or first line."""
+    return file.suffix in _SCRIPT_SUFFIXES or (text.startswith("#!") and _PYTHON_LINE.match(text) is None)
+
+
 def sources(file: PurePath, text: str, name: str, sourced: SourcedText = nothing) -> Iterator[Source]:
     """The scripts of a file, which `name` names in findings; `sourced` reads the files that a shell script sources."""
     lower = file.name.lower()

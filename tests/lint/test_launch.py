@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.lint.launch import lint_launch, starts_ranks
-from orchestrator.lint.script import lint_script, prompts
+from orchestrator.lint.script import lint_line_ends, lint_script, prompts
 from orchestrator.lint.shell import read_shell
 
 TWO = "#SBATCH --nodes=2\n"
@@ -123,3 +123,12 @@ def test_question_to_a_terminal_is_found(text: str, lines: list[int]) -> None:
     assert prompts(text, "run.sh") == lines
     findings = list(lint_script(read_shell(text, "run.sh"), "run.sh"))
     assert [found.line for found in findings if found.finding.check == "prompt"][: len(lines)] == lines
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"), [("#!/bin/bash\r\na\r\n", [1]), ("#!/bin/bash\na\r\n", [2]), ("a\nb\n", [])]
+)
+def test_line_ends_of_windows_are_found(text: str, lines: list[int]) -> None:
+    findings = list(lint_line_ends(text, "my run.sh"))
+    assert [found.line for found in findings] == lines
+    assert all(found.finding.remedy == r"sed -i 's/\r$//' 'my run.sh'" for found in findings)

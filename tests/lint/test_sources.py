@@ -11,7 +11,7 @@ from orchestrator.lint.assignment import Assignment, Script
 from orchestrator.lint.fix import fixed_text
 from orchestrator.lint.judge import lint_assignments
 from orchestrator.lint.shell import read_shell
-from orchestrator.lint.sources import is_inventory, sources
+from orchestrator.lint.sources import is_inventory, is_shell_script, sources
 from orchestrator.variables.conditions import Context
 
 
@@ -289,6 +289,14 @@ def test_yaml_that_cannot_be_parsed_is_named() -> None:
 )
 def test_inventories_differ_from_other_yaml(text: str, expected: bool) -> None:
     assert is_inventory(text) is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [("a.sh", "x", True), ("a", "#!/bin/bash\r\nx", True), ("a", "x", False), ("a", "#!/usr/bin/env python3\n", False)],
+)
+def test_scripts_of_a_shell_are_known_by_name_or_first_line(name: str, text: str, expected: bool) -> None:
+    assert is_shell_script(PurePath(name), text) is expected
 
 
 def test_python_is_read_for_the_variables_that_it_sets() -> None:

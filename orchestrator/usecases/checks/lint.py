@@ -151,7 +151,8 @@ def _with_inventory(context: Context, kinds: set[tuple[str, str]]) -> Context:
 
 
 def _lint_file(file: Path, context: Context) -> _Linted:
-    from orchestrator.lint.sources import is_inventory, sources
+    from orchestrator.lint.script import lint_line_ends
+    from orchestrator.lint.sources import is_inventory, is_shell_script, sources
 
     text, name = read_text(file), str(file)
     if file.suffix in (".yaml", ".yml") and is_inventory(text):
@@ -164,7 +165,7 @@ def _lint_file(file: Path, context: Context) -> _Linted:
             hint = "correct the line; orch lint reads it as a DeepSpeed configuration"
             raise UsageError(f"{name}:{exc.line}: {exc}", hint=hint) from exc
         return _Linted(name, findings, strict)
-    found_here: list[LintFinding] = []
+    found_here = list(lint_line_ends(text, name)) if is_shell_script(file, text) else []
     is_quoted = True
     for source in sources(file, text, name, sourced_texts(file)):
         is_quoted = source.is_quoted
