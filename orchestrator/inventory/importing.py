@@ -21,6 +21,8 @@ from orchestrator.errors import UsageError
 from orchestrator.portable.names.addresses import check_address
 from orchestrator.portable.names.hostlist import expand, fold
 
+_SSH_LINE = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.*)")
+_MOST_INCLUDES = 16  # within each other, as for ssh
 # Gres is "gpu" for the cards of any vendor; these types are Enflame's.
 _ENFLAME_TYPE = re.compile(r"(t2\d|i2\d|s60|l300|gcu|enflame)", re.IGNORECASE)
 
@@ -40,58 +42,119 @@ class _Host:
         return re.sub(r"\d+", "0", self.name)
 
 
-def import_hostfile(text: str) -> str:
-    """Parse lines `host`, `host slots=8` or `host:8`, the slots of a host added up, as in Open MPI; UsageError for others, or no host."""
+def import_hostfile(text: str, file: str = "hostfile") -> str:
+    """
+    Parse lines `host`, `host slots=8` or `host:8`, the slots of a host added up, as in Open MPI; UsageError for others, or no host.
+
+    A line may have several hosts, `n0:8,n1:8` as for mpirun and horovodrun, or a host list, `n[00-03] slots=8`.
+    """
     slots: dict[str, int] = {}
     with_count: set[str] = set()
     for number, line in enumerate(text.splitlines(), start=1):
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
-        host, colon, count = words[0].partition(":") if words[0].count(":") == 1 else (words[0], "", "")
+        words = re.sub(r"\s*=\s*", "=", re.sub(r"(?:#|(?:^|\s)//).*", "", line)).split()
         options = [word for word in words[1:] if not re.fullmatch(r"max[-_]slots=\d+", word)]
-        counts = ([count] if colon else []) + [option.removeprefix("slots=") for option in options]
-        if len(counts) > 1 or not all(re.fullmatch(r"[1-9]\d{0,3}", digits) for digits in counts):
-            hint = "allowed: host, host slots=8 or host:8, one per line, # for comments"
-            raise UsageError(f"hostfile line {number}: {line.strip()!r} is not a host", hint=hint)
-        if counts or host in slots:
-            with_count.add(host)
-        slots[host] = slots.get(host, 0) + int(counts[0] if counts else 1)
+        for entry in _entries(words[0]) if words else ():
+            host, colon, count = entry.partition(":") if entry.count(":") == 1 else (entry, "", "")
+            counts = ([count] if colon else []) + [option.removeprefix("slots=") for option in options]
+            if len(counts) > 1 or not all(re.fullmatch(r"[1-9]\d{0,3}", digits) for digits in counts):
+                raise UsageError(f"{file}:{number}: {line.strip()!r} is not a host", hint=_hostfile_hint(line, text))
+            if not _is_address(host):
+                raise UsageError(
+                    f"{file}:{number}: {host!r} is not a host name or address", hint=_hostfile_hint(line, text)
+                )
+            if counts or host in slots:
+                with_count.add(host)
+            slots[host] = slots.get(host, 0) + int(counts[0] if counts else 1)
     hosts = [_host(name, devices=count if name in with_count else None) for name, count in slots.items()]
     return _inventory("hostfile", hosts, "accelerator: auto            # edit: cuda | gcu | cpu")
 
 
-def import_ssh_config(path: Path) -> str:
-    """Import the Host names without wildcards, as ssh reads the rest from `path` at run time; UsageError if there is none."""
+def _entries(word: str) -> list[str]:
+    """The hosts of a word, with their counts; the word itself if it is no host list."""
     try:
-        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
+        return expand(word)
+    except ValueError:
+        return [word]
+
+
+def _hostfile_hint(line: str, text: str) -> str:
+    """The next step for a line that has no host: for other tools' files, how to get lines that have some."""
+    if "ansible_" in text:
+        return "write the hosts as lines: ansible all --list-hosts | tail -n +2 | orch inventory import hostfile"
+    if "NodeName=" in line:
+        return "on the cluster: scontrol show node | orch inventory import scontrol"
+    if "@" in line:
+        return "remove the user before @, and write `defaults: {user: NAME}` into the inventory that is printed"
+    return "allowed: host, host slots=8, host:8 or a host list such as n[0-3], # for comments"
+
+
+def import_ssh_config(path: Path) -> str:
+    """Import the Host names without wildcards, also of included files; ssh reads the rest from `path` at run time. UsageError if there is none."""
+    try:
+        text = path.expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {error}", hint="give a readable ssh configuration") from error
+        problem = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{path}: {problem}", hint="give a readable ssh configuration") from error
+    if text.startswith("\ufeff"):
+        hint = f"sed -i '1s/^\\xEF\\xBB\\xBF//' {shlex.quote(str(path))}"
+        raise UsageError(f"{path}:1: begins with a byte order mark, which ssh refuses", hint=hint)
     names: dict[str, None] = {}
     comments = ["# Delete the hosts that are not for training."]
-    for number, line in enumerate(lines, start=1):
-        keyword, _, rest = line.strip().replace("=", " ", 1).partition(" ")
-        if keyword.lower() == "include":
-            comments.append(f"# {_comment_text(path)}:{number}: not followed: Include {_comment_text(rest)}")
-        if keyword.lower() != "host":
-            continue
-        words: list[str] = []
-        with suppress(ValueError):  # an unclosed quote, which ssh also refuses
-            words = shlex.split(rest, comments=True)
-        for name in words:
-            if _is_address(name):
-                names[name] = None
-            elif not set(name) & set("*?!"):
-                comments.append(f"# {_comment_text(path)}:{number}: left out, not a host name: {_comment_text(name)}")
+    _read_ssh_config(path, text, names, comments)
+    if not names:
+        hint = "hosts are taken from lines `Host NAME` without wildcards; add one for each node"
+        raise UsageError(f"{path}: no host found in the ssh-config", hint=hint)
     head = ["accelerator: auto            # edit: cuda | gcu | cpu", f"ssh: {{config: {_quoted(str(path))}}}"]
     return _inventory("ssh-config", [_host(name) for name in names], *head, comments=comments)
 
 
-def import_scontrol(text: str) -> str:
+def _read_ssh_config(path: Path, text: str, names: dict[str, None], comments: list[str], *, depth: int = 0) -> None:
+    """Add the hosts of a configuration to `names`, and lines that are left out to `comments`."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        found = _SSH_LINE.match(line)
+        keyword, rest = (found[1].lower(), found[2]) if found else ("", "")
+        words: list[str] = []
+        with suppress(ValueError):  # an unclosed quote, which ssh also refuses
+            words = shlex.split(rest, comments=True)
+        if keyword == "include":
+            included = [file for word in words for file in _included(word)] if depth < _MOST_INCLUDES else []
+            if not included:
+                comments.append(f"# {_comment_text(path)}:{number}: not followed: Include {_comment_text(rest)}")
+            for file, content in included:
+                _read_ssh_config(file, content, names, comments, depth=depth + 1)
+        for name in words if keyword == "host" else ():
+            if _is_address(name):
+                names[name] = None
+            elif not set(name) & set("*?!"):
+                comments.append(f"# {_comment_text(path)}:{number}: left out, not a host name: {_comment_text(name)}")
+
+
+def _included(pattern: str) -> list[tuple[Path, str]]:
+    """The files of an Include that can be read, with their texts; ssh looks for relative ones in ~/.ssh."""
+    files: list[tuple[Path, str]] = []
+    with suppress(OSError, UnicodeDecodeError, RuntimeError, ValueError):  # no such user, or no pattern
+        whole = Path("~/.ssh").expanduser() / Path(pattern).expanduser()
+        found = sorted(Path(whole.anchor).glob(str(whole.relative_to(whole.anchor))))
+        files.extend((file, file.read_text(encoding="utf-8")) for file in found)
+    return files
+
+
+def import_scontrol(text: str, file: str = "scontrol") -> str:
     """Parse the output of `scontrol show node`, with or without -o; UsageError if the text names no node."""
-    keys = ("NodeName", "NodeAddr", "Gres", "State", "Partitions")
-    blocks = (block for block in re.split(r"(?m)^(?=NodeName=)", text) if block.startswith("NodeName="))
-    records = [{key: _value(block, key) for key in keys} for block in blocks]
+    records = [
+        {key: _value(block, key) for key in ("NodeName", "NodeAddr", "Gres", "State", "Partitions")}
+        for block in re.split(r"(?m)^(?=[ \t]*NodeName=)", text)
+        if block.lstrip(" \t").startswith("NodeName=")
+    ]
+    hint = "on the cluster: scontrol show node | orch inventory import scontrol"
+    for name in (record["NodeName"] for record in records):
+        if name == "DEFAULT" or set(name) & set("[,"):
+            number = text.count("\n", 0, text.index(f"NodeName={name}")) + 1
+            raise UsageError(
+                f"{file}:{number}: NodeName={_comment_text(name)} is a line of slurm.conf, which is not read", hint=hint
+            )
+    if not records:
+        raise UsageError(f"{file}: no host found: no line begins with NodeName=", hint=hint)
     hosts = [_slurm_host(record) for record in records]
     kinds = Counter(host.accelerator for host in hosts)
     head = [f"accelerator: {kinds.most_common(1)[0][0] if kinds else 'auto'}"]

@@ -86,16 +86,20 @@ def import_inventory(source: str, file: Path | None) -> str:
     """The text of an inventory made from another tool's file; None reads standard input, or ~/.ssh/config. UsageError on failure."""
     from orchestrator.inventory.importing import import_hostfile, import_scontrol, import_ssh_config
 
-    of_text: dict[str, Callable[[str], str]] = {"hostfile": import_hostfile, "scontrol": import_scontrol}
+    of_text: dict[str, Callable[[str, str], str]] = {"hostfile": import_hostfile, "scontrol": import_scontrol}
     if source == "ssh-config":
         return import_ssh_config((file or Path("~/.ssh/config")).expanduser())
     if source not in of_text:
-        raise UsageError(f"{source!r} cannot be imported", hint=f"one of {', '.join(sorted([*of_text, 'ssh-config']))}")
+        names = ", ".join(sorted([*of_text, "ssh-config"]))
+        hint = f"one of {names}; from other files make lines `host slots=8`, and import them as a hostfile"
+        raise UsageError(f"{source!r} cannot be imported", hint=hint)
+    name = "standard input" if file is None else str(file)
     try:
-        text = sys.stdin.read() if file is None else file.expanduser().read_text("utf-8")
+        text = sys.stdin.read() if file is None else file.expanduser().read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as exc:
-        raise UsageError(f"{file}: {exc}", hint="name a readable text file") from exc
-    return of_text[source](text)
+        problem = exc.strerror if isinstance(exc, OSError) else f"is not text in UTF-8: {exc.reason}"
+        raise UsageError(f"{name}: {problem}", hint="name a readable text file") from exc
+    return of_text[source](text.removeprefix("\ufeff"), name)
 
 
 def _shipped(name: str) -> Path | None:

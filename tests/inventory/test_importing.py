@@ -34,6 +34,21 @@ def test_hostfile_of_every_dialect(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n0 slots = 8\nn1 slots =8\n",
+        "n0:8,n1:8\n",
+        "n[0-1] slots=8\n",
+        "n0,n1 slots=8 // both\n",
+        "n0 slots=8\r\nn1 slots=8\r\n",
+    ],
+)
+def test_hostfile_may_have_blanks_lists_and_comments_of_open_mpi(text: str, tmp_path: Path) -> None:
+    inventory = _loaded(tmp_path, import_hostfile(text))
+    assert [(node.name, node.devices) for node in inventory.nodes] == [("n0", 8), ("n1", 8)]
+
+
 def test_imported_names_are_folded_if_that_keeps_their_order(tmp_path: Path) -> None:
     text = import_hostfile("\n".join(f"h-{index:02} slots=8" for index in range(16)))
     assert '  - {name: "h-[00-15]", devices: 8}' in text.splitlines()
@@ -44,11 +59,15 @@ def test_imported_names_are_folded_if_that_keeps_their_order(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("n0 slots=x", "hostfile line 1: 'n0 slots=x' is not a host"),
-        ("n0\nn1 gpus=8", "hostfile line 2: 'n1 gpus=8' is not a host"),
-        ("n0:8 slots=8", "hostfile line 1: 'n0:8 slots=8' is not a host"),
-        ("n0 slots=0", "hostfile line 1: 'n0 slots=0' is not a host"),
-        ("-x", "'-x' is not a host name or address"),
+        ("n0 slots=x", "hostfile:1: 'n0 slots=x' is not a host"),
+        ("n0\nn1 gpus=8", "hostfile:2: 'n1 gpus=8' is not a host"),
+        ("n0:8 slots=8", "hostfile:1: 'n0:8 slots=8' is not a host"),
+        ("n0 slots=0", "hostfile:1: 'n0 slots=0' is not a host"),
+        ("n0\n-x", "hostfile:2: '-x' is not a host name or address"),
+        ("a@n0 slots=8", "hostfile:1: 'a@n0' is not a host name or address"),
+        ("n[0- slots=8", "hostfile:1: 'n[0-' is not a host name or address"),
+        ("[gpu]\nn0 ansible_host=10.0.0.1", "hostfile:1: '[gpu]' is not a host name or address"),
+        ("NodeName=n0 CPUs=4", "hostfile:1: 'NodeName=n0 CPUs=4' is not a host"),
         ("", "no host found in the hostfile"),
     ],
 )
@@ -78,6 +97,33 @@ def test_import_leaves_out_hosts_that_an_inventory_would_refuse(tmp_path: Path) 
     assert [line.rpartition(" ")[2] for line in text.splitlines() if "left out" in line] == ["n0:22", "a%b"]
     (tmp_path / "inventory.yaml").write_text(text)
     assert [node.address for node in load(tmp_path / "inventory.yaml").nodes] == ["n0", "fe80::1%eth0"]
+
+
+def test_ssh_config_may_have_tabs_and_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh" / "more").mkdir(parents=True)
+    (tmp_path / ".ssh" / "more" / "a").write_text("Host n0\nInclude more/a more/b\n")
+    (tmp_path / ".ssh" / "more" / "b").write_text("Host\tn1\n\tUser x\n")
+    config = tmp_path / "config"
+    config.write_text("Include more/*\nHost\tn2\n\tPort 22\nHost *\n")
+    inventory = _loaded(tmp_path, import_ssh_config(config))
+    assert [node.name for node in inventory.nodes] == ["n0", "n1", "n2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Host *\n User x\n", "no host found"),
+        ("\ufeffHost n0\n", ":1: begins with a byte order mark"),
+        ("", "no host found"),
+    ],
+)
+def test_ssh_config_without_a_host_names_its_file(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match=message) as caught:
+        import_ssh_config(tmp_path / "config")
+    assert str(caught.value).startswith(str(tmp_path / "config"))
+    assert caught.value.hint
 
 
 def test_missing_ssh_config_is_reported(tmp_path: Path) -> None:
@@ -127,6 +173,20 @@ def test_reason_of_a_slurm_node_is_not_read_as_fields(tmp_path: Path) -> None:
     record = "NodeName=n0\n   State=DOWN\n   Reason=NodeAddr=evil Gres=gpu:99 [root@2026-11-20T23:21:27]\n"
     node = _loaded(tmp_path, import_scontrol(record)).nodes[0]
     assert (node.address, node.devices) == ("n0", 1)
+
+
+def test_indented_output_of_scontrol_is_read(tmp_path: Path) -> None:
+    inventory = _loaded(
+        tmp_path, import_scontrol("  NodeName=n0 Arch=x86_64\n     Gres=gpu:8\n     NodeAddr=10.0.0.1\n")
+    )
+    assert [(node.address, node.devices) for node in inventory.nodes] == [("10.0.0.1", 8)]
+
+
+@pytest.mark.parametrize("name", ["DEFAULT", "n[0-3]", "n0,n1"])
+def test_line_of_slurm_conf_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"slurm\.conf:2: NodeName=.* is a line of slurm\.conf") as caught:
+        import_scontrol(f"ClusterName=c\nNodeName={name} Gres=gpu:8\n", "slurm.conf")
+    assert "scontrol show node" in caught.value.hint
 
 
 def test_scontrol_without_a_node() -> None:
