@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from click.testing import CliRunner, Result
@@ -117,6 +119,21 @@ def test_an_unknown_cause_is_reported_as_unknown() -> None:
         in orch("-", stdin=b"ok\n[ERROR] no tokenizer\n").stdout
     )
     assert orch("-", stdin=b"step=1\n").stdout == "cause       unknown: no error was found\n"
+
+
+def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
+    """It was diagnosed as `no error was found`, as if its logs had been searched."""
+    with pytest.raises(UsageError, match="the folder has no files"):
+        orch(str(tmp_path))
+
+
+def test_a_folder_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr("os.scandir", refused)
+    with pytest.raises(UsageError, match="Permission denied"):
+        diagnose_files([str(tmp_path)], None)
 
 
 def test_a_hanging_run_whose_lines_name_no_cause_refers_to_its_ranks(

@@ -169,6 +169,16 @@ def _files(word: str) -> Iterator[str]:
     if word == STDIN or not Path(word).is_dir():
         yield word
         return
-    for folder, folders, names in os.walk(word):
+    has_files = False
+    for folder, folders, names in os.walk(word, onerror=_refuse):
         folders.sort()
-        yield from (str(Path(folder, name)) for name in sorted(names) if Path(folder, name).is_file())
+        for name in sorted(names):
+            if Path(folder, name).is_file():
+                has_files = True
+                yield str(Path(folder, name))
+    if not has_files:
+        raise UsageError(f"{word}: the folder has no files", hint="give the folder in which the logs are")
+
+
+def _refuse(error: OSError) -> None:
+    raise UsageError(f"{error.filename}: {error.strerror}", hint="give log files that you can read") from error
