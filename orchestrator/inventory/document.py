@@ -124,7 +124,8 @@ def _compose(data: bytes, document: Document) -> Node | None:
     except MarkedYAMLError as error:
         position = error.problem_mark or error.context_mark
         line = position.line + 1 if position else 1
-        raise document.error([Problem((), f"not YAML: {error.problem or error.context}", line)]) from error
+        tab = "; YAML takes blanks and no tabs to indent" if "'\\t'" in (error.problem or "") else ""
+        raise document.error([Problem((), f"not YAML: {error.problem or error.context}{tab}", line)]) from error
     except YAMLError as error:
         raise document.error([Problem((), f"not YAML: {error}")]) from error
     except RecursionError as error:
@@ -215,6 +216,8 @@ _OTHER_WORDS = {
     "address": ("host", "hostname", "ip"),
     "user": ("username", "login"),
     "env": ("environment", "variables"),
+    "setup": ("module", "modules", "prolog", "prologue"),
+    "time": ("timelimit", "time_limit", "walltime"),
     "infiniband": ("ib", "rdma"),
     "ethernet": ("tcp", "socket"),
 }
@@ -228,8 +231,12 @@ def did_you_mean(word: str, allowed: Sequence[str]) -> str:
     return f"did you mean {close[0]}? " if close else ""
 
 
-def problem_from_pydantic(error: Mapping[str, object], allowed: Sequence[str]) -> Problem:
-    """Convert one entry of pydantic's ValidationError.errors(); `allowed` are the valid keys beside the one with the error."""
+def problem_from_pydantic(error: Mapping[str, object], allowed: Sequence[str], *, meant: str = "") -> Problem:
+    """
+    Convert one entry of pydantic's ValidationError.errors().
+
+    `allowed` are the valid keys beside the one with the error, `meant` a sentence on an unknown one; empty for the most similar.
+    """
     location, kind, value = error["loc"], str(error["type"]), error["input"]
     assert isinstance(location, tuple)  # pydantic's documented type
     path = location[:-1] if location and location[-1] == "[key]" else location
@@ -237,6 +244,8 @@ def problem_from_pydantic(error: Mapping[str, object], allowed: Sequence[str]) -
     details: Mapping[str, object] = context if isinstance(context, Mapping) else {}
     key = str(path[-1]) if path else ""
     text = _message(kind, key, value=value, details=details, allowed=allowed) or str(error["msg"])
+    if kind == "extra_forbidden" and meant:
+        text = f"unknown key; {meant}"
     if kind == "model_type" and path[:1] == ("nodes",) and isinstance(value, str) and _HOST_LIST.fullmatch(value):
         text += f": write - {{name: {json.dumps(value) if '[' in value else value}}}"
     return Problem(path, text)

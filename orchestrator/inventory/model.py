@@ -31,7 +31,7 @@ from orchestrator.inventory.document import (
 from orchestrator.inventory.hooks import Hook
 from orchestrator.inventory.redaction import REDACTED, is_secret
 from orchestrator.inventory.secrets import EnvFileField, EnvFiles, read_env_files
-from orchestrator.inventory.slurm import Container, SlurmOptions, template_problems
+from orchestrator.inventory.slurm import Container, SlurmOptions, sbatch_option, template_problems
 from orchestrator.portable.names.hostlist import MAX_NAMES, expand, fold, repeated
 
 _PYTHON = {"ssh": "python3", "local": sys.executable}
@@ -250,9 +250,16 @@ def _parse(document: Document) -> tuple[_InventoryFile | None, list[Problem]]:
     try:
         return _InventoryFile.model_validate(document.tree), []
     except ValidationError as error:
-        problems = [problem_from_pydantic(details, _allowed(details["loc"])) for details in error.errors()]
+        problems = [
+            problem_from_pydantic(details, _allowed(details["loc"]), meant=_meant(details["loc"]))
+            for details in error.errors()
+        ]
     refused = {problem.path for problem in document.problems}
     return None, [problem for problem in problems if problem.path not in refused]
+
+
+def _meant(path: FieldPath) -> str:
+    return sbatch_option(str(path[1])) if path[:-1] == ("slurm",) else ""
 
 
 def _allowed(path: FieldPath) -> list[str]:

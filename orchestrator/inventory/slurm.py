@@ -43,6 +43,23 @@ _RESERVED_OPTIONS = {
     "wait": "--follow waits for the end",
     **dict.fromkeys(("parsable", "quiet", "help", "usage", "version"), "it changes what sbatch prints"),
 }
+_CARDS = "slurm.gres: gpu requests one card per rank of a node, gpu:8 eight per node"
+_OTHER_OPTIONS = frozenset(
+    "begin bell burst-buffer cluster-constraint contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu deadline distribution environment extra-node-info "
+    "gid gpu-freq gpus-per-socket hint hold image kill-on-invalid-dep licenses mcs-label mem-bind mem-per-cpu mem-per-gpu mincpus module network nice "
+    "ntasks-per-core ntasks-per-socket overcommit oversubscribe power prefer priority profile propagate reboot sockets-per-node spread-job switches "
+    "thread-spec threads-per-core tmp use-min-nodes wait-all-nodes wckey".split()
+)
+"""Options of sbatch that `options` passes on."""
+_LETTERS = dict(
+    zip(
+        "ACGJNcdnpqtwx",
+        (
+            "account constraint gpus job-name nodes cpus-per-task dependency ntasks partition qos time nodelist exclude".split()
+        ),
+        strict=True,
+    )
+)
 _MAIL_TYPES = (
     "NONE BEGIN END FAIL REQUEUE ALL INVALID_DEPEND STAGE_OUT TIME_LIMIT TIME_LIMIT_90 TIME_LIMIT_80 TIME_LIMIT_50"
 ).split()
@@ -51,8 +68,35 @@ _AFTER = rf"(after(any|ok|notok|corr|burstbuffer)?(:{_JOB})+|singleton)"
 _GRES = r"[A-Za-z][A-Za-z0-9_.-]*(:[A-Za-z0-9_.-]+){0,2}"
 
 
+def sbatch_option(key: str) -> str:
+    """A sentence on an option of sbatch that is written as a key of `slurm:`; empty for any other key."""
+    name = key.replace("_", "-")
+    field = next((field for field, option in OPTION_OF.items() if option == name), "")
+    if field == "cpus":
+        return "--cpus-per-task is the field cpus, which counts those of a node: 8 tasks with 12 each are 96"
+    if field and field != key:
+        return f"--{name} is the field {field}"
+    if name.startswith("container-"):
+        return "slurm.container has the image and its mounts"
+    if name.startswith("gpus"):
+        return f"for cards: {_CARDS}"
+    if name in _RESERVED_OPTIONS:
+        return f"orch decides --{name} itself; remove it: {_RESERVED_OPTIONS[name]}"
+    return (
+        f'options of sbatch without a field are in slurm.options: ["--{name}=VALUE"]' if name in _OTHER_OPTIONS else ""
+    )
+
+
 def check_option(option: str) -> str:
     """Return an option that users may pass to sbatch; ValueError for options that orch sets, also if abbreviated."""
+    short = re.fullmatch(r"-([A-Za-z])[ =]?(.*)", option)
+    if short is not None and short[1] in _LETTERS:
+        full = _LETTERS[short[1]]
+        instead = (
+            f"orch decides --{full} itself; remove it: {_RESERVED_OPTIONS[full]}" if full in _RESERVED_OPTIONS else ""
+        )
+        written = f"write its name in full: --{full}={short[2] or 'VALUE'}"
+        raise ValueError(f"{displayed(option)}: {instead or written}")
     name = option_name(_check_option_form(option))
     # getopt accepts any unambiguous prefix of a name
     reserved = [name] if name in _RESERVED_OPTIONS else [full for full in _RESERVED_OPTIONS if full.startswith(name)]

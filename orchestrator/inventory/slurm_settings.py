@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from orchestrator.errors import UsageError
 from orchestrator.inventory.document import Problem, problem_from_pydantic
-from orchestrator.inventory.slurm import Container, SlurmOptions, template_problems
+from orchestrator.inventory.slurm import Container, SlurmOptions, sbatch_option, template_problems
 from orchestrator.portable.names.addresses import displayed
 from orchestrator.portable.names.slurm_options import OPTION_OF, option_name
 
@@ -64,7 +64,10 @@ def with_slurm_settings(inventory: Inventory, settings: Sequence[SlurmSetting]) 
     try:
         slurm = SlurmOptions.model_validate(fields)
     except ValidationError as error:
-        problems = [problem_from_pydantic(details, _allowed(details["loc"])) for details in error.errors()]
+        problems = [
+            problem_from_pydantic(details, _allowed(details["loc"]), meant=_meant(details["loc"]))
+            for details in error.errors()
+        ]
         raise _error(problems, settings) from error
     if problems := template_problems(inventory.file, slurm):
         raise _error([Problem(problem.path[1:], problem.text) for problem in problems], settings)
@@ -101,6 +104,10 @@ def _error(problems: Sequence[Problem], settings: Sequence[SlurmSetting]) -> Usa
         near = [f"{setting.title}: slurm.{'.'.join(path)}" for setting in settings if setting.path[0] == path[0]]
         rows.append(f"{(exact or near)[0]}: {problem.text}")
     return UsageError("\n".join(rows), hint=_HINT)
+
+
+def _meant(path: tuple[str | int, ...]) -> str:
+    return sbatch_option(str(path[0])) if len(path) == 1 else ""
 
 
 def _allowed(path: tuple[str | int, ...]) -> list[str]:

@@ -49,6 +49,7 @@ def test_options_are_in_script_and_command() -> None:
         (["--time slurm.time=2h"], "--time: 2h is not a Slurm time; allowed: minutes, HH:MM:SS"),
         (["slurm.mem=64GB"], "--set slurm.mem: 64GB is not an amount of memory; allowed: megabytes"),
         (["slurm.memm=1"], "--set slurm.memm: unknown key; did you mean mem? allowed: partition"),
+        (["slurm.cpus-per-task=8"], "--set slurm.cpus-per-task: unknown key; --cpus-per-task is the field cpus"),
         (["slurm.requeue=on"], "--set slurm.requeue: on is not known; allowed: auto, never"),
         (["slurm.options=--nodes=3"], "--set slurm.options: --nodes=3: orch decides --nodes itself"),
         (["slurm.options=--time=3"], "--set slurm.options: --time=3 is given twice: here, and as slurm.time"),
