@@ -74,7 +74,7 @@ def test_custom_template_may_add_directives_and_include_files_beside_it(tmp_path
         ("", ": does not begin with #!/bin/bash"),
         (HEAD + "#SBATCH --nodes 7\n" + BODY, ": `#SBATCH --nodes 7`: --nodes=7: orch decides --nodes itself"),
         (HEAD + "#SBATCH --out=x\n" + BODY, ": `#SBATCH --out=x`: --out=x: orch decides --output itself"),
-        (HEAD + "#SBATCH -N 7\n" + BODY, ": `#SBATCH -N 7`: '-N 7' is not an sbatch option"),
+        (HEAD + "#SBATCH -N 7\n" + BODY, ": `#SBATCH -N 7`: '-N 7': orch decides --nodes itself"),
     ],
 )
 def test_template_whose_job_orch_cannot_follow_is_refused_with_file_and_line(
