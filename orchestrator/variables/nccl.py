@@ -60,6 +60,7 @@ NCCL: tuple[Row, ...] = (
         warn("is a prefix: ^mlx5_1 also excludes mlx5_10 to mlx5_19", value=r"\^[^=].*")),
     _row("SOCKET_IFNAME", _INTERFACES, "ib*, then any but docker*, lo, virbr*", "Interfaces of bootstrap and socket traffic; not the RDMA path",
         warn("no other node can be reached over the loopback interface", value=r"=?lo(:\d+)?"),
+        warn("is an RDMA adapter and no network interface, so NCCL finds none; adapters are named by NCCL_IB_HCA", value=r"[=^]?(mlx[45]|hfi1|bnxt_re|irdma|rocep|rdmap)\w*(,\w+)*"),
         warn("NCCL ignores a name of one letter", value="."),
         info("is a prefix, and right only where every node has IPoIB with an address on such an interface; unset, NCCL takes ib* first", value=r"ib\d*", better="={value}"),
         info("is a prefix, and wrong where a node has no such interface: names are often ens*, eno*, enp* or bond*", value=r"(eth|ens|eno|enp|bond|em)\w*")),

@@ -91,6 +91,8 @@ def test_block_of_the_t20_guide() -> None:
         ("NCCL_IB_HCA", "mlx5_0,mlx5_1", "WARN", "mlx5_10", "=mlx5_0,mlx5_1"),
         ("NCCL_SOCKET_IFNAME", "lo", "WARN", "loopback", None),
         ("NCCL_SOCKET_IFNAME", "=bond0", None, "", None),
+        ("NCCL_SOCKET_IFNAME", "mlx5_0,mlx5_1", "WARN", "NCCL_IB_HCA", None),
+        ("NCCL_SOCKET_IFNAME", "enp71s0", "INFO", "prefix", None),
         ("NCCL_P2P_LEVEL", "pix", "FAIL", "ignores it", "PIX"),
         ("NCCL_NTHREADS", "100", "FAIL", "multiple of 32", ""),
         ("NCCL_NTHREADS", "96", "WARN", "documented", ""),
