@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _OPERATOR = re.compile(r"&&|\|\||[|;<>`]|\$\(")
+_OF_SHELLS = ("source", ".", "module", "ml", "export", "ulimit")  # not found on a PATH
 _SHEBANG_BYTES = 256  # the kernel reads no more
 
 
@@ -26,6 +27,8 @@ def shell_syntax(args: Sequence[str]) -> Optional[str]:
     if _ASSIGNMENT.match(first):
         name = first.partition("=")[0]
         return f"{first!r} is an assignment, which only a shell knows: -- env {line}, or `env: {{{name}: …}}` in the inventory"
+    if first in _OF_SHELLS:
+        return f"{first} is a command of shells, and no program: `setup: [{line!r}]` in the inventory runs it before the ranks"
     return None
 
 

@@ -429,6 +429,11 @@ def test_a_stale_record_does_not_block(ground: Ground, changed: str) -> None:
             {},
             "'FOO=1' is an assignment, which only a shell knows: -- env FOO=1 python3 x.py, or `env: {FOO: …}`",
         ),
+        (
+            ["module", "load", "cuda"],
+            {},
+            "module is a command of shells, and no program: `setup: ['module load cuda']` in the inventory runs it before the ranks",
+        ),
         (["true && true"], {}, "'true && true' is a line for a shell: -- bash -c 'true && true'"),
         (["-u", "-W", "error", "gone.py", "--x"], {"python": True}, "gone.py: no such script"),
         (["true"], {"cwd": "../.."}, "../..: not a folder of the code"),
