@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from orchestrator.inventory.model import Inventory, Node
 
 _SUBMITTERS = ("sbatch", "salloc")
+_RUNTIMES = ("docker", "nvidia-docker", "podman", "nerdctl")
+_TRAINING = re.compile(r"\.py\b|\b(?:python[\d.]*|torchrun|accelerate|deepspeed)\b")
+_PASSES_RANK = re.compile(r"RANK|MASTER_ADDR|--env-file|--env-host")
 
 
 def make_plan(
@@ -75,6 +78,7 @@ def make_plan(
     """
     by_slurm = request.launcher == "slurm"
     chosen = choose_nodes(inventory, request)
+    _refuse_container(request, chosen)
     _refuse_rank_launcher(request, chosen)
     _refuse_fixed_address(request, chosen)
     if by_slurm:
@@ -187,6 +191,23 @@ def _refuse_fixed_address(request: Request, chosen: Chosen) -> None:
 def _is_separate(request: Request, chosen: Chosen) -> bool:
     """True if the user declares that each node trains by itself."""
     return all(request.variables.get(SEPARATE, node.env.get(SEPARATE)) == "1" for node in chosen.nodes)
+
+
+def _refuse_container(request: Request, chosen: Chosen) -> None:
+    """Refuse a training in `docker run` without the variables for its rank, with which each rank or node would train alone."""
+    words = request.program.args
+    ranks = chosen.ranks_each[: chosen.node_count]
+    count = len(ranks) if request.program.per_node else sum(ranks)
+    has_run = "run" in words[1:3] and words[0].rpartition("/")[2] in _RUNTIMES
+    if request.program.kind != "executable" or not has_run or count == 1 or _is_separate(request, chosen):
+        return
+    is_training = any(_TRAINING.search(word) for word in words[2:])
+    field = "slurm: {container: …}" if request.launcher == "slurm" else "container: {image: …}"
+    if is_training and not any(_PASSES_RANK.search(word) for word in words):
+        raise UsageError(
+            f"{words[0]} run passes no variables of a rank into the container, so that each of {count} would train alone",
+            hint=f"`{field}` in the inventory, and the program alone after --; or -e with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT",
+        )
 
 
 def _refuse_rank_launcher(request: Request, chosen: Chosen) -> None:

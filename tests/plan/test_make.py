@@ -103,6 +103,27 @@ def test_inventory_of_spares_only_is_an_error() -> None:
         _plan(_inventory(Node(name="s0", tags=("spare",))))
 
 
+@pytest.mark.parametrize(
+    ("words", "is_refused"),
+    [
+        ("docker run --gpus all img python train.py", True),
+        ("podman run img torchrun train.py", True),
+        ("docker run -e RANK -e WORLD_SIZE -e MASTER_ADDR img python train.py", False),
+        ("docker run --env-file e img python train.py", False),
+        ("docker run img nvidia-smi", False),
+        ("docker exec c python train.py", False),
+    ],
+)
+def test_container_without_the_variables_of_its_rank_is_refused(words: str, *, is_refused: bool) -> None:
+    request = Request("ssh", Program("executable", tuple(words.split())), nodes="n0,s0", shape=Shape(2, 2))
+    if not is_refused:
+        make_plan(THREE, request, run_id="demo-20260102-030405-0abc", bundle="b1")
+        return
+    with pytest.raises(UsageError, match="each of 4 would train alone") as caught:
+        make_plan(THREE, request, run_id="demo-20260102-030405-0abc", bundle="b1")
+    assert "`container: {image: …}` in the inventory" in str(caught.value.hint)
+
+
 @pytest.mark.parametrize("launcher", ["ssh", "slurm"])
 def test_torchrun_is_refused_in_each_rank_and_started_once_per_node(launcher: LauncherName) -> None:
     def job(program: Program, shape: Shape) -> dict[str, object]:
