@@ -29,6 +29,9 @@ KERNEL_LOG = "kernel log"
 """The name of the kernel's log of a node, as of the file of a rank."""
 _DIGITS = b"0123456789"
 _RETURN_IS_NEWLINE = bytes.maketrans(b"\r", b"\n")  # a progress bar writes its states on one line
+_ZEROS = bytes.maketrans(_DIGITS, b"0000000000")
+_ANY_DIGIT = re.compile(r"\\d|0-9|\{\d*,?\d*\}|\(\?P[<=]\w+[>)]|\(\?P>\w+\)")
+"""Parts of an expression for which all digits are alike, and digits in it that are none of the text."""
 _COLOURS = re.compile("\x1b\\[[0-9;:]*[A-Za-z]")
 _PROGRESS = (b"step=", b"loss", b"Loss", b"it/s", b"s/it")
 """Every line of progress contains one of these."""
@@ -61,6 +64,12 @@ def compiled(expression: str) -> Pattern[str]:
     return re.compile(expression)
 
 
+@lru_cache(maxsize=None)
+def depends_on_digits(expression: str) -> bool:
+    """True if an expression may match a line and not the line with other digits in the same positions."""
+    return re.search(r"\d", _ANY_DIGIT.sub("", expression)) is not None
+
+
 class Texts:
     """The texts of patterns, and what was learned about lines that may contain them; for the search of one log after the other."""
 
@@ -73,6 +82,8 @@ class Texts:
         """Lines without digits -> the patterns of which they contain a text."""
         self.progress: Set[bytes] = set()
         """Lines without digits that show progress."""
+        self.unmatched: Dict[bytes, Set[int]] = {}
+        """Lines with zeros for digits -> the patterns of which they contain a text, and which they do not match."""
         by_text: Dict[bytes, List[int]] = {}
         for index, (_, _, _, texts) in enumerate(self.patterns):
             for text in texts:
@@ -97,6 +108,8 @@ class Texts:
             self._known.clear()
         if len(self.candidates) > MOST_REMEMBERED:
             self.candidates.clear()
+        if len(self.unmatched) > MOST_REMEMBERED:
+            self.unmatched.clear()
         joined = b"\n".join(new)
         if len(self.progress) > MOST_REMEMBERED:
             self.progress.clear()
@@ -122,10 +135,13 @@ class Texts:
         new = words - self._words
         joined = b" ".join(new)
         present = [(index, word) for index, (_, word, _) in enumerate(self._by_text) if word and word in joined]
-        for word in new if present else ():
-            indexes = [index for index, part in present if part in word]
-            if indexes:
-                self._texts_of[word] = indexes
+        for index, part in present:
+            at = joined.find(part)
+            while at >= 0:
+                end = joined.find(b" ", at)
+                end = len(joined) if end < 0 else end
+                self._texts_of.setdefault(joined[joined.rfind(b" ", 0, at) + 1 : end], []).append(index)
+                at = joined.find(part, end)
         possible = {index for word in words & self._texts_of.keys() for index in self._texts_of[word]}
         long = {word for word in new if len(word) > LONGEST_WORD}
         self._words |= new - long
@@ -193,28 +209,54 @@ class Search:
     def _match(self, block: bytes, lines: List[bytes], long: Dict[bytes, Tuple[int, ...]]) -> None:
         raw = block.translate(_RETURN_IS_NEWLINE).split(b"\n")
         offset = newlines = counted = 0
+        newest: Dict[int, Tuple[int, int, int, str]] = {}
+        """The last hit of each pattern of which the most are kept."""
         for number, (line, raw_line) in enumerate(zip(lines, raw)):
             indexes = self._texts.candidates.get(line) or long.get(line, ())
-            frame, is_quoted = self._frame(raw, number) if indexes else (-1, False)
+            zeroed = raw_line.translate(_ZEROS) if indexes and len(raw_line) <= KEPT_BYTES else b""
+            unmatched = self._texts.unmatched.get(zeroed, ())
+            quoted = None
             for index in indexes:
-                name, expression, count, texts = self._texts.patterns[index]
-                if is_quoted and count == 1:
+                if index in unmatched:
                     continue
-                for text in self._pieces(raw_line, offset, count, texts):
-                    if compiled(expression).search(text):
-                        newlines += block.count(b"\n", counted, offset)
-                        counted = offset
-                        hit: HitBody = {
-                            "id": name,
-                            "line": self.lines + newlines + 1,
-                            "text": text[: 2 * BEFORE_BYTES],
-                            "head": self._head(block, offset),
-                            **self._raised_by(raw, number, frame),
-                            "after": self._after(offset + len(raw_line) + 1) if count == 1 else "",
-                        }
-                        self._add(hit)
-                        break
+                name, expression, count, texts = self._texts.patterns[index]
+                pieces = self._pieces(raw_line, offset, count, texts)
+                text = next((piece for piece in pieces if compiled(expression).search(piece)), None)
+                if text is None:
+                    if zeroed and count == 1 and not depends_on_digits(expression):
+                        self._texts.unmatched.setdefault(zeroed, set()).add(index)
+                    continue
+                if count == 1:
+                    quoted = self._frame(raw, number)[1] if quoted is None else quoted
+                    if quoted:
+                        continue
+                newlines += block.count(b"\n", counted, offset)
+                counted = offset
+                found = (number, offset, self.lines + newlines + 1, text)
+                self.counts[name] = self.counts.get(name, 0) + 1
+                if self.counts[name] <= self._most:
+                    self._last[name] = len(self.hits)
+                    self.hits.append(self._hit(name, block, raw, found, count=count))
+                else:
+                    newest[index] = found
             offset += len(raw_line) + 1
+        for index, found in newest.items() if self._most > 1 else ():
+            name, _, count, _ = self._texts.patterns[index]
+            self.hits[self._last[name]] = self._hit(name, block, raw, found, count=count)
+
+    def _hit(
+        self, name: str, block: bytes, raw: List[bytes], found: Tuple[int, int, int, str], *, count: int
+    ) -> HitBody:
+        """A hit of a pattern of `count` lines; `found` has the index of the raw line, its offset, its number in the log and its text."""
+        number, offset, line, text = found
+        return {
+            "id": name,
+            "line": line,
+            "text": text[: 2 * BEFORE_BYTES],
+            "head": self._head(block, offset),
+            **self._raised_by(raw, number, self._frame(raw, number)[0]),
+            "after": self._after(offset + len(raw[number]) + 1) if count == 1 else "",
+        }
 
     def _frame(self, raw: List[bytes], number: int) -> Tuple[int, bool]:
         """How many lines above a line the last frame of a traceback is, 0 for a frame itself and -1 without one; and whether the line is code that is quoted."""
@@ -282,16 +324,6 @@ class Search:
         """The beginning of the line of which a part after a carriage return begins at `offset`; empty if it is the line itself."""
         start = block.rfind(b"\n", 0, offset) + 1
         return _clean(block[start : min(offset, start + HEAD_BYTES)])
-
-    def _add(self, hit: HitBody) -> None:
-        """Keep a hit; of more than the most, the first ones and the last one."""
-        name = hit["id"]
-        count = self.counts[name] = self.counts.get(name, 0) + 1
-        if count <= self._most:
-            self._last[name] = len(self.hits)
-            self.hits.append(hit)
-        elif self._most > 1:
-            self.hits[self._last[name]] = hit
 
 
 def _clean(raw: bytes) -> str:

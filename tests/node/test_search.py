@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.node.protocol.output import PatternBody
-from orchestrator.node.search import LOOKAHEAD_BYTES, MOST_REMEMBERED, Search, Texts
+from orchestrator.node.search import LOOKAHEAD_BYTES, MOST_REMEMBERED, Search, Texts, depends_on_digits
 
 FAILED: PatternBody = {"id": "failed", "expression": r"disk (?P<n>\d+) failed", "texts": ["failed"], "lines": 1}
 BOX: PatternBody = {"id": "box", "expression": r"Root:[\s\S]*rank: \d", "texts": ["Root:"], "lines": 3}
@@ -38,6 +38,20 @@ def test_lines_are_numbered_across_blocks_of_any_size() -> None:
 def test_lines_that_differ_in_digits_only_are_each_compared_with_the_expression() -> None:
     search = searched([b"disk 1 failed\ndisk x failed\ndisk 22 failed\n"], FAILED)
     assert lines_of(search) == [(1, "disk 1 failed"), (3, "disk 22 failed")]
+
+
+@pytest.mark.parametrize(
+    ("expression", "depends"),
+    [
+        (r"error (?P<code>\d{1,3}) in [0-9a-f]+", False),
+        (r"(?P<card_2>\w+) lost, (?P=card_2)", False),
+        (r"error 12\b", True),
+        (r"lost [1-4] cards", True),
+        (r"(a)\1", True),
+    ],
+)
+def test_expressions_that_depend_on_digits_are_known(expression: str, *, depends: bool) -> None:
+    assert depends_on_digits(expression) is depends
 
 
 def test_more_hits_than_are_kept_are_counted() -> None:
