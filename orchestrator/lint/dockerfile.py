@@ -14,7 +14,7 @@ from orchestrator.lint.shell import read_shell
 from orchestrator.variables import VARIABLES
 
 _INSTRUCTION = re.compile(r"[ \t]*([A-Za-z]+)[ \t]+")
-_OPTION = re.compile(r"--[a-z]+(?:=\S+)?[ \t]+")
+_OPTION = re.compile(r"--[a-z]+(?:=\S+)?(?:[ \t]|\\\r?\n)+")
 _PAIR = re.compile(r"""[A-Za-z_]\w*=(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s\\"'])*""", re.DOTALL)
 _DOCUMENT = re.compile(r"<<-?[ \t]*[\"']?(\w+)[\"']?")
 _BLANK_AFTER = re.compile(r"\\([ \t]+)(?=\r?\n)")

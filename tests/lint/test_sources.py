@@ -241,6 +241,13 @@ def test_blank_after_the_backslash_of_a_dockerfile_continues_the_line() -> None:
     assert [[word.value for word in command] for command in run.commands] == [["cd", "build"], ["cmake", "."]]
 
 
+def test_options_of_a_run_may_be_on_several_lines() -> None:
+    text = 'RUN --mount=type=cache,target=/a \\\n  --mount=type=cache,target=/b \\\n  <<"EOF" bash -ex\nexport NCCL_A=1\nEOF\n'
+    [_, run] = [source.script for source in sources(PurePath("Dockerfile"), text, "d")]
+    assert run.unread == ()
+    assert [(entry.name, entry.line) for entry in run.assignments] == [("NCCL_A", 4)]
+
+
 def test_export_of_a_run_is_lost() -> None:
     scripts = [source.script for source in sources(PurePath("Dockerfile"), "RUN export NCCL_DEBUG=WARN\n", "d")]
     [found] = lint_assignments([entry for script in scripts for entry in script.assignments], Context())
