@@ -25,6 +25,9 @@ _TRAINING = re.compile(
     r"(?:^|[/\s])(?:(?:torchrun|accelerate|deepspeed)\s|python[\d.]*\s+(?!-c\s)(?:.*\s)?(?:-m\s|\S+\.py\b))"
 )
 _STARTERS = re.compile(r"(?:^|[/\s])(?:srun|ssh|pdsh|clush|mpirun|mpiexec|ibrun|sbatch|ray)(?=\s|$)")
+_RUNTIMES = frozenset(("docker", "nvidia-docker", "podman"))
+_CARDS_OF_CONTAINER = re.compile(r"--gpus|--runtime[= ]nvidia|nvidia\.com/gpu|/dev/(?:nvidia|kfd|gcu)")
+_SHARED_MEMORY = re.compile(r"--ipc[= ](?!private|none)|--shm-size|/dev/shm")
 _NUMBERS = re.compile(r"\d+(?:,\d+)*")
 _VARIABLE = re.compile(r"\$\{?[A-Za-z]")  # and no `$___`, which replaces a placeholder of a document
 _LAST_PORT = 65535
@@ -51,6 +54,7 @@ def lint_launch(script: Script, file: str) -> Iterator[LintFinding]:
     for command in script.commands:
         yield from _rendezvous(command, script, file, is_many=is_many)
         yield from _cards(command, script, file)
+        yield from _shared_memory(command, file)
         if name_of(command[0]) == "srun":
             yield from _early(command, file)
             yield from _tasks(command, directives, file)
@@ -261,6 +265,25 @@ def _cards(command: Sequence[Word], script: Script, file: str) -> Iterator[LintF
         text = f"--nproc_per_node {ranks[:9]}: {name}={value[:60]} leaves {count}, and the ranks above stop with `invalid device ordinal`"
         remedy = f"--nproc_per_node {count}, or remove {name}"
         yield _finding((file, line), Severity.FAIL, name, text, remedy=remedy, source=_RENDEZVOUS)
+
+
+def _shared_memory(command: Sequence[Word], file: str) -> Iterator[LintFinding]:
+    """Find containers with cards that have docker's own size of /dev/shm."""
+    name, text = name_of(command[0]), _text(command)
+    if name not in _RUNTIMES or " run " not in text or _is_open(text):
+        return
+    is_training = _TRAINING.search(text) is not None and "setup.py" not in text
+    has_cards = name == "nvidia-docker" or _CARDS_OF_CONTAINER.search(text) is not None
+    if has_cards and (is_training or text.endswith("sh")) and not _SHARED_MEMORY.search(text):
+        message = f"{name} run without --ipc=host or --shm-size: /dev/shm has 64 MB, in which NCCL and the workers of DataLoader find no space"
+        yield _finding(
+            (file, command[0].line),
+            Severity.INFO,
+            "shm-size",
+            message,
+            remedy="--ipc=host",
+            source="docker, docker-run(1)",
+        )
 
 
 def _directives(script: Script, file: str) -> Iterator[LintFinding]:
