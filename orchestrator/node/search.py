@@ -208,24 +208,17 @@ class Search:
 
     def _match(self, block: bytes, lines: List[bytes], long: Dict[bytes, Tuple[int, ...]]) -> None:
         raw = block.translate(_RETURN_IS_NEWLINE).split(b"\n")
-        offset = newlines = counted = 0
+        end = newlines = counted = 0
         newest: Dict[int, Tuple[int, int, int, str]] = {}
         """The last hit of each pattern of which the most are kept."""
+        candidates = {**self._texts.candidates, **long} if long else self._texts.candidates
         for number, (line, raw_line) in enumerate(zip(lines, raw)):
-            indexes = self._texts.candidates.get(line) or long.get(line, ())
-            zeroed = raw_line.translate(_ZEROS) if indexes and len(raw_line) <= KEPT_BYTES else b""
-            unmatched = self._texts.unmatched.get(zeroed, ())
+            offset, end = end, end + len(raw_line) + 1
+            if line not in candidates:
+                continue
             quoted = None
-            for index in indexes:
-                if index in unmatched:
-                    continue
-                name, expression, count, texts = self._texts.patterns[index]
-                pieces = self._pieces(raw_line, offset, count, texts)
-                text = next((piece for piece in pieces if compiled(expression).search(piece)), None)
-                if text is None:
-                    if zeroed and count == 1 and not depends_on_digits(expression):
-                        self._texts.unmatched.setdefault(zeroed, set()).add(index)
-                    continue
+            for index, text in self._matches(raw_line, offset, candidates[line]):
+                name, _, count, _ = self._texts.patterns[index]
                 if count == 1:
                     quoted = self._frame(raw, number)[1] if quoted is None else quoted
                     if quoted:
@@ -239,10 +232,24 @@ class Search:
                     self.hits.append(self._hit(name, block, raw, found, count=count))
                 else:
                     newest[index] = found
-            offset += len(raw_line) + 1
         for index, found in newest.items() if self._most > 1 else ():
             name, _, count, _ = self._texts.patterns[index]
             self.hits[self._last[name]] = self._hit(name, block, raw, found, count=count)
+
+    def _matches(self, raw_line: bytes, offset: int, indexes: Iterable[int]) -> Iterator[Tuple[int, str]]:
+        """The patterns, of those whose text is in a line, that match it, each with the part that it matches."""
+        zeroed = raw_line.translate(_ZEROS) if len(raw_line) <= KEPT_BYTES else b""
+        unmatched = self._texts.unmatched.get(zeroed, ())
+        for index in indexes:
+            if index in unmatched:
+                continue
+            _, expression, count, texts = self._texts.patterns[index]
+            pieces = self._pieces(raw_line, offset, count, texts)
+            text = next((piece for piece in pieces if compiled(expression).search(piece)), None)
+            if text is not None:
+                yield index, text
+            elif zeroed and count == 1 and not depends_on_digits(expression):
+                self._texts.unmatched.setdefault(zeroed, set()).add(index)
 
     def _hit(
         self, name: str, block: bytes, raw: List[bytes], found: Tuple[int, int, int, str], *, count: int
