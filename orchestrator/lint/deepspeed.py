@@ -100,6 +100,10 @@ def lint_deepspeed(text: str, file: str, context: Context) -> tuple[list[LintFin
     if not isinstance(config, dict):
         raise NotJson("is not a JSON object", 1)
     report = _Report(text, file)
+    if config and not any(_is_of_deepspeed(name) for name in list(config)[:_MOST_KEYS]):
+        fault = "no key is one of DeepSpeed, as which orch lint reads JSON: not judged"
+        report.add(Severity.INFO, "json", fault, line=1, remedy="", source=READER)
+        return report.findings, ""
     if not is_strict:
         fault = "comments or trailing commas: DeepSpeed reads them, json.load of transformers and accelerate stops with an error"
         remedy = "strict JSON: orch lint --fix"
@@ -161,6 +165,10 @@ class _Report:
 def _close(name: str, known: Iterable[str], cutoff: float) -> list[str]:
     """The known key that is nearly `name`, or none."""
     return difflib.get_close_matches(name, known, n=1, cutoff=cutoff) if len(name) < _LONGEST_KEY else []
+
+
+def _is_of_deepspeed(name: str) -> bool:
+    return name in _REMOVED_TOP_LEVEL or bool(_close(name, _TOP_LEVEL, 0.85))
 
 
 def _lint_top(config: dict[str, Any], report: _Report) -> None:

@@ -315,3 +315,16 @@ def test_readers_accept_any_text(read: Callable[[str], None]) -> None:
 )
 def test_hostile_repetition_takes_linear_time(text: str) -> None:
     _shell(text * 20_000)  # pytest's timeout is the limit: quadratic time would be minutes
+
+
+@pytest.mark.parametrize(
+    ("text", "checks"),
+    [
+        ('{"num_machines": 2, "mixed_precision": "bf16"}', ["json"]),
+        ('{"zero_optimisation": {}, "train_batch_size": 8, "bf16": {}}', ["zero_optimisation"]),
+        ("{}", ["train_micro_batch_size_per_gpu", "bf16"]),
+    ],
+)
+def test_json_without_a_key_of_deepspeed_is_not_judged_as_its_configuration(text: str, checks: list[str]) -> None:
+    findings, _ = lint_deepspeed(text, "f", Context())
+    assert [found.finding.check for found in findings] == checks
