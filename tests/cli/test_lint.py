@@ -208,12 +208,21 @@ def _found(folder: Path, name: str, text: str) -> list[str]:
         ),
         ("w.yaml", "jobs:\n  a:\n    env: {NCCL_DEBUG: TRACE}\n", ["3 WARN NCCL_DEBUG"]),
         ("w.yaml", "a: [\n", ["2 WARN script"]),
+        ("a.sh", "#!/bin/bash\r\nx\r\n", ["1 FAIL line-ends"]),
+        ("a.json", '{"num_machines": 2}', ["1 INFO json"]),
         ("s.sh", "x\n#SBATCH --nodes=2\nsrun bash -c 'python x.py'\n", ["2 WARN sbatch"]),
-        ("s.sbatch", "#SBATCH --nodes=2\nsrun torchrun --node_rank $SLURM_NODEID x.py\n", ["2 FAIL SLURM_NODEID"]),
+        ("s.sbatch", "#SBATCH --nodes=2\nsrun -K torchrun --node_rank $SLURM_NODEID x.py\n", ["2 FAIL SLURM_NODEID"]),
     ],
 )
 def test_files_are_read_by_their_kind(folder: Path, name: str, text: str, findings: list[str]) -> None:
     assert _found(folder, name, text) == findings
+
+
+def test_notebook_is_refused(folder: Path) -> None:
+    (folder / "a.ipynb").write_text("{}")
+    with pytest.raises(UsageError, match="notebooks are not read") as caught:
+        lint(None, [folder / "a.ipynb"], LintOptions())
+    assert "nbconvert" in str(caught.value.hint)
 
 
 def test_blanks_around_the_equals_sign_are_mended(folder: Path) -> None:

@@ -155,6 +155,10 @@ def _lint_file(file: Path, context: Context) -> _Linted:
     from orchestrator.lint.sources import is_inventory, is_shell_script, sources
 
     text, name = read_text(file), str(file)
+    if file.suffix == ".ipynb":
+        raise UsageError(
+            f"{name}: notebooks are not read", hint=f"jupyter nbconvert --to script {name}, and lint that script"
+        )
     if file.suffix in (".yaml", ".yml") and is_inventory(text):
         loaded = load_inventory(str(file), None)
         return _lint_inventory(loaded, documents.read(file), context)
