@@ -250,12 +250,24 @@ def _parse(document: Document) -> tuple[_InventoryFile | None, list[Problem]]:
     try:
         return _InventoryFile.model_validate(document.tree), []
     except ValidationError as error:
+        if _is_foreign(document):
+            text = (
+                "is no inventory: no key is one of an inventory, such as nodes; `orch inventory new local` prints one"
+            )
+            return None, [Problem((), text)]
         problems = [
             problem_from_pydantic(details, _allowed(details["loc"]), meant=_meant(details["loc"]))
             for details in error.errors()
         ]
     refused = {problem.path for problem in document.problems}
     return None, [problem for problem in problems if problem.path not in refused]
+
+
+def _is_foreign(document: Document) -> bool:
+    """True for a file of another tool: several keys, and none is one of an inventory or similar to one, but `name`."""
+    allowed = list(_InventoryFile.model_fields)
+    keys = [key for key in document.tree if key != "name"] if isinstance(document.tree, dict) else []
+    return len(keys) > 1 and not any(key in allowed or did_you_mean(key, allowed) for key in keys)
 
 
 def _meant(path: FieldPath) -> str:
