@@ -266,7 +266,7 @@ def _parse(document: Document) -> tuple[_InventoryFile | None, list[Problem]]:
 def _is_foreign(document: Document) -> bool:
     """True for a file of another tool: several keys, and none is one of an inventory or similar to one, but `name`."""
     allowed = list(_InventoryFile.model_fields)
-    keys = [key for key in document.tree if key != "name"] if isinstance(document.tree, dict) else []
+    keys = [key for key in document.tree if key != "name"]
     return len(keys) > 1 and not any(key in allowed or did_you_mean(key, allowed) for key in keys)
 
 
