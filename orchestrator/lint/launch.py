@@ -24,7 +24,9 @@ _OF_TORCH = LAUNCHERS - {"accelerate", "deepspeed"}
 _TRAINING = re.compile(
     r"(?:^|[/\s])(?:(?:torchrun|accelerate|deepspeed)\s|python[\d.]*\s+(?!-c\s)(?:.*\s)?(?:-m\s|\S+\.py\b))"
 )
-_STARTERS = re.compile(r"(?:^|[/\s])(?:srun|ssh|pdsh|clush|mpirun|mpiexec|ibrun|sbatch|ray)(?=\s|$)")
+_STARTERS = re.compile(
+    r"(?:^|[/\s])(?:srun|sbatch|orch|ray|ssh|pdsh|pssh|dsh|clush|parallel|mpirun|mpiexec\S*|ibrun|jsrun|aprun|prun|flux)(?=\s|$)"
+)
 _RUNTIMES = frozenset(("docker", "nvidia-docker", "podman"))
 _CARDS_OF_CONTAINER = re.compile(r"--gpus|--runtime[= ]nvidia|nvidia\.com/gpu|/dev/(?:nvidia|kfd|gcu)")
 _SHARED_MEMORY = re.compile(r"--ipc[= ](?!private|none)|--shm-size|/dev/shm")

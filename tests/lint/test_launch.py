@@ -70,6 +70,8 @@ TWO = "#SBATCH --nodes=2\n"
         (f"{TWO}torchrun --nproc_per_node 8 x.py", []),
         (f'{TWO}srun -K bash -c "torchrun --nnodes 2 --master_addr=$H x.py"', []),
         (f"{TWO}for h in a b; do ssh $h 'torchrun --nnodes 2 --master_addr=a x.py' & done", []),
+        (f"{TWO}mpiexec.hydra -ppn 1 run.sh\ntorchrun --nnodes 2 --master_addr=$H x.py", []),
+        (f"{TWO}orch submit --here -- x.py\ntorchrun --nnodes 2 --master_addr=$H x.py", []),
         ("torchrun --nnodes 2 --master_addr=$H x.py", []),
         (f"{TWO}srun python x.py", ["2 INFO kill-on-bad-exit"]),
         (f"{TWO}srun bash -c 'torchrun --nnodes=2 --master_addr=$H x.py'", ["2 INFO kill-on-bad-exit"]),
