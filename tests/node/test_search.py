@@ -54,6 +54,12 @@ def test_expressions_that_depend_on_digits_are_known(expression: str, *, depends
     assert depends_on_digits(expression) is depends
 
 
+def test_digits_of_an_expression_are_compared_in_each_line() -> None:
+    code: PatternBody = {"id": "code", "expression": r"exited with 12\b", "texts": ["exited with"], "lines": 1}
+    search = searched([b"n0 exited with 13\nn1 exited with 12\nn2 exited with 13\n"], code)
+    assert lines_of(search) == [(2, "n1 exited with 12")]
+
+
 def test_more_hits_than_are_kept_are_counted() -> None:
     search = searched([b"disk 1 failed\n" * 50], FAILED, most=3)
     assert len(search.hits) == 3
