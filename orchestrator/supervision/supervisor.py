@@ -321,7 +321,8 @@ class Supervisor:
             self._poller.changed.clear()
             self._poller.check()
             self._on_nodes(self._poller.observations())
-            # before the judgement: a node that finishes later is judged in the next round
+            # none is expected of a node that refused the login, or whose agent has finished; read before the judgement: a node that finishes
+            # later is judged in the next round
             no_news = all(
                 state.login_refused or (state.observation is not None and state.observation.finished is not None)
                 for state in self._states.values()

@@ -67,9 +67,8 @@ class _Index:
                 keys = self._plain.get(name, []) + [key for hosts, key in self._patterned if _matches(hosts, name)]
                 encoded = name.encode()
                 matching = [line for line in self._hashed if line.is_of(encoded)]
-                if (
-                    matching
-                ):  # a hash is of one name: names that are looked up later need not be compared with these lines
+                # a hash is of one name: names that are looked up later need not be compared with these lines
+                if matching:
                     self._hashed = [line for line in self._hashed if line not in matching]
                 keys += [line.key for line in matching]
                 self._by_name[name] = sorted(keys, key=lambda key: key.line)
